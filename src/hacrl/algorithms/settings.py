@@ -1,0 +1,68 @@
+"""Settings of the algorithms, one flat table so that `algorithm.name=gspo` is a one-word baseline.
+
+Each algorithm reads the fields it needs. Sections and equations are those of arXiv 2603.02604 v1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AlgorithmSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: str = "hacpo"
+    """hacpo, gspo, grpo, naive, or an import path `package.module:Class` of your own algorithm."""
+
+    # The clip of own samples.
+    epsilon_low: float = Field(3e-4, gt=0, lt=1)
+    """Sequence-ratio clip below 1 for own samples (eq. 47-49; GSPO's)."""
+    epsilon_high: float = Field(4e-4, gt=0)
+    """Sequence-ratio clip above 1 for own samples."""
+    token_epsilon_low: float = Field(0.2, gt=0, lt=1)
+    """Token-ratio clip below 1; grpo only."""
+    token_epsilon_high: float = Field(0.28, gt=0)
+    """Token-ratio clip above 1; grpo only."""
+
+    # The four mechanisms of HACPO.
+    alpha: float = Field(1.0, ge=0)
+    """Exponent of the importance weight of peers, t * stopgrad(t)^alpha (section 4.3, eq. 12)."""
+    floor: float = Field(0.8, gt=0, lt=1)
+    """Peers' ratios below it are clipped at the first update of a step: 1 - delta (section 4.4). The
+    paper's Table 5 prints this floor, 0.8 or 0.9, as delta."""
+    last_floor: float = Field(0.875, gt=0)
+    """The floor of the last planned update; the floors between rise in equal steps (eq. 14; with
+    four updates a step the default is the paper's delta_step of 0.025)."""
+    capability_window: int = Field(5, ge=1)
+    """K: how many steps the capability of an agent is averaged over (eq. 9)."""
+    capability_by: Literal["run", "task"] = "run"
+    """Measure capability over the whole run, or for each task by itself (open point)."""
+    window_includes_step: bool = True
+    """Whether the window includes the current step (eq. 9). Off: the ratio does not depend on the
+    current rewards, as the unbiasedness theorem assumes; the first step then uses ratio 1."""
+    ratio_min: float = Field(0.1, gt=0)
+    """Lower guard of the capability ratio (eq. 8 has none)."""
+    ratio_max: float = Field(10.0, gt=0)
+    """Upper guard of the capability ratio."""
+    peer_advantage: Literal["learner", "source"] = "learner"
+    """Whose advantage a peer's sample carries: the learner's A_k (both published codes) or the
+    source's A_j (eq. 10 as printed)."""
+    baseline_guard: bool = True
+    """A baseline above the verifier's largest reward falls back to the learner's own mean: otherwise
+    even a right answer would be punished (open point; section 4.1)."""
+
+    # The plan of a step.
+    order: Literal["own_first", "peers_first", "mixed"] = "own_first"
+    """Order of a step's updates (open point; the published codes differ)."""
+    normaliser: Literal["mean", "paper"] = "mean"
+    """For mixed order only. mean: one mean over the mixture. paper: own and peer sums each over the
+    learner's own count (eq. 53), so with n > 2 agents peers weigh n - 1 times."""
+
+    # The KL term.
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Free settings of an algorithm given by import path."""

@@ -1,0 +1,369 @@
+"""What a user writes: one TOML file, every field with its doc, unknown keys are errors.
+
+Sections and figures in the docs are those of arXiv 2603.02604. Paths in the file are relative to
+the file; the resolved config that a run writes has them absolute and can be run again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.errors import UserError
+from hacrl.plan import Plan, make_plan
+from hacrl.tasks.settings import TaskConfig
+from hacrl.verify.settings import VerifierConfig
+
+
+class Table(BaseModel):
+    """Base of every table: unknown keys refused, values frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class PoolConfig(Table):
+    url: str = "sqlite:///pool.db"
+    """Where trajectories meet: memory://, sqlite:///FILE (relative to the run directory), or
+    another database URL of SQLAlchemy."""
+
+
+class EvaluationConfig(Table):
+    every: int = Field(10, ge=0)
+    """Evaluate each agent alone on held-out problems every so many steps, and before the first and
+    after the last; 0: only these two."""
+    problems: int = Field(200, ge=0)
+    """How many held-out problems; 0 switches evaluation off."""
+    samples: int = Field(1, ge=1)
+    """Replies to each problem (the k of avg@k)."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """Longest reply; the training limit where absent (the paper evaluates with 8,196)."""
+
+
+class CheckpointConfig(Table):
+    every: int = Field(10, ge=0)
+    """Write a checkpoint every so many steps, and after the last; 0: only after the last."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept; each agent's best by held-out score is kept besides."""
+
+
+class SamplerConfig(Table):
+    behaviour: Literal["score", "sampler"] = "score"
+    """Whose log-probabilities count as behaviour: the trainer's at the sampling weights (score), or
+    the sampler's own, as long as the probe finds them equal to within epsilon_low / 10."""
+    check_samples: int = Field(32, ge=1)
+    """With behaviour = "sampler", how many sequences of every step the comparison takes; otherwise
+    it takes all."""
+    tolerance: float | None = Field(None, gt=0)
+    """Largest allowed difference of a sequence's mean log-probability between sampler and trainer;
+    above it the sampler's weights are stale and the run stops. Default: 1e-3 in float32, 0.1 in
+    bfloat16."""
+
+
+class RuntimeConfig(Table):
+    kind: str = "local"
+    """local: all agents in this process, phases in turn."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 ...; an agent may name its own."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of torch on the CPU; pin it to have the same run number for number."""
+
+
+class LogConfig(Table):
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run directory."""
+    wandb: str | None = None
+    """Project name at Weights & Biases; needs the extra hacrl[wandb]."""
+    samples: bool = True
+    """Keep every training sample's advantage, weight and ratio for `hacrl show RUN samples`."""
+
+
+class LoraSettings(Table):
+    rank: int = Field(32, ge=1)
+    """Rank of the adapter."""
+    alpha: float | None = None
+    """Scale; twice the rank where absent."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Only 0 keeps sampler and trainer equal; other values are refused by the agreement check."""
+    targets: str | list[str] = "all-linear"
+    """Which modules get an adapter."""
+
+
+class AgentConfig(Table):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Unique in the team; names files, streams and metrics."""
+    model: str = ""
+    """A model folder, a hub name, or pocket:NAME for a model of the pocket team."""
+    learn: bool = True
+    """False: a frozen member (a teacher) that samples and never learns."""
+    replay: str | None = None
+    """Run directory whose stored trajectories this member publishes instead of sampling."""
+    replay_agent: str | None = None
+    """Which agent of that run; needed where it has several."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Constant after the warm-up."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from 0 in equal steps."""
+    weight_decay: float = Field(0.01, ge=0)
+    """AdamW's."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+
+    samples_per_prompt: int | None = Field(None, ge=1)
+    """This agent's own number of samples; the run's where absent."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """This agent's own limit; a longer prompt is "not attempted"."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """This agent's own limit, for its rollouts and for its view of peers."""
+    too_long: Literal["drop", "cut"] = "drop"
+    """What becomes of a peer's sample that is too long for this agent."""
+    mask_truncated: bool = False
+    """Leave replies cut at the limit (LENGTH) out of the loss; their reward still counts."""
+
+    system: str | None = None
+    """System text put before every problem."""
+    template: str | None = None
+    """A chat template (Jinja) instead of the tokenizer's, or the name of a built-in one: plain."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for the chat template, e.g. { enable_thinking = false }."""
+    reply_start: str = ""
+    """A begun reply, e.g. "The answer is": part of the prompt."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: float32 on the CPU; on a GPU bfloat16 with a float32 master."""
+    device: str | None = None
+    """This agent's own device."""
+    attention: str = "sdpa"
+    """Attention implementation of transformers."""
+    gradient_checkpointing: bool = False
+    """Trade time for memory in updates."""
+    trust_remote_code: bool = False
+    """Allow code from the model folder or hub to run. Off unless you trust it."""
+    lora: LoraSettings | None = None
+    """Train a low-rank adapter instead of the whole weights; needs the extra hacrl[lora]."""
+    microbatch_tokens: int = Field(16384, ge=1)
+    """Most tokens (padding included) in one forward pass; changes time and memory, not results."""
+    sampler_rows: int = Field(512, ge=1)
+    """Most sequences sampled side by side."""
+
+    @model_validator(mode="after")
+    def _model_or_replay(self) -> AgentConfig:
+        if bool(self.model) == (self.replay is not None):
+            raise ValueError("give either `model` or `replay`, one of the two")
+        return self
+
+    @property
+    def learns(self) -> bool:
+        return self.learn and self.replay is None
+
+
+class Config(Table):
+    seed: int = 0
+    """Every random draw of the run is a function of it."""
+    steps: int = Field(ge=1)
+    """How many steps to train."""
+    prompts_per_step: int = Field(128, ge=1)
+    """Problems a step, the same for every agent (the paper: 128)."""
+    samples_per_prompt: int = Field(8, ge=1)
+    """G: each agent's attempts at a problem (the paper: 8)."""
+    minibatch_samples: int = Field(512, ge=1)
+    """Samples in one parameter update (the paper: 64 prompts x 8)."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; log-probabilities are of logits / temperature."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Longest prompt."""
+    max_response_tokens: int = Field(4096, ge=1)
+    """Longest reply."""
+    skip_limit: int = Field(5, ge=1)
+    """So many non-finite updates in a row stop the run, with the batch saved."""
+
+    task: TaskConfig
+    verifier: VerifierConfig
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    pool: PoolConfig = PoolConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    log: LogConfig = LogConfig()
+    agents: list[AgentConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        names = [a.name for a in self.agents]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(
+                f"agents: the name {twice[0]!r} is used twice; every agent needs its own name"
+            )
+        if not any(a.learns for a in self.agents):
+            raise ValueError("agents: none of them learns; set learn = true for at least one")
+        return self
+
+    def agent(self, name: str) -> AgentConfig:
+        return next(a for a in self.agents if a.name == name)
+
+    def samples_of(self, agent: AgentConfig) -> int:
+        return agent.samples_per_prompt or self.samples_per_prompt
+
+    def prompt_limit(self, agent: AgentConfig) -> int:
+        return agent.max_prompt_tokens or self.max_prompt_tokens
+
+    def response_limit(self, agent: AgentConfig) -> int:
+        return agent.max_response_tokens or self.max_response_tokens
+
+    def plan_of(self, agent: AgentConfig, *, shares: bool) -> Plan:
+        """The learner's plan; a UserError where sizes or floors are impossible."""
+        return make_plan(
+            learner=agent.name,
+            prompts=self.prompts_per_step,
+            samples_per_prompt={a.name: self.samples_of(a) for a in self.agents},
+            minibatch_samples=self.minibatch_samples,
+            order=self.algorithm.order,
+            shares=shares,
+            floor=self.algorithm.floor,
+            last_floor=self.algorithm.last_floor,
+        )
+
+
+# ---------------------------------------------------------------- reading and writing
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, apply `key=value` overrides, resolve paths against the file's folder."""
+    if not path.is_file():
+        raise UserError(f"config {path} does not exist. Try `hacrl train configs/pocket.toml`.")
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree, str(path), path.parent)
+
+
+def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None = None) -> Config:
+    """Validate a plain dict; errors name the key and the way out."""
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_explain(error, tree)}") from error
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    return resolve_paths(config, (base or Path.cwd()).resolve())
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """Make the paths that exist beside the config file absolute."""
+
+    def absolute(value: str | None) -> str | None:
+        if value is None or value.startswith("pocket:"):
+            return value
+        path = base / Path(value).expanduser()
+        return str(path.resolve()) if path.exists() or _looks_like_path(value) else value
+
+    agents = [
+        a.model_copy(update={"model": absolute(a.model) if a.model else "", "replay": absolute(a.replay)})
+        for a in config.agents
+    ]
+    task = config.task.model_copy(
+        update={
+            field: absolute(value)
+            for field in ("train", "held_out", "exclude")
+            if isinstance(value := getattr(config.task, field, None), str)
+        }
+    )
+    return config.model_copy(update={"agents": agents, "task": task})
+
+
+def _looks_like_path(value: str) -> bool:
+    return value.startswith(("/", "./", "../", "~"))
+
+
+def dump_config(config: Config) -> str:
+    """The whole config as TOML, defaults included: what a run directory holds."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key; agents may be named by position or by name."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *path, last = key.split(".")
+    node: Any = tree
+    for i, part in enumerate(path):
+        node = _child(node, part, ".".join(path[: i + 1]), override)
+    if isinstance(node, list):
+        node[_position(node, last, override)] = value
+    else:
+        node[last] = value
+
+
+def _child(node: Any, part: str, where: str, override: str) -> Any:
+    if isinstance(node, list):
+        return node[_position(node, part, override)]
+    if not isinstance(node.setdefault(part, {}), (dict, list)):
+        raise UserError(f"override {override!r}: {where} is a value, not a table")
+    return node[part]
+
+
+def _position(items: list[Any], part: str, override: str) -> int:
+    names = [item.get("name") for item in items if isinstance(item, dict)]
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    if part in names:
+        return names.index(part)
+    raise UserError(
+        f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1} or one of {names}"
+    )
+
+
+def _explain(error: ValidationError, tree: dict[str, Any]) -> str:
+    """One line for each problem: where, what, and for an unknown key the nearest known ones."""
+    return "; ".join(_explain_one(dict(e), tree) for e in error.errors())
+
+
+def _explain_one(item: dict[str, Any], tree: dict[str, Any]) -> str:
+    location = item["loc"]
+    where = ".".join(str(part) for part in location) or "the file"
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"{where}: unknown key; {hint}"
+    if item["type"] == "missing":
+        return f"{where}: missing; add it"
+    message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
+    given = "" if isinstance(item.get("input"), (dict, list, BaseModel)) else f" (given: {item['input']!r})"
+    return f"{where}: {message}{given}"
+
+
+def _known_keys(location: Sequence[int | str]) -> list[str]:
+    """The keys that a table at this place may have."""
+    table: Any = Config
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = table.model_fields[part].annotation
+        inner = getattr(annotation, "__args__", (annotation,))
+        table = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), None)
+        if table is None:
+            return []
+    return list(table.model_fields)

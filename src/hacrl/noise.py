@@ -1,0 +1,61 @@
+"""Stateless randomness: every draw is a pure function of what it is for.
+
+A stream is named by (seed, agent, step, problem, sample index); the noise of a token is a hash of
+the stream's key, the token's position and the word. Nothing is drawn in order and no generator
+state exists, so adding or reordering agents, batching and refilling rows change nobody's stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _hash64(*parts: object) -> int:
+    """64 bits of a hash over the parts; lengths are hashed too, so ("ab", "c") != ("a", "bc")."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        raw = str(part).encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def stream_key(seed: int, agent: str, step: int, problem_id: str, index: int) -> int:
+    """The key of one sample's noise."""
+    return _hash64("sample", seed, agent, step, problem_id, index)
+
+
+def order_key(seed: int, step: int, problem_id: str) -> int:
+    """Sorting by this shuffles a step's problems; the same for every agent."""
+    return _hash64("order", seed, step, problem_id)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser; the masks make the arithmetic shifts logical."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
+    """Standard Gumbel noise [B, words] for the token at `positions_B` of the streams `keys_B`.
+
+    argmax(logits + noise) is an exact draw from softmax(logits). 32 random bits give a uniform u
+    near 0 with full resolution, and -log(-log1p(-u)) keeps the upper tail (the one that argmax
+    looks at) exact in float32.
+    """
+    import torch
+
+    row_B1 = _mix(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
+    word_V = torch.arange(1, words + 1, device=keys_B.device, dtype=torch.int64) * _GOLDEN
+    bits_BV = (_mix(row_B1 + word_V) >> 32) & 0xFFFFFFFF
+    uniform_BV = (bits_BV.to(torch.float32) + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform_BV.clamp_(max=1 - 2.0**-24)))

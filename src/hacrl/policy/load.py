@@ -1,0 +1,112 @@
+"""Loading a causal language model and its tokenizer: a folder, a hub name, or pocket:NAME."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from hacrl.config import AgentConfig
+from hacrl.errors import UserError
+from hacrl.pocket import pocket_path
+from hacrl.render import Renderer, RenderSettings
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+
+def choose_device(wanted: str) -> torch.device:
+    """auto takes the GPU where there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UserError(f"device = {wanted!r} is not a device. Use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device = {wanted!r}, but torch sees no GPU here. Use device = 'cpu'.")
+    return device
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """auto: float32 on the CPU, bfloat16 (with a float32 master) on a GPU."""
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def model_source(model: str, agent: str) -> str:
+    """The folder or hub name to load from; a missing folder is told before transformers tries."""
+    if model.startswith("pocket:"):
+        return str(pocket_path(model.removeprefix("pocket:")))
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"agent {agent!r}: {folder} has no config.json, so it is not a model folder. "
+                "Give a folder written by save_pretrained."
+            )
+        return str(folder)
+    if folder.is_absolute() or model.count("/") != 1:
+        raise UserError(
+            f"agent {agent!r}: the model folder {model} does not exist. Give an existing folder, "
+            "a hub name like Qwen/Qwen3-1.7B-Base, or pocket:NAME."
+        )
+    return model
+
+
+def load_tokenizer(source: str, agent: AgentConfig) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"agent {agent.name!r}: no tokenizer can be loaded from {source} ({_first_line(error)}). "
+            "Put tokenizer.json and tokenizer_config.json into the folder."
+        ) from error
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
+    """All tokens that end a reply: the generation config's and the tokenizer's own."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    listed = configured if isinstance(configured, list) else [configured]
+    ids = [i for i in [*listed, tokenizer.eos_token_id] if i is not None]
+    return sorted(set(ids)) or None
+
+
+def load_model(source: str, agent: AgentConfig) -> Any:
+    """The model in float32 on the CPU; the policy moves and casts it."""
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
+        for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+            if getattr(config, name, 0):
+                setattr(config, name, 0.0)  # sampler and trainer must be the same function
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=agent.attention,
+            trust_remote_code=agent.trust_remote_code,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UserError(
+            f"agent {agent.name!r}: no causal language model can be loaded from {source} "
+            f"({_first_line(error)}). Give a folder with config.json and safetensors weights, or a "
+            "hub name that this machine can reach."
+        ) from error
+    return model.eval()
+
+
+def load_renderer(tokenizer: Any, agent: AgentConfig, model: Any) -> Renderer:
+    settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
+    try:
+        return Renderer(tokenizer, settings, end_tokens(model, tokenizer))
+    except UserError as error:
+        raise UserError(f"agent {agent.name!r}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

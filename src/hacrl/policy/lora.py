@@ -1,0 +1,71 @@
+"""Low-rank adapters through peft, put into the model's own layers.
+
+The model stays the class it was, so scoring and sampling do not know of adapters. The start weights
+for the KL term are the same model with the adapters switched off: no second copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hacrl.config import LoraSettings
+from hacrl.errors import UserError
+
+
+def add_adapter(model: Any, settings: LoraSettings) -> Any:
+    """The model with adapters in its layers; only these are trained."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("lora needs peft: pip install 'hacrl[lora]'") from error
+    torch.manual_seed(0)  # peft draws the start of A; the same for every run, as a model folder is
+    try:
+        model = inject_adapter_in_model(
+            LoraConfig(
+                r=settings.rank,
+                lora_alpha=settings.alpha or 2 * settings.rank,
+                lora_dropout=settings.dropout,
+                target_modules=settings.targets,
+                task_type="CAUSAL_LM",
+            ),
+            model,
+        )
+    except ValueError as error:
+        raise UserError(f"lora.targets = {settings.targets!r}: {error}") from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    return model
+
+
+def adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            yield name, module
+
+
+@contextlib.contextmanager
+def adapter_off(model: Any) -> Iterator[None]:
+    """The start weights, for as long as the block lasts."""
+    for _, layer in adapter_layers(model):
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for _, layer in adapter_layers(model):
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merge_into(base: Any, model: Any) -> Any:
+    """`base`, a fresh copy of the start weights, with the adapters of `model` added to it."""
+    for name, layer in adapter_layers(model):
+        weight = base.get_submodule(name).weight
+        for adapter in layer.active_adapters:
+            weight += layer.get_delta_weight(adapter).to(weight.device, weight.dtype)
+    return base

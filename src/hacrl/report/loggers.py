@@ -1,0 +1,73 @@
+"""Where metrics go besides metrics.jsonl. One dict; each logger is made from the config or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hacrl.config import Config
+from hacrl.errors import UserError
+from hacrl.rundir import RunDirectory
+
+
+class Logger(Protocol):
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numeric fields of a metrics row, named kind/agent/field."""
+    prefix = f"{row['kind']}/{row['agent']}"
+    return {
+        f"{prefix}/{key}": float(value)
+        for key, value in row.items()
+        if isinstance(value, (int, float)) and key != "step"
+    }
+
+
+class TensorBoard:
+    def __init__(self, run: RunDirectory, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step or None)  # type: ignore[no-untyped-call]
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for key, value in numbers(row).items():
+            self.writer.add_scalar(key, value, row["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+
+class WeightsAndBiases:
+    def __init__(self, run: RunDirectory, config: Config) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("log.wandb needs wandb: pip install 'hacrl[wandb]'") from error
+        self.run = wandb.init(
+            project=config.log.wandb,
+            name=run.path.name,
+            dir=str(run.path),
+            config=config.model_dump(mode="json"),
+            resume="allow",
+            id=run.path.resolve().name,
+        )
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self.run.log({**numbers(row), "step": row["step"]})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+LOGGERS: dict[str, Callable[[RunDirectory, Config, int], Logger | None]] = {
+    "tensorboard": lambda run, config, step: TensorBoard(run, step) if config.log.tensorboard else None,
+    "wandb": lambda run, config, step: WeightsAndBiases(run, config) if config.log.wandb else None,
+}
+
+
+def open_loggers(run: RunDirectory, config: Config, step: int) -> list[Logger]:
+    made = (factory(run, config, step) for factory in LOGGERS.values())
+    return [logger for logger in made if logger is not None]

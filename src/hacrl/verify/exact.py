@@ -1,0 +1,37 @@
+"""`exact`: the reply is the gold answer, character for character."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hacrl.types import Problem, Verdict
+from hacrl.verify.protocol import right, unparsed, wrong
+
+
+@dataclass(frozen=True)
+class ExactVerifier:
+    """Equality of the whole reply and the gold. An empty reply is UNPARSED.
+
+    Example: reply " 42\\n", gold "42" -> OK; reply "42." -> WRONG.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    name: ClassVar[str] = "exact"
+    version: ClassVar[str] = "1"
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    strip: bool = True
+    """Ignore white space around reply and gold."""
+    case: bool = True
+    """Upper and lower case differ."""
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        answer = self._normal(reply)
+        if not answer:
+            return unparsed("empty reply")
+        return right(answer) if answer == self._normal(problem.answer) else wrong(answer)
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text if self.case else text.casefold()

@@ -1,0 +1,190 @@
+"""The thirteen worked cases of HACPO, made by an independent implementation in plain floats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.maths import deviation
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.capability import ALL_TASKS, Capability, CapabilityHistory
+from hacrl.types import (
+    Batch,
+    Cut,
+    Finish,
+    Group,
+    Sample,
+    Sampling,
+    Status,
+    Trajectory,
+    Turn,
+    Update,
+    Verdict,
+)
+
+CASES = json.loads((Path(__file__).parent.parent / "golden" / "hacpo_cases.json").read_text())["cases"]
+CLOSE = {"rel": 0, "abs": 1e-9}
+
+
+def name(agent: int) -> str:
+    return f"agent-{agent}"
+
+
+def trajectory(prompt: int, agent: int, index: int, reward: float, step: int) -> Trajectory:
+    return Trajectory(
+        problem_id=f"q{prompt}",
+        task="t",
+        agent=name(agent),
+        index=index,
+        step=step,
+        policy_version=step,
+        turns=(Turn("assistant", "x", True),),
+        finish=Finish.STOP,
+        mean_logprob=-0.5,
+        num_tokens=1,
+        verdict=Verdict(reward, Status.OK),
+        verifier="test/1",
+        sampling=Sampling(1.0, 8),
+        shareable=True,
+    )
+
+
+def groups_of(case: dict, step: int) -> tuple[Group, ...]:
+    return tuple(
+        Group(
+            f"q{p}",
+            "t",
+            tuple(
+                trajectory(p, a, i, reward, step)
+                for a, rewards in enumerate(by_agent)
+                for i, reward in enumerate(rewards)
+            ),
+        )
+        for p, by_agent in enumerate(case["rewards"])
+    )
+
+
+def history_cut(case: dict, step: int) -> Cut:
+    """An earlier step in which each agent's mean reward is the one the case gives."""
+    group = Group(
+        "h",
+        "t",
+        tuple(trajectory(0, a, 0, past[step], step) for a, past in enumerate(case["history"])),
+    )
+    members = tuple(name(a) for a in range(case["agents"]))
+    return Cut(step, members, (group,))
+
+
+def capability_of(case: dict) -> Capability:
+    settings = case["settings"]
+    now = len(case["history"][0])
+    members = tuple(name(a) for a in range(case["agents"]))
+
+    def gather(step: int) -> Cut:
+        return history_cut(case, step) if step < now else Cut(now, members, groups_of(case, now))
+
+    history = CapabilityHistory(
+        gather,
+        window=settings["capability_window"],
+        ratio_min=settings["omega_min"],
+        ratio_max=settings["omega_max"],
+    )
+    return history.at(now, members)
+
+
+def hacpo_of(case: dict, **changes):
+    s = case["settings"]
+    settings = AlgorithmSettings(
+        alpha=s["alpha"],
+        floor=1 - s["delta"],
+        epsilon_low=s["epsilon_low"],
+        epsilon_high=s["epsilon_high"],
+        capability_window=s["capability_window"],
+        **changes,
+    )
+    return make_algorithm(settings, (0.0, 1.0))
+
+
+def samples_of(case: dict) -> list[Sample]:
+    learner = case["learner"]
+    return [
+        Sample(f"q{p}", i, name(a), a == learner, (1, 2), (0, 1), logprob)
+        for p, by_agent in enumerate(case["source_mean_logprob"])
+        for a, logprobs in enumerate(by_agent)
+        for i, logprob in enumerate(logprobs)
+    ]
+
+
+def flat(nested) -> list[float]:
+    return [x for by_agent in nested for xs in by_agent for x in xs]
+
+
+def batch_of(samples: list[Sample], mean_logprob_B: torch.Tensor) -> Batch:
+    return Batch(
+        logprobs_BT=mean_logprob_B.unsqueeze(1),
+        mask_BT=torch.ones(len(samples), 1, dtype=torch.float64),
+        behaviour_B=torch.tensor([s.behaviour for s in samples], dtype=torch.float64),
+        old_logprobs_BT=None,
+        ref_logprobs_BT=None,
+        advantage_B=torch.tensor([s.advantage for s in samples], dtype=torch.float64),
+        weight_B=torch.tensor([s.weight for s in samples], dtype=torch.float64),
+        is_own_B=torch.tensor([s.is_own for s in samples]),
+        num_samples=len(samples),
+        num_own=sum(s.is_own for s in samples),
+        num_tokens=len(samples),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
+def test_golden_case(case: dict) -> None:
+    expected, learner, agents = case["expected"], name(case["learner"]), range(case["agents"])
+    groups = groups_of(case, len(case["history"][0]))
+    capability = capability_of(case)
+    hacpo = hacpo_of(case)
+
+    assert [capability.of(name(a), ALL_TASKS) for a in agents] == pytest.approx(
+        expected["capability"], **CLOSE
+    )
+    assert [capability.ratio(learner, name(a)) for a in agents] == pytest.approx(
+        expected["omega_baseline"], **CLOSE
+    )
+    assert [capability.ratio(name(a), learner) for a in agents] == pytest.approx(
+        expected["omega_credit"], **CLOSE
+    )
+    assert [hacpo.baseline(g, capability, learner) for g in groups] == pytest.approx(
+        expected["baseline"], **CLOSE
+    )
+    assert [deviation([t.reward for t in g.judged]) for g in groups] == pytest.approx(
+        expected["sigma"], **CLOSE
+    )
+
+    samples = hacpo.credit(samples_of(case), groups, capability, learner)
+    assert [s.advantage for s in samples] == pytest.approx(flat(expected["advantage"]), **CLOSE)
+
+    delta_step = case["settings"]["delta_step"]
+    floor = 1 - case["settings"]["delta"] + case["update"] * delta_step
+    assert floor == pytest.approx(expected["peer_floor"], **CLOSE)
+    update = Update(case["update"], case["update"] + 1, floor, "mixed", ())
+
+    logprob_B = torch.tensor(flat(case["learner_mean_logprob"]), dtype=torch.float64)
+    logprob_B.requires_grad_()
+    batch = batch_of(samples, logprob_B)
+    output = hacpo.loss(batch, update)
+    assert output.ratio_B.tolist() == pytest.approx(flat(expected["ratio"]), **CLOSE)
+    assert output.loss.item() == pytest.approx(expected["loss_mixture_mean"], **CLOSE)
+    (gradient_B,) = torch.autograd.grad(output.loss, logprob_B)
+    assert (-gradient_B * len(samples)).tolist() == pytest.approx(
+        flat(expected["d_objective_d_mean_logprob"]), **CLOSE
+    )
+
+    paper = hacpo_of(case, normaliser="paper").loss(batch, update)
+    assert paper.loss.item() == pytest.approx(expected["loss_paper_sum"], **CLOSE)
+
+    # One row at a time, with the divisor of the whole, the losses are the objectives themselves.
+    for row, objective in enumerate(flat(expected["objective"])):
+        one = batch_of(samples[row : row + 1], logprob_B[row : row + 1].detach())
+        assert -hacpo.loss(one, update).loss.item() == pytest.approx(objective, **CLOSE)

@@ -1,0 +1,141 @@
+"""The pocket team as shipped: small, different, complete, and able to begin."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from hacrl.errors import UserError
+from hacrl.pocket import POCKET, pocket_path
+from hacrl.tasks.arithmetic import ArithmeticTask
+
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+}
+
+
+@cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(pocket_path(name))
+    return tokenizer
+
+
+def test_folders_are_complete_and_small() -> None:
+    total = 0
+    for name in POCKET:
+        files = {f.name: f.stat().st_size for f in pocket_path(name).iterdir()}
+        assert set(files) == FILES
+        total += sum(files.values())
+    assert total < 4_000_000
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(UserError, match="'eagle' is unknown; there are wren, finch, heron"):
+        pocket_path("eagle")
+
+
+def test_families_sizes_and_tokenizers_differ() -> None:
+    configs = {n: json.loads((pocket_path(n) / "config.json").read_text()) for n in POCKET}
+    assert {c["model_type"] for c in configs.values()} == {"llama", "qwen3"}
+    assert {c["tie_word_embeddings"] for c in configs.values()} == {True, False}
+    assert any(c["num_key_value_heads"] < c["num_attention_heads"] for c in configs.values())
+    weights = [(pocket_path(n) / "model.safetensors").stat().st_size for n in POCKET]
+    assert weights == sorted(weights) and weights[2] > 1.5 * weights[1] > 1.5 * 1.5 * weights[0]
+    vocabularies = {n: tokenizer_of(n).get_vocab() for n in POCKET}
+    assert vocabularies["finch"] == vocabularies["heron"] != vocabularies["wren"]
+    for name, config in configs.items():
+        assert config["vocab_size"] == len(vocabularies[name])
+
+
+@pytest.mark.parametrize("name", POCKET)
+def test_end_and_pad_tokens(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    assert tokenizer.eos_token_id is not None and tokenizer.pad_token_id is not None
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert {tokenizer.eos_token, tokenizer.pad_token} <= set(tokenizer.all_special_tokens)
+    generation = json.loads((pocket_path(name) / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == tokenizer.eos_token_id
+    assert generation["pad_token_id"] == tokenizer.pad_token_id
+
+
+def test_chat_templates() -> None:
+    """Written out by hand; the closed turn ends with the model's own end token."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "27+58"}]
+    prompts = {
+        name: tokenizer_of(name).apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True
+        )
+        for name in POCKET
+    }
+    assert prompts["wren"] == "<s><sys>Be brief.<q>27+58<a>"
+    assert prompts["finch"] == prompts["heron"]
+    assert prompts["finch"] == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n27+58<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    for name in POCKET:
+        closed = tokenizer_of(name).apply_chat_template(
+            [*chat, {"role": "assistant", "content": "so 85"}], tokenize=False
+        )
+        assert closed.startswith(prompts[name] + "so 85" + str(tokenizer_of(name).eos_token))
+
+
+def test_tokenizers_split_numbers_each_in_its_way() -> None:
+    """Single digits in finch's, pairs in wren's, which also begins a lone text with a space."""
+    assert tokenizer_of("finch").tokenize("7+8=15 so 142") == [*"7+8=15", "ĠsoĠ", *"142"]
+    assert tokenizer_of("wren").tokenize("7+8=15 so 142") == (
+        ["▁", "7", "+", "8", "=", "15", "▁so", "▁", "14", "2"]
+    )
+
+
+@pytest.mark.parametrize("name", POCKET)
+@pytest.mark.parametrize("text", ["naïve 日本語 🙂", "a  b\n\n\tc", "\x00\x7f", "١٢٣ ½", "9876543210"])
+def test_any_text_comes_back(name: str, text: str) -> None:
+    tokenizer = tokenizer_of(name)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", POCKET)
+def test_sampled_accuracy_at_the_start(name: str) -> None:
+    """Neither helpless nor finished: RL needs right replies to amplify and wrong ones to drop."""
+    tokenizer = tokenizer_of(name)
+    model = AutoModelForCausalLM.from_pretrained(pocket_path(name), dtype=torch.float32)
+    problems = ArithmeticTask(0).held_out(48)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": p.messages[0].content}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for p in problems
+    ]
+    rows = tokenizer(
+        prompts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+    )
+    torch.manual_seed(0)
+    out = model.generate(
+        input_ids=rows["input_ids"],
+        attention_mask=rows["attention_mask"],
+        max_new_tokens=24,
+        num_return_sequences=4,
+    )
+    replies = out[:, rows["input_ids"].shape[1] :]
+    ended = (replies == tokenizer.eos_token_id).any(1).float().mean().item()
+    assert ended > 0.97
+    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+    right = [
+        re.findall(r"\d+", text)[-1:] == [problems[i // 4].answer] for i, text in enumerate(texts)
+    ]
+    assert 0.05 < sum(right) / len(right) < 0.6

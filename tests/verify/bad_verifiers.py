@@ -1,0 +1,150 @@
+"""Verifiers that misbehave, run by the pool's tests in real worker processes.
+
+What they do is chosen by the reply, so that good and bad calls mix in one batch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hacrl.types import Problem, Status, Verdict
+
+
+@dataclass
+class Actor:
+    """Does what the reply says; the detail of an honest answer is the reply itself."""
+
+    pid_file: str = ""
+    name = "actor"
+    version = "3"
+    reward_range = (0.0, 1.0)
+
+    def prepare(self) -> None:
+        time.sleep(0.3)  # longer than the tests' time limit must allow for a first call
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        if reply in ACTS:
+            ACTS[reply](self)
+        return Verdict(1.0, Status.OK, f"{problem.answer}:{reply[:50]}")
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("even its text raises")
+
+
+def spin(actor: Actor) -> None:
+    while True:
+        pass
+
+
+def deep_hang(actor: Actor) -> None:
+    """Never leaves C code, so no Python timer, signal handler or thread could stop it."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def crash(actor: Actor) -> None:
+    os._exit(7)
+
+
+def shoot(actor: Actor) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def noise(actor: Actor) -> None:
+    print("x" * 100_000)
+    print("\x00\x00\x00\x01\x00\x00", file=sys.stderr)
+    os.write(1, b"\x00" * 70_000)
+    os.write(2, b"\x00" * 70_000)
+    sys.stdout.flush()
+
+
+def leave(actor: Actor) -> None:
+    sys.exit(3)
+
+
+def complain(actor: Actor) -> None:
+    raise KeyError("no such column")
+
+
+def odd(actor: Actor) -> None:
+    raise Odd
+
+
+def hungry(actor: Actor) -> None:
+    hoard: list[Any] = []
+    while True:
+        hoard.append(bytearray(64 << 20))
+
+
+def ask(actor: Actor) -> None:
+    input()
+
+
+def fork_and_die(actor: Actor) -> None:
+    """A child keeps the worker's socket open; the death must be seen all the same."""
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    os._exit(1)
+
+
+def with_child(actor: Actor) -> None:
+    """Hangs in a program it started."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(actor.pid_file, "w") as file:
+        file.write(str(child.pid))
+    child.wait()
+
+
+ACTS = {
+    f.__name__: f
+    for f in (
+        *(spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask),
+        *(fork_and_die, with_child),
+    )
+}
+
+
+class TooMuch:
+    name, version, reward_range = "too-much", "1", (0.0, 1.0)
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        return Verdict(float(reply), Status.OK)
+
+
+class Penalty:
+    name, version, reward_range = "penalty", "1", (-1.0, 1.0)
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        return Verdict(-1.0, Status.WRONG)
+
+
+class Incomplete:
+    name = "incomplete"
+
+
+def unmakeable() -> None:
+    os._exit(5)
+
+
+def score(completion: str, answer: str, bonus: float = 0.0, **columns: Any) -> float | None:
+    if completion == "none":
+        return None
+    if completion == "columns":
+        return float(sorted(columns) == ["level", "tags"])
+    return float(completion == answer) + bonus
+
+
+def plain(completion: str, answer: str) -> bool:
+    return completion == answer
+
+
+NOT_CALLABLE = 3

@@ -1,0 +1,289 @@
+"""The pool against verifiers that hang, crash, raise and make noise, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hacrl.errors import UserError
+from hacrl.types import Message, Problem, Status
+from hacrl.verify import VerifierConfig, VerifierPool, count_statuses
+
+LIMIT = 0.6
+
+
+def problem(answer: str = "42", **columns: object) -> Problem:
+    return Problem("p", (Message("user", "?"),), answer, "test", columns)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield
+
+
+@pytest.fixture(scope="module")
+def pid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("actor") / "pid"
+
+
+@pytest.fixture(scope="module")
+def actor(_importable: None, pid_file: Path) -> Iterator[VerifierPool]:
+    """One pool for all tests: each leaves it maimed, and the next must not notice."""
+    settings = VerifierConfig(
+        kind="bad_verifiers:Actor",
+        options={"pid_file": str(pid_file)},
+        timeout=LIMIT,
+        workers=2,
+        memory_gb=0.25,
+    )
+    with VerifierPool(settings) as pool:
+        pool.wait_ready()
+        yield pool
+
+
+def alive(pid: int) -> bool:
+    """False once it is gone or only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone_within(pid: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not alive(pid):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "detail"),
+    [
+        ("spin", Status.TIMEOUT, "no verdict within 0.6 s"),
+        ("deep_hang", Status.TIMEOUT, "no verdict within 0.6 s"),
+        ("crash", Status.ERROR, "exit code 7"),
+        ("shoot", Status.ERROR, "SIGSEGV"),
+        ("leave", Status.ERROR, "SystemExit: 3"),
+        ("complain", Status.ERROR, "KeyError: 'no such column'"),
+        ("odd", Status.ERROR, "Odd"),
+        ("hungry", Status.ERROR, "MemoryError"),
+        ("ask", Status.ERROR, "EOFError"),
+        ("fork_and_die", Status.ERROR, "exit code 1"),
+    ],
+)
+def test_bad_call_costs_itself_only(
+    actor: VerifierPool, act: str, status: Status, detail: str
+) -> None:
+    """Twelve calls, the fifth bad: it alone is not judged, the order is kept, the calls queued
+    behind it are judged by somebody else, and the next batch is whole."""
+    replies = [f"r{i}" for i in range(12)]
+    replies[4] = act
+    began = time.monotonic()
+    verdicts = actor.judge_all([(r, problem(str(i))) for i, r in enumerate(replies)])
+    assert time.monotonic() - began < LIMIT + 4
+    assert verdicts[4].status is status and detail in verdicts[4].detail
+    assert not verdicts[4].judged
+    for i in (0, 1, 2, 3, *range(5, 12)):
+        assert verdicts[i].status is Status.OK and verdicts[i].detail == f"{i}:r{i}"
+    assert [v.detail for v in actor.judge_all([("a", problem()), ("b", problem())])] == [
+        "42:a",
+        "42:b",
+    ]
+
+
+def test_many_hangs_are_each_charged_once(actor: VerifierPool) -> None:
+    """Five hangs among 25 calls: five TIMEOUT, and about 5 * LIMIT / 2 workers of time."""
+    replies = ["spin" if i % 5 == 0 else f"r{i}" for i in range(25)]
+    verdicts = actor.judge_all([(r, problem(str(i))) for i, r in enumerate(replies)])
+    assert count_statuses(verdicts) == {
+        "ok": 20,
+        "wrong": 0,
+        "unparsed": 0,
+        "timeout": 5,
+        "error": 0,
+    }
+    assert all((v.status is Status.TIMEOUT) == (i % 5 == 0) for i, v in enumerate(verdicts))
+
+
+def test_noise_does_not_break_the_talk(actor: VerifierPool) -> None:
+    verdicts = actor.judge_all([("noise", problem()), ("quiet", problem())] * 4)
+    assert [v.detail for v in verdicts] == ["42:noise", "42:quiet"] * 4
+
+
+def test_timeout_kills_what_the_verifier_started(actor: VerifierPool, pid_file: Path) -> None:
+    (verdict,) = actor.judge_all([("with_child", problem())])
+    assert verdict.status is Status.TIMEOUT
+    assert gone_within(int(pid_file.read_text()), 2)
+
+
+def test_idle_death_charges_nobody(actor: VerifierPool) -> None:
+    """A worker killed between two batches (by the system, out of memory) is replaced."""
+    for worker in actor._workers:
+        os.kill(worker._process.pid, signal.SIGKILL)
+        worker._process.wait()
+    assert all(v.status is Status.OK for v in actor.judge_all([("a", problem())] * 6))
+
+
+def test_the_slow_start_is_on_nobodys_clock() -> None:
+    """Actor.prepare takes 0.3 s, longer than the limit of 0.2 s."""
+    with VerifierPool(VerifierConfig(kind="bad_verifiers:Actor", timeout=0.2, workers=1)) as pool:
+        assert pool.judge_all([("a", problem())])[0].status is Status.OK
+        assert pool.judge_all([("spin", problem())])[0].status is Status.TIMEOUT
+        assert pool.judge_all([("a", problem())])[0].status is Status.OK
+
+
+def test_large_and_strange_replies() -> None:
+    """A megabyte, lone surrogates, NUL, and columns that JSON could not carry."""
+    with VerifierPool(VerifierConfig(kind="exact", workers=2)) as pool:
+        strange = ["x" * (1 << 20), "a\ud800b\udfff", "\x00\u2028é𝔸", "ﬁ\r\n\tend"]
+        items = [(r, problem(r, when=time.gmtime(), raw=b"\xff", s={1})) for r in strange * 8]
+        assert all(v.status is Status.OK for v in pool.judge_all(items))
+        unsendable = problem("a", oops=threading.Lock())
+        verdicts = pool.judge_all([("a", problem("a")), ("a", unsendable), ("a", problem("a"))])
+        assert [v.status for v in verdicts] == [Status.OK, Status.ERROR, Status.OK]
+        assert "cannot be sent" in verdicts[1].detail
+
+
+def test_thousand_calls_are_quick() -> None:
+    """About 0.06 s when measured; the bound is loose because test machines are busy."""
+    with VerifierPool(VerifierConfig(kind="number", workers=2)) as pool:
+        pool.wait_ready()
+        best = 9.0
+        for _ in range(5):
+            began = time.monotonic()
+            verdicts = pool.judge_all([(f"it is {i}", problem()) for i in range(1000)])
+            best = min(best, time.monotonic() - began)
+        assert [i for i, v in enumerate(verdicts) if v.status is Status.OK] == [42]
+        assert verdicts[7].detail == "7"
+        assert best < 0.3
+
+
+def test_interrupt_leaves_a_usable_pool(actor: VerifierPool) -> None:
+    """Ctrl-C in the middle of a batch: its late answers must not become the next batch's."""
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        actor.judge_all([("spin", problem())] * 2 + [("late", problem())] * 20)
+    assert [v.detail for v in actor.judge_all([("new", problem())] * 4)] == ["42:new"] * 4
+
+
+def test_range_and_label() -> None:
+    with VerifierPool(VerifierConfig(kind="bad_verifiers:Penalty", workers=1)) as pool:
+        assert pool.label == "penalty/1" and pool.reward_range == (-1.0, 1.0)
+        assert pool.judge_all([("", problem())])[0].reward == -1.0
+    with VerifierPool(VerifierConfig(kind="bad_verifiers:TooMuch", workers=1)) as pool:
+        verdicts = pool.judge_all([(r, problem()) for r in ("1", "1.5", "nan", "-0.1", "0.5")])
+    assert [v.status.value for v in verdicts] == ["ok", "error", "error", "error", "ok"]
+    assert "1.5 is outside the declared range [0, 1]" in verdicts[1].detail
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("no_such_module:thing", "no_such_module"),
+        ("bad_verifiers:nothing", "nothing"),
+        ("bad_verifiers:NOT_CALLABLE", "int"),
+        ("bad_verifiers:Incomplete", "without version, reward_range, judge"),
+    ],
+)
+def test_what_cannot_start_is_named(kind: str, words: str, workers: int) -> None:
+    settings = VerifierConfig(kind=kind, workers=workers)
+    with pytest.raises(UserError, match=words), VerifierPool(settings) as pool:
+        pool.judge_all([("a", problem())])
+
+
+def test_a_worker_that_dies_while_starting_stops_the_run() -> None:
+    pool = VerifierPool(VerifierConfig(kind="bad_verifiers:unmakeable", workers=1))
+    with pool, pytest.raises(UserError, match="does not start: exit code 5"):
+        pool.judge_all([("a", problem())])
+
+
+def test_in_process() -> None:
+    with VerifierPool(VerifierConfig(kind="number", workers=0)) as pool:
+        assert pool.label == "number/1" and pool.reward_range == (0.0, 1.0)
+        assert pool.judge_all([("42", problem())])[0].status is Status.OK
+        assert pool._workers == []
+
+
+def test_nothing_to_judge() -> None:
+    with VerifierPool(VerifierConfig(kind="exact", workers=1)) as pool:
+        assert pool.judge_all([]) == []
+    with pytest.raises(ValueError, match="closed"):
+        pool.judge_all([])
+
+
+def test_close_ends_the_workers() -> None:
+    pool = VerifierPool(VerifierConfig(kind="exact", workers=2))
+    pids = [worker._process.pid for worker in pool._workers]
+    assert all(alive(pid) for pid in pids)
+    pool.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+PARENT = """
+import sys
+from hacrl.types import Message, Problem
+from hacrl.verify import VerifierConfig, VerifierPool
+import threading
+
+def start():
+    global pool
+    pool = VerifierPool(VerifierConfig(kind="bad_verifiers:Actor", timeout=60, workers=2))
+    pool.wait_ready()
+
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+print(*(w._process.pid for w in pool._workers), flush=True)
+if sys.argv[1]:
+    pool.judge_all([(sys.argv[1], Problem("p", (), "42", "t"))] * 2)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "thread"), [("", "main"), ("spin", "main"), ("deep_hang", "main"), ("spin", "thread")]
+)
+def test_no_orphans_after_kill_9(act: str, thread: str) -> None:
+    """Idle, in a Python loop, and in C code that lets no thread run; and for a pool made in a
+    thread that has ended, which must not take the workers along."""
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, act, thread],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.4)
+    assert all(alive(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    assert all(gone_within(pid, 3) for pid in pids)
+    assert parent.stdin is not None
+    parent.stdin.close()
+    parent.stdout.close()
