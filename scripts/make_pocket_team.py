@@ -351,7 +351,7 @@ def teach(
     lesson: Lesson, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> None:
     """Supervised training on the demonstrations: AdamW, warm-up, cosine to a twentieth."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     begin = time.perf_counter()
     for step in range(1, lesson.steps + 1):
         scale = 0.05 + 0.475 * (1 + math.cos(math.pi * step / lesson.steps))

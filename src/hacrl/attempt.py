@@ -37,9 +37,11 @@ def attempt(
     replies = policy.sampler.sample(
         [Request(prompts[p], key(p, i), limit) for p, i in wanted], temperature
     )
+    texts = policy.renderer.texts(
+        (prompts[p], reply.token_ids) for (p, _), reply in zip(wanted, replies, strict=True)
+    )
     rollouts = []
-    for (problem_id, i), reply in zip(wanted, replies, strict=True):
-        text, shareable = policy.renderer.text(prompts[problem_id], reply.token_ids)
+    for (problem_id, i), reply, (text, shareable) in zip(wanted, replies, texts, strict=True):
         finish = Finish.STOP if reply.stopped else Finish.LENGTH
         completion = Completion(text, reply.token_ids, reply.logprobs, finish)
         rollouts.append(

@@ -1,10 +1,10 @@
 """Checkpoints of one agent: weights, optimizer and a little plain state, whole or not at all.
 
     <run>/checkpoints/<agent>/
-      best.json                     which step scored best on held-out problems
+      best.json                     held-out scores of the best step
       step-000010/
         model.safetensors  optimizer.safetensors  state.json
-        manifest.json               size and sha256 of the three; without it a checkpoint is not whole
+        manifest.json               size and sha256 of the three; not whole without it
 
 Tensors are safetensors and the rest is JSON: nothing that is loaded can execute code.
 """
@@ -64,7 +64,8 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one agent: the newest `keep` and the best one stay.
 
-    The agent is the folder's only writer. Reading beside it is safe.
+    A team saves for every agent first and prunes afterwards, so that at every moment there is a
+    step that is whole for all. The agent is the folder's only writer; reading beside it is safe.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -73,9 +74,10 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self._swept = False
+        self._saved: int | None = None
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Write a checkpoint, replacing one of the same step, then drop those no longer kept."""
+        """Write a checkpoint, whole or not at all, replacing one of the same step."""
         state = _state_text(snapshot)
         for part in (snapshot.model, snapshot.optimizer):
             _refuse_shared(part)
@@ -87,8 +89,24 @@ class Checkpoints:
             (new / _STATE).write_text(state, encoding="utf-8")
             manifest = {"schema": SCHEMA, "files": {name: _facts(new / name) for name in _CONTENT}}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        self._prune()
+        self._saved = snapshot.step
         return place
+
+    def prune(self) -> None:
+        """Remove all but the newest `keep` and the best one.
+
+        Steps newer than the one just saved were left by a run that was resumed from before them:
+        they are not of this run's history, and go too.
+        """
+        steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
+        best = self._best_of(steps)
+        kept = set(steps[-self.keep :])
+        if best is not None:
+            kept.add(best[0])
+            self._write_marks({best[0]: best[1]})
+        for step in self._folders():
+            if step not in kept:
+                remove_whole(self.path(step))
 
     def steps(self) -> list[int]:
         """The whole checkpoints, newest last. Their content is not verified here."""
@@ -129,25 +147,25 @@ class Checkpoints:
         """The newest step that verifies. Says in one sentence what was passed over and why."""
         return _newest({self.folder.name: self}, self._folders(), report)
 
-    def mark_best(self, step: int, score: float) -> None:
-        """Note a saved step as the best one; it stays until another takes its place."""
+    def mark_best(self, step: int, score: float) -> bool:
+        """Note the held-out score of a step if it is the best so far; say whether it is.
+
+        May come before the step is saved: until then the old best one stays marked as well. Marks
+        of this step and later ones are forgotten: they are of a run that was resumed from before.
+        """
         if not math.isfinite(score):
-            raise ValueError(f"best score of {self.folder}: {score} is not a number")
-        if step not in self.steps():
-            raise ValueError(f"{self.folder}: step {step} has no checkpoint; save it, then mark it")
-        best = {"schema": SCHEMA, "step": step, "score": float(score)}
-        write_atomic(self.folder / "best.json", json.dumps(best))
+            raise ValueError(f"score of step {step} in {self.folder}: {score} is not finite")
+        marks = {at: old for at, old in self._marks().items() if at < step}
+        saved = self.steps()
+        best = all(score > old for at, old in marks.items() if at in saved)
+        if best:
+            marks[step] = float(score)
+        self._write_marks(marks)
+        return best
 
     def best(self) -> tuple[int, float] | None:
-        """(step, score) of the best one, or None when none is marked or it is gone."""
-        path = self.folder / "best.json"
-        if not path.is_file():
-            return None
-        best = _json(path)
-        step, score = best.get("step"), best.get("score")
-        if best.get("schema") != SCHEMA or type(step) is not int or type(score) is not float:
-            raise _corrupt(path, "does not name a step and a score; delete it to go on without")
-        return (step, score) if step in self.steps() else None
+        """(step, score) of the best saved one, or None when there is none."""
+        return self._best_of(self.steps())
 
     def sweep(self) -> None:
         """Clear away what a kill left behind: once, before this object's first write."""
@@ -164,12 +182,25 @@ class Checkpoints:
         names = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
-    def _prune(self) -> None:
-        best = self.best()
-        kept = set(self.steps()[-self.keep :]) | ({best[0]} if best else set())
-        for step in self._folders():
-            if step not in kept:
-                remove_whole(self.path(step))
+    def _best_of(self, steps: list[int]) -> tuple[int, float] | None:
+        marks = [(step, score) for step, score in self._marks().items() if step in steps]
+        return max(marks, key=lambda mark: (mark[1], -mark[0]), default=None)
+
+    def _marks(self) -> dict[int, float]:
+        path = self.folder / "best.json"
+        if not path.is_file():
+            return {}
+        scores = _json(path).get("scores")
+        if not isinstance(scores, dict) or not all(
+            step.isdecimal() and type(score) is float for step, score in scores.items()
+        ):
+            raise _corrupt(path, "does not hold a score for a step; delete it to go on without")
+        return {int(step): score for step, score in scores.items()}
+
+    def _write_marks(self, marks: Mapping[int, float]) -> None:
+        if marks != self._marks():
+            content = {"schema": SCHEMA, "scores": {str(step): marks[step] for step in marks}}
+            write_atomic(self.folder / "best.json", json.dumps(content))
 
 
 def newest_common(all: Mapping[str, Checkpoints], report: Report) -> int | None:
@@ -270,8 +301,8 @@ def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
         last = sum(
             (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
-        start = tensor.storage_offset() * tensor.element_size()
-        end = start + (last + 1) * tensor.element_size()
+        start = int(tensor.storage_offset() * tensor.element_size())
+        end = start + int((last + 1) * tensor.element_size())
         key = (str(tensor.device), tensor.untyped_storage().data_ptr())
         spans.setdefault(key, []).append((start, end, name))
     for group in spans.values():

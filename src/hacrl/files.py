@@ -122,23 +122,24 @@ def remove_whole(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Throw away what a kill left half written in `folder`, and put back what it left aside.
+    """Throw away what a kill left half written in `folder` and the folders in it, and put back what
+    it left aside.
 
     For the folder's only writer, before it writes: it would also sweep away another's open work.
     """
-    if not folder.is_dir():
-        return
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(_OLD):
-            place = folder / entry.name.removeprefix(_OLD).rsplit("-", 1)[0]
-            if not place.exists():
-                os.rename(entry, place)
-                continue
-        if entry.name.startswith((_NEW, _OLD)):
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+    for here, folders, names in os.walk(folder):
+        for name in sorted(folders):
+            if name.startswith(_OLD):
+                place = name.removeprefix(_OLD).rsplit("-", 1)[0]
+                if not Path(here, place).exists():
+                    os.rename(Path(here, name), Path(here, place))
+        for name in folders:
+            if name.startswith((_NEW, _OLD)):
+                shutil.rmtree(Path(here, name), ignore_errors=True)
+        for name in names:
+            if name.startswith(_NEW):
+                Path(here, name).unlink(missing_ok=True)
+        folders[:] = [name for name in folders if not name.startswith((_NEW, _OLD))]
 
 
 @contextmanager

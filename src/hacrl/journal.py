@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.files import write_atomic
+from hacrl.files import sweep, write_atomic
 from hacrl.pool.wire import ROLLOUT, WireError
 from hacrl.types import Finish, Rollout
 
@@ -25,20 +25,26 @@ _NAME = re.compile(r"step-(\d{6,})\.jsonl")
 class Journal:
     """The journal of one agent.
 
-    A file is a header line {"schema", "agent", "step", "count", "sha256" of the rest}, then one
-    rollout a line, in the order in which they were given.
+    A file is a header line {"schema", "agent", "step", "count", "sha256" of the rest}, a line of
+    facts about the step, then one rollout a line, in the order in which they were given.
 
-    Example: Journal(Path("runs/team/journal/ant")).write(3, rollouts)
+    Example: Journal(Path("runs/team/journal/ant")).write(3, rollouts, {"agreement/max_gap": 2e-7})
     """
 
     def __init__(self, folder: Path, agent: str | None = None) -> None:
         self.folder = folder
         self.agent = folder.name if agent is None else agent
+        self._swept = False
 
-    def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Journal a step. The same again is harmless; anything else for that step is refused."""
+    def write(
+        self, step: int, rollouts: Sequence[Rollout], facts: Mapping[str, float] | None = None
+    ) -> None:
+        """Journal a step. The same again is harmless; anything else for that step is refused.
+
+        `facts` are numbers measured while sampling that a replay could not measure again.
+        """
         path = self.path(step)
-        content = self._content(step, rollouts)
+        content = self._content(step, rollouts, dict(facts or {}))
         if path.exists():
             if path.read_bytes() != content:
                 raise UserError(
@@ -46,10 +52,13 @@ class Journal:
                     "step is final. Resume the run that wrote it, or use another run directory"
                 )
             return
+        if not self._swept:
+            sweep(self.folder)
+            self._swept = True
         write_atomic(path, content)
 
-    def read(self, step: int) -> list[Rollout] | None:
-        """The rollouts of a step, or None if it was not journalled."""
+    def read(self, step: int) -> tuple[list[Rollout], dict[str, float]] | None:
+        """The rollouts and facts of a step, or None if it was not journalled."""
         path = self.path(step)
         try:
             data = path.read_bytes()
@@ -61,12 +70,14 @@ class Journal:
             if header[field] != wanted:
                 raise _bad(path, 1, f"field {field}: {header[field]!r}, expected {wanted!r}")
         lines = rest.split(b"\n")
-        if lines.pop() or len(lines) != header["count"]:
-            raise _bad(path, 1, f"the header counts {header['count']} rollouts, not {len(lines)}")
-        rollouts = [_rollout(path, number, line) for number, line in enumerate(lines, start=2)]
+        torn = lines.pop()
+        if torn or len(lines) != header["count"] + 1:
+            found = max(0, len(lines) - 1)
+            raise _bad(path, 1, f"the header counts {header['count']} rollouts, found {found}")
         if hashlib.sha256(rest).hexdigest() != header["sha256"]:
-            raise _bad(path, 1, "field sha256 is not that of the rollouts below")
-        return rollouts
+            raise _bad(path, 1, "field sha256: not that of the lines below")
+        facts = _object(path, 2, lines[0])
+        return [_rollout(path, number, line) for number, line in enumerate(lines[1:], 3)], facts
 
     def steps(self) -> list[int]:
         """The journalled steps, ascending."""
@@ -78,8 +89,8 @@ class Journal:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.jsonl"
 
-    def _content(self, step: int, rollouts: Sequence[Rollout]) -> bytes:
-        lines, seen = [], set()
+    def _content(self, step: int, rollouts: Sequence[Rollout], facts: dict[str, float]) -> bytes:
+        lines, seen = [json.dumps(facts, allow_nan=False, sort_keys=True)], set()
         for rollout in rollouts:
             key = (rollout.problem_id, rollout.index)
             place = f"journal of {self.agent!r}, step {step}, problem {key[0]!r}, index {key[1]}"
@@ -98,20 +109,26 @@ class Journal:
             "schema": SCHEMA,
             "agent": self.agent,
             "step": step,
-            "count": len(lines),
+            "count": len(rollouts),
             "sha256": hashlib.sha256(rest).hexdigest(),
         }
         return json.dumps(header).encode() + b"\n" + rest
 
     def _header(self, path: Path, line: bytes) -> dict[str, Any]:
-        try:
-            header = json.loads(line)
-        except ValueError as error:
-            raise _bad(path, 1, f"not a journal header ({error})") from error
-        fields = {"schema", "agent", "step", "count", "sha256"}
-        if not isinstance(header, dict) or set(header) != fields:
+        header = _object(path, 1, line)
+        if set(header) != {"schema", "agent", "step", "count", "sha256"}:
             raise _bad(path, 1, f"not a journal header: {line[:80]!r}")
         return header
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise _bad(path, number, f"not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise _bad(path, number, f"not a JSON object: {line[:80]!r}")
+    return found
 
 
 def _rollout(path: Path, number: int, line: bytes) -> Rollout:
@@ -123,6 +140,6 @@ def _rollout(path: Path, number: int, line: bytes) -> Rollout:
 
 def _bad(path: Path, line: int, reason: str) -> UserError:
     return UserError(
-        f"{path}, line {line}: {reason}. The file was cut or changed outside hacrl: put it back, or "
-        "start the run anew"
+        f"{path}, line {line}: {reason}. The file was cut or changed outside hacrl: put it "
+        "back, or start the run anew"
     )

@@ -259,7 +259,7 @@ class Renderer:
 
     def end_token(self, rollouts: Iterable[Rollout]) -> int:
         """The end token for peers' replies: the one my own rollouts end with most often (ties: the
-        smaller id), else the chat template's, else the first known."""
+        smaller id), else the chat template's, else the tokenizer's."""
         seen = Counter(
             r.completion.token_ids[-1]
             for r in rollouts
@@ -268,7 +268,10 @@ class Renderer:
         own = [i for i in seen if i in self.end_ids]
         if own:
             return min(own, key=lambda i: (-seen[i], i))
-        return self.end_ids[0] if self._template_end is None else self._template_end
+        if self._template_end is not None:
+            return self._template_end
+        eos = self.tokenizer.eos_token_id
+        return eos if eos in self.end_ids else self.end_ids[0]
 
     @cached_property
     def vocabulary_hash(self) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
-from hacrl.render import Renderer, RenderSettings
+from hacrl.render import Renderer, RenderSettings, load_tokenizer
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -58,16 +58,6 @@ def model_source(model: str, agent: str) -> str:
     return model
 
 
-def load_tokenizer(source: str, agent: AgentConfig) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"agent {agent.name!r}: no tokenizer can be loaded from {source} ({_first_line(error)}). "
-            "Put tokenizer.json and tokenizer_config.json into the folder."
-        ) from error
-
-
 def end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
     """All tokens that end a reply: the generation config's and the tokenizer's own."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
@@ -100,9 +90,10 @@ def load_model(source: str, agent: AgentConfig) -> Any:
     return model.eval()
 
 
-def load_renderer(tokenizer: Any, agent: AgentConfig, model: Any) -> Renderer:
+def load_renderer(source: str, agent: AgentConfig, model: Any) -> Renderer:
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     try:
+        tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
         return Renderer(tokenizer, settings, end_tokens(model, tokenizer))
     except UserError as error:
         raise UserError(f"agent {agent.name!r}: {error}") from error

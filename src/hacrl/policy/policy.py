@@ -24,7 +24,6 @@ from hacrl.policy.load import (
     choose_dtype,
     load_model,
     load_renderer,
-    load_tokenizer,
     model_source,
 )
 from hacrl.policy.logprobs import LogProbs, Rows, make_rows
@@ -62,9 +61,8 @@ class Policy:
         self.device = choose_device(agent.device or device)
         dtype = choose_dtype(agent.dtype, self.device)
         self.source = model_source(agent.model, agent.name)
-        self.tokenizer = load_tokenizer(self.source, agent)
         model = load_model(self.source, agent)
-        self.renderer = load_renderer(self.tokenizer, agent, model)
+        self.renderer = load_renderer(self.source, agent, model)
         self.model = add_adapter(model, agent.lora) if agent.lora else model
         self.master = self._place(dtype)
         if agent.gradient_checkpointing:
@@ -265,7 +263,7 @@ class Policy:
         if self.agent.lora:
             model = merge_into(load_model(self.source, self.agent), self.model)
         model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.renderer.tokenizer.save_pretrained(folder)
 
 
 def _finite(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Where agents meet: verified trajectories of every step, and the committed cut of every closed one.
+"""Where agents meet: the verified trajectories of every step, and the committed cut of closed ones.
 
 A pool is chosen by URL. To add one: write a class with the methods of `Pool` and give its scheme an
 entry in POOLS.

@@ -1,33 +1,26 @@
 """A pool in a database, through SQLAlchemy Core and plain portable SQL. SQLite is the tested one.
 
 Nothing here leans on one database's "insert or ignore": a write that meets a key already stored
-fails as a whole and is tried again, row by row compared. The cut record alone says which rows count;
-the `late` column is only for people who look.
+fails as a whole and is tried again, comparing row by row. The cut record alone says which rows
+count; the `late` column is only for people who look.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, Text
-from sqlalchemy import create_engine, event, func, insert, select
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, insert, select
+from sqlalchemy import func as sql
+from sqlalchemy.exc import IntegrityError
 
 from hacrl.errors import UserError
-from hacrl.files import full_disk_error
 from hacrl.pool import Key, as_cut, check_members, not_closed, other_content
+from hacrl.pool.database import Database
 from hacrl.pool.wire import Wire, WireError, from_json, to_json
 from hacrl.types import SCHEMA, Cut, Trajectory
-
-WAIT = 30.0
-"""Seconds to wait for another process that is writing."""
 
 _TABLES = MetaData()
 _ROWS = Table(
@@ -53,20 +46,31 @@ _CUTS = Table(
     Column("body", Text, nullable=False),
 )
 _KEY = (_ROWS.c.step, _ROWS.c.agent, _ROWS.c.problem_id, _ROWS.c.idx)
+_OUTSIDE = "It was changed outside hacrl: put the stored file back, or start the run anew"
 
 
 @dataclass(frozen=True)
 class _CutRecord:
-    """What `cuts.body` holds. Example: {"step": 3, "members": ["ant"], "rows": {"ant": {"q1": [0, 1]}},
-    "schema": 1}"""
+    """What `cuts.body` holds.
 
-    __pydantic_config__ = {"extra": "forbid"}
+    Example: {"step": 3, "members": ["ant"], "rows": {"ant": {"q1": [0, 1]}}, "schema": 1}
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}
 
     step: int
     members: tuple[str, ...]
     rows: dict[str, dict[str, tuple[int, ...]]]
     """Agent -> problem id -> indices."""
     schema: int = SCHEMA
+
+    def keys(self) -> set[Key]:
+        return {
+            (self.step, agent, problem, index)
+            for agent, problems in self.rows.items()
+            for problem, indices in problems.items()
+            for index in indices
+        }
 
 
 _CUT = Wire(_CutRecord)
@@ -76,43 +80,39 @@ class SqlPool:
     """See `hacrl.pool.Pool`."""
 
     def __init__(self, url: str, base: Path, create: bool = True) -> None:
-        self._url = _resolve(url, base)
-        self._name = self._url.render_as_string(hide_password=True)
-        self._engine = _engine(self._url)
-        lite = self._url.get_backend_name() == "sqlite"
-        self._file = Path(self._url.database) if lite and self._url.database else None
-        if self._file is not None and not create and not self._file.exists():
-            raise UserError(f"pool {self._name}: there is no such file")
-        if create:
-            self._create()
+        self._db = Database(url, base, _TABLES, create)
+        self._name = self._db.name
 
     def publish(self, trajectories: Sequence[Trajectory]) -> None:
         bodies: dict[Key, str] = {}
         for trajectory in trajectories:
             key = trajectory.key
-            with self._place(key):
+            try:
                 body = to_json(trajectory)
+            except WireError as error:
+                raise UserError(f"{self._place(key)}: cannot be published: {error}") from error
             if bodies.setdefault(key, body) != body:
                 raise other_content(self._name, key)
-        if bodies:
-            try:
-                self._insert(bodies)
-            except IntegrityError:  # some are here already
-                self._again(lambda: self._insert_missing(bodies))
+        if not bodies:
+            return
+        try:
+            with self._db.write() as connection:
+                _add(connection, bodies)
+        except IntegrityError:  # some are here already
+            self._db.retry(lambda: self._publish_missing(bodies))
 
     def arrive(self, step: int, agent: str) -> None:
+        here = select(_ARRIVALS).where(_ARRIVALS.c.step == step, _ARRIVALS.c.agent == agent)
+
         def note() -> None:
-            with self._write() as connection:
-                there = select(_ARRIVALS).where(
-                    _ARRIVALS.c.step == step, _ARRIVALS.c.agent == agent
-                )
-                if connection.execute(there).first() is None:
+            with self._db.write() as connection:
+                if connection.execute(here).first() is None:
                     connection.execute(insert(_ARRIVALS), {"step": step, "agent": agent})
 
-        self._again(note)
+        self._db.retry(note)
 
     def arrived(self, step: int) -> tuple[str, ...]:
-        with self._read() as connection:
+        with self._db.read() as connection:
             names = connection.scalars(select(_ARRIVALS.c.agent).where(_ARRIVALS.c.step == step))
             return tuple(sorted(names))
 
@@ -120,72 +120,54 @@ class SqlPool:
         check_members(step, members)
 
         def commit() -> None:
-            with self._write() as connection:
-                if _closed(connection, (step,)):
-                    return
-                rows: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in members}
-                keys = select(_ROWS.c.agent, _ROWS.c.problem_id, _ROWS.c.idx)
-                for agent, problem, index in sorted(
-                    connection.execute(keys.where(_ROWS.c.step == step)).tuples()
-                ):
-                    if agent in rows:
-                        rows[agent][problem] = (*rows[agent].get(problem, ()), index)
-                body = _CUT.to_json(_CutRecord(step, tuple(members), rows))
-                connection.execute(insert(_CUTS), {"step": step, "body": body})
+            with self._db.write() as connection:
+                if not _closed(connection, [step]):
+                    record = self._record(connection, step, members)
+                    body = _CUT.to_json(record)
+                    connection.execute(insert(_CUTS), {"step": step, "body": body})
 
-        self._again(commit)
+        self._db.retry(commit)
 
     def closed(self, step: int) -> bool:
-        with self._read() as connection:
-            return bool(_closed(connection, (step,)))
+        with self._db.read() as connection:
+            return bool(_closed(connection, [step]))
 
     def gather(self, step: int) -> Cut:
-        with self._read() as connection:  # one transaction: cut and rows of the same moment
-            text = connection.scalar(select(_CUTS.c.body).where(_CUTS.c.step == step))
-            if text is None:
+        with self._db.read() as connection:  # cut and rows of the same moment
+            body = connection.scalar(select(_CUTS.c.body).where(_CUTS.c.step == step))
+            if body is None:
                 raise not_closed(self._name, step)
-            record = self._cut(step, text)
+            record = self._read_cut(step, body)
             query = select(*_KEY, _ROWS.c.body).where(_ROWS.c.step == step)
             rows = connection.execute(query).tuples().all()
-        wanted = {
-            (step, agent, problem, index)
-            for agent, problems in record.rows.items()
-            for problem, indices in problems.items()
-            for index in indices
-        }
-        found = {row[:4]: self._row(row[:4], row[4]) for row in rows if row[:4] in wanted}
-        for key in sorted(wanted - found.keys())[:1]:
-            raise self._changed(key, "the row counts in the step's cut but is not there")
+        wanted = record.keys()
+        found = {row[:4]: self._read_row(row[:4], row[4]) for row in rows if row[:4] in wanted}
+        if len(found) < len(wanted):
+            raise self._changed(min(wanted - found.keys()), "counts in the cut but is not there")
         return as_cut(step, record.members, found.values())
 
     def rows(self, agent: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
         query = select(*_KEY, _ROWS.c.body)
         if agent is not None:
             query = query.where(_ROWS.c.agent == agent)
-        steps = [step] if step is not None else self._steps()
-        for at in steps:  # a step at a time: nothing stays open while the caller works
-            with self._read() as connection:
+        for at in [step] if step is not None else self._steps():
+            # A step at a time: nothing stays open in the database while the caller works.
+            with self._db.read() as connection:
                 found = connection.execute(query.where(_ROWS.c.step == at)).tuples().all()
-            for row in sorted(found, key=lambda row: row[:4]):
-                yield self._row(row[:4], row[4])
+            read = [self._read_row(row[:4], row[4]) for row in found]
+            yield from sorted(read, key=lambda trajectory: trajectory.key)
 
     def late(self, step: int) -> int:
-        query = (
-            select(func.count()).select_from(_ROWS).where(_ROWS.c.step == step, _ROWS.c.late == 1)
-        )
-        with self._read() as connection:
+        query = select(sql.count()).where(_ROWS.c.step == step, _ROWS.c.late == 1)
+        with self._db.read() as connection:
             return connection.scalar(query) or 0
 
     def dispose(self) -> None:
-        self._engine.dispose()
+        self._db.dispose()
 
-    def _insert(self, bodies: dict[Key, str]) -> None:
-        with self._write() as connection:
-            self._add(connection, bodies)
-
-    def _insert_missing(self, bodies: dict[Key, str]) -> None:
-        with self._write() as connection:
-            stored: dict[Key, Any] = {}
+    def _publish_missing(self, bodies: dict[Key, str]) -> None:
+        stored: dict[Key, Any] = {}
+        with self._db.write() as connection:
             for step, agent in {key[:2] for key in bodies}:
                 query = select(*_KEY, _ROWS.c.body)
                 query = query.where(_ROWS.c.step == step, _ROWS.c.agent == agent)
@@ -193,51 +175,46 @@ class SqlPool:
             for key, body in bodies.items():
                 if stored.get(key, body) != body:
                     raise other_content(self._name, key)
-            self._add(connection, {key: body for key, body in bodies.items() if key not in stored})
-
-    def _add(self, connection: Connection, bodies: dict[Key, str]) -> None:
-        closed = _closed(connection, {key[0] for key in bodies})
-        rows = [
-            {
-                "step": step,
-                "agent": agent,
-                "problem_id": problem,
-                "idx": index,
-                "late": int(step in closed),
-                "body": body,
-            }
-            for (step, agent, problem, index), body in bodies.items()
-        ]
-        if rows:
-            connection.execute(insert(_ROWS), rows)
+            _add(connection, {key: body for key, body in bodies.items() if key not in stored})
 
     def _steps(self) -> list[int]:
-        with self._read() as connection:
-            return sorted(connection.scalars(select(_ROWS.c.step).distinct()))
+        with self._db.read() as connection:
+            steps = connection.scalars(select(_ROWS.c.step).distinct()).all()
+        for step in steps:
+            if not isinstance(step, int):  # SQLite keeps any type in any column
+                raise UserError(f"pool {self._name}: a row is of step {step!r}. {_OUTSIDE}")
+        return sorted(steps)
 
-    def _cut(self, step: int, text: object) -> _CutRecord:
+    def _record(self, connection: Connection, step: int, members: Sequence[str]) -> _CutRecord:
+        """The cut as it stands now."""
+        rows: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in members}
+        keys = connection.execute(select(*_KEY).where(_ROWS.c.step == step)).tuples().all()
+        for key in keys:
+            if tuple(type(part) for part in key) != (int, str, str, int):
+                raise self._changed(key, "not a key")
+        for _, agent, problem, index in sorted(keys):
+            if agent in rows:
+                rows[agent][problem] = (*rows[agent].get(problem, ()), index)
+        return _CutRecord(step, tuple(members), rows)
+
+    def _read_cut(self, step: int, body: object) -> _CutRecord:
         try:
-            if not isinstance(text, str):
-                raise WireError("body", f"must be text, not {text!r}")
-            record = _CUT.from_json(text)
+            record = _CUT.from_json(_text(body))
             if record.schema != SCHEMA:
                 raise WireError("schema", f"{record.schema}, but this version reads {SCHEMA}")
             if record.step != step:
                 raise WireError("step", f"the record says {record.step}")
-            if not set(record.rows) <= set(record.members):
-                raise WireError("rows", "names an agent that is not among the members")
+            if set(record.rows) != set(record.members):
+                raise WireError("rows", "are not those of the members")
         except WireError as error:
-            raise UserError(
-                f"pool {self._name}, cut of step {step}: {error}. {_OUTSIDE}"
-            ) from error
+            place = f"pool {self._name}, cut of step {step}"
+            raise UserError(f"{place}: {error}. {_OUTSIDE}") from error
         return record
 
-    def _row(self, key: Key, body: object) -> Trajectory:
+    def _read_row(self, key: Key, body: object) -> Trajectory:
         """Read one row, trusting nothing in it."""
         try:
-            if not isinstance(body, str):
-                raise WireError("body", f"must be text, not {body!r}")
-            trajectory = from_json(body)
+            trajectory = from_json(_text(body))
         except WireError as error:
             raise self._changed(key, str(error)) from error
         if trajectory.key != key:
@@ -248,141 +225,37 @@ class SqlPool:
         return trajectory
 
     def _changed(self, key: Key, reason: str) -> UserError:
+        return UserError(f"{self._place(key)}: {reason}. {_OUTSIDE}")
+
+    def _place(self, key: Key) -> str:
         step, agent, problem, index = key
-        return UserError(
-            f"pool {self._name}, step {step}, agent {agent!r}, problem {problem!r}, "
-            f"index {index}: {reason}. {_OUTSIDE}"
+        return (
+            f"pool {self._name}, step {step}, agent {agent!r}, problem {problem!r}, index {index!r}"
         )
 
-    @contextmanager
-    def _place(self, key: Key) -> Iterator[None]:
-        try:
-            yield
-        except WireError as error:
-            step, agent, problem, index = key
-            raise UserError(
-                f"pool {self._name}: cannot publish step {step}, agent {agent!r}, problem "
-                f"{problem!r}, index {index}: {error}"
-            ) from error
 
-    def _create(self) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._use_wal()
-
-        def make() -> None:
-            with self._write() as connection:
-                _TABLES.create_all(connection)
-
-        self._again(make)
-
-    def _use_wal(self) -> None:
-        """Readers and one writer side by side. SQLite does not wait for the lock here by itself."""
-        until = time.monotonic() + WAIT
-        while True:
-            try:
-                with self._errors(), self._engine.connect() as connection:
-                    raw = connection.connection.dbapi_connection
-                    assert raw is not None
-                    raw.cursor().execute("PRAGMA journal_mode=WAL")
-                return
-            except _Busy:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
-
-    def _again(self, write: Any) -> None:
-        """Run a checked write; if another process slipped a key in between, check again."""
-        for _ in range(5):
-            try:
-                write()
-                return
-            except IntegrityError:
-                continue
-        write()
-
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        with self._errors(), self._engine.connect() as plain:
-            connection = plain.execution_options(hacrl_write=True)
-            with connection.begin():
-                yield connection
-
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        with self._errors(), self._engine.connect() as connection, connection.begin():
-            yield connection
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Say in the user's words what the database complains of."""
-        try:
-            yield
-        except IntegrityError:
-            raise
-        except DBAPIError as error:
-            reason = str(error.orig)
-            if self._file is not None and any(sign in reason for sign in _NO_ROOM):
-                raise full_disk_error(self._file, reason) from error
-            if isinstance(error, OperationalError) and "locked" in reason:
-                raise _Busy(
-                    f"pool {self._name}: another process has been writing for {WAIT:.0f} seconds; "
-                    "end it, or give this run its own pool.url"
-                ) from error
-            raise UserError(f"pool {self._name}: not usable as a pool: {reason}") from error
+def _text(body: object) -> str:
+    if not isinstance(body, str):
+        raise WireError("body", f"must be text, not {body!r}")
+    return body
 
 
-class _Busy(UserError):
-    """Another process holds the lock."""
+def _closed(connection: Connection, steps: Iterable[int]) -> set[int]:
+    return set(connection.scalars(select(_CUTS.c.step).where(_CUTS.c.step.in_(list(steps)))))
 
 
-_OUTSIDE = "It was changed outside hacrl: put the stored file back, or start the run anew"
-_NO_ROOM = ("database or disk is full", "disk I/O error")
-
-
-def _closed(connection: Connection, steps: Any) -> set[int]:
-    return set(connection.scalars(select(_CUTS.c.step).where(_CUTS.c.step.in_(steps))))
-
-
-def _resolve(url: str, base: Path) -> URL:
-    """Make a relative SQLite path one of the run directory."""
-    try:
-        made = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise UserError(f"pool.url = {url!r}: not an address ({error})") from error
-    if made.get_backend_name() != "sqlite":
-        return made
-    if made.host or not made.database or made.database == ":memory:":
-        raise UserError(
-            f"pool.url = {url!r}: write sqlite:///NAME.db for a file in the run directory, "
-            "sqlite:////PATH.db for one anywhere, memory:// for none"
-        )
-    return made.set(database=str(base.absolute() / made.database))
-
-
-def _engine(url: URL) -> Engine:
-    name = url.render_as_string(hide_password=True)
-    try:
-        engine = create_engine(url)
-    except (NoSuchModuleError, ImportError) as error:
-        raise UserError(f"pool.url = {name!r}: its driver is not installed ({error})") from error
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _on_connect)
-        event.listen(engine, "begin", _on_begin)
-    return engine
-
-
-def _on_connect(connection: Any, _: Any) -> None:
-    connection.isolation_level = (
-        None  # transactions begin where we say, not where the driver guesses
-    )
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={int(WAIT * 1000)}")
-    cursor.execute("PRAGMA synchronous=FULL")  # a committed cut survives a power cut as well
-    cursor.close()
-
-
-def _on_begin(connection: Connection) -> None:
-    # A writer takes the lock before it looks, so that what it has seen still holds when it writes.
-    write = connection.get_execution_options().get("hacrl_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+def _add(connection: Connection, bodies: dict[Key, str]) -> None:
+    closed = _closed(connection, {key[0] for key in bodies})
+    rows = [
+        {
+            "step": step,
+            "agent": agent,
+            "problem_id": problem,
+            "idx": index,
+            "late": int(step in closed),
+            "body": body,
+        }
+        for (step, agent, problem, index), body in bodies.items()
+    ]
+    if rows:
+        connection.execute(insert(_ROWS), rows)

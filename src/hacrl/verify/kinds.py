@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from hacrl.errors import UserError
 from hacrl.importing import import_object
 from hacrl.verify.exact import ExactVerifier
+from hacrl.verify.math_answers import MathVerifier
 from hacrl.verify.number import NumberVerifier
 from hacrl.verify.protocol import Verifier
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
     "number": NumberVerifier,
+    "math": MathVerifier,
 }
 
 
@@ -55,7 +57,7 @@ def check_options(kind: str, options: Mapping[str, Any]) -> Verifier | None:
     if kind not in VERIFIERS:
         return None
     try:
-        return TypeAdapter(VERIFIERS[kind]).validate_python(dict(options))
+        return TypeAdapter[Verifier](VERIFIERS[kind]).validate_python(dict(options))
     except ValidationError as error:
         found = "; ".join(
             f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"

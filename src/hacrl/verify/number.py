@@ -52,6 +52,20 @@ def numbers_in(text: str) -> Iterator[Fraction]:
         yield -value if match.group().startswith("-") else value
 
 
+def last_number_text(text: str) -> str | None:
+    """The last number as written, sign and commas and all."""
+    found = None
+    for found in _NUMBER.finditer(text.replace("\u2212", "-")):
+        pass
+    return found.group() if found else None
+
+
+def first_number_text(text: str) -> str | None:
+    """The first number as written."""
+    found = _NUMBER.search(text.replace("\u2212", "-"))
+    return found.group() if found else None
+
+
 def _value(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
 

@@ -1,0 +1,8 @@
+"""`python -m hacrl` is the command `hacrl`."""
+
+from __future__ import annotations
+
+from hacrl.cli import main
+
+if __name__ == "__main__":
+    main()

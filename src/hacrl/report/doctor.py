@@ -1,0 +1,206 @@
+"""`hacrl doctor`: what is installed, which device, and whether a config can run here."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from hacrl.config import AgentConfig, Config
+from hacrl.errors import UserError
+from hacrl.plan import Plan
+from hacrl.report.memory import count_parameters, estimate_need, size_text
+from hacrl.report.table import plain_table
+
+CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "sqlalchemy", "tensorboard")
+EXTRAS = {
+    "lora": ("peft", "low-rank adapters: agents.N.lora"),
+    "math": ("math-verify", "verifier math"),
+    "gym": ("reasoning-gym", "tasks of reasoning-gym"),
+    "data": ("datasets", "Parquet and hub datasets"),
+    "gguf": ("gguf", "hacrl models fetch"),
+    "wandb": ("wandb", "log.wandb"),
+}
+"""Extra -> (the package that tells whether it is there, what needs it)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a config needs.
+
+    Example: Finding(False, "agent wren: model", "the model folder /x does not exist. Give ...")
+    """
+
+    good: bool
+    what: str
+    detail: str
+
+
+def print_installation(console: Console) -> None:
+    """Versions, extras, device."""
+    import torch
+
+    from hacrl import __version__
+
+    packages = ", ".join(f"{name} {_version(name)}" for name in CORE)
+    console.print(f"hacrl {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    console.print(packages, highlight=False)
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            memory = torch.cuda.get_device_properties(i).total_memory
+            console.print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, {size_text(memory)}")
+    else:
+        console.print(f"device: cpu, {torch.get_num_threads()} threads of torch; no GPU is seen")
+    free = shutil.disk_usage(Path.cwd()).free
+    console.print(f"free disk here: {size_text(free)}")
+    table = plain_table("\nextras")
+    for name in ("extra", "package", "state", "for"):
+        table.add_column(name, no_wrap=True)
+    for extra, (package, purpose) in EXTRAS.items():
+        found = _version(package)
+        state = found if found else f"pip install 'hacrl[{extra}]'"
+        table.add_row(extra, package, escape(state), purpose)
+    console.print(table)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def print_config(console: Console, config: Config) -> list[Finding]:
+    """What the config needs and how a step goes; returns what is missing."""
+    findings = list(check(config))
+    console.print("\n[bold]what the config needs[/bold]")
+    for finding in findings:
+        mark = "[green]ok[/green]  " if finding.good else "[red]no[/red]  "
+        console.print(f"{mark}{escape(finding.what)}: {escape(finding.detail)}", highlight=False)
+    _print_plan(console, config)
+    return [f for f in findings if not f.good]
+
+
+def check(config: Config) -> Iterator[Finding]:
+    """Everything that can be found wrong before a run, without loading a model."""
+    yield _try("task", lambda: _task(config))
+    yield _try("verifier", lambda: _verifier(config))
+    yield _try("algorithm", lambda: _algorithm(config))
+    yield _try("device", lambda: _device(config))
+    for agent in config.agents:
+        yield _try(f"agent {agent.name}", lambda agent=agent: _agent(agent))  # type: ignore[misc]
+        if agent.lora:
+            yield _extra("lora", f"agent {agent.name}")
+    if config.log.wandb:
+        yield _extra("wandb", "log.wandb")
+
+
+def _try(what: str, call: object) -> Finding:
+    assert callable(call)
+    try:
+        return Finding(True, what, call())
+    except (UserError, ImportError) as error:
+        return Finding(False, what, str(error))
+
+
+def _extra(extra: str, what: str) -> Finding:
+    package = EXTRAS[extra][0]
+    found = _version(package)
+    return Finding(
+        bool(found), what, f"{package} {found}" if found else f"needs pip install 'hacrl[{extra}]'"
+    )
+
+
+def _task(config: Config) -> str:
+    from hacrl.tasks import make_task
+
+    task = make_task(config.task, config.seed, Path.cwd())
+    training = task.batch(0, config.prompts_per_step)
+    held_out = task.held_out(config.evaluation.problems) if config.evaluation.problems else []
+    return f"{config.task.kind}, {len(training)} problems a step, {len(held_out)} held out"
+
+
+def _verifier(config: Config) -> str:
+    from hacrl.verify import make_verifier
+
+    make_verifier(config.verifier)
+    return f"{config.verifier.kind}, {config.verifier.num_workers} worker processes"
+
+
+def _algorithm(config: Config) -> str:
+    from hacrl.algorithms import make_algorithm
+
+    shares = make_algorithm(config.algorithm, (0.0, 1.0)).shares
+    return f"{config.algorithm.name}, {'learns from peers' if shares else 'each agent for itself'}"
+
+
+def _device(config: Config) -> str:
+    from hacrl.policy.load import choose_device
+
+    wanted = sorted({a.device or config.runtime.device for a in config.agents})
+    return ", ".join(f"{name} is {choose_device(name)}" for name in wanted)
+
+
+def _agent(agent: AgentConfig) -> str:
+    from hacrl.policy.load import load_tokenizer, model_source
+    from hacrl.rundir import RunDirectory
+
+    if agent.replay:
+        RunDirectory.open(Path(agent.replay))
+        return f"replays {agent.replay}"
+    source = model_source(agent.model, agent.name)
+    if not Path(source).is_dir():
+        return f"{source} is a hub name: it is downloaded when the run starts"
+    if count_parameters(Path(source)) is None:
+        raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
+    tokenizer = load_tokenizer(source, agent)
+    return f"{source}, {len(tokenizer):,} tokens in its vocabulary"
+
+
+def _print_plan(console: Console, config: Config) -> None:
+    """Updates, floors, sizes and memory of every agent."""
+    from hacrl.algorithms import make_algorithm
+    from hacrl.policy.load import choose_device, model_source
+
+    shares = make_algorithm(config.algorithm, (0.0, 1.0)).shares
+    table = plain_table("\na step of each agent")
+    table.caption = "memory: without the activations of a micro-batch (microbatch_tokens)"
+    table.add_column("agent", no_wrap=True)
+    for name in ("rollouts", "updates", "peers' floors", "parameters", "weights", "training", "cache"):
+        table.add_column(name, justify="right")
+    for agent in config.agents:
+        plan = config.plan_of(agent, shares=shares) if agent.learns else None
+        sizes = ["-"] * 4
+        try:
+            folder = Path(model_source(agent.model, agent.name)) if agent.model else None
+            on_gpu = choose_device(agent.device or config.runtime.device).type == "cuda"
+        except UserError:
+            folder = None  # told above
+        if folder is not None and (need := estimate_need(config, agent, folder, on_gpu)):
+            sizes = [f"{count_parameters(folder):,}"]
+            sizes += [size_text(x) for x in (need.weights, need.training, need.cache)]
+        rollouts = 0 if agent.replay else config.prompts_per_step * config.samples_of(agent)
+        table.add_row(agent.name, f"{rollouts:,}", *plan_cells(plan), *sizes)
+    console.print(table)
+
+
+def plan_cells(plan: Plan | None) -> list[str]:
+    """(updates, floors of the updates that hold peers), e.g. ("2 own + 4 peers", "0.83 to 0.875")."""
+    if plan is None:
+        return ["none (frozen)", "-"]
+    updates = " + ".join(f"{count} {name}" for name, count in plan.parts)
+    floors: list[float] = []
+    m = 0
+    for name, count in plan.parts:
+        if name != "own":
+            floors += plan.floors[m : m + count]
+        m += count
+    if not floors:
+        return [updates, "-"]
+    return [updates, f"{floors[0]:.4g}" + (f" to {floors[-1]:.4g}" if len(floors) > 1 else "")]

@@ -1,0 +1,99 @@
+"""Where a reply states its final answer. Only the reply is ever looked at, never the question
+(some questions hold a box of their own).
+
+The rules, in this order; the first that finds something decides:
+    1. the last complete \\boxed{...} (or \\fbox); boxes joined by commas, "and" or "or" are one list
+    2. what follows the last "answer is", "answer:", "answer =" or "####", to the end of its line
+    3. the last formula between dollars, \\( \\) or \\[ \\], from its last equals sign on
+    4. the last number
+"""
+
+from __future__ import annotations
+
+import re
+
+from hacrl.verify.number import last_number_text
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
+_JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
+_STATED = re.compile(r"(?:\banswers?(?:\s+is|\s+are|\s*:|\s*=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE)
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:[^$\\\n]|\\.)+)\$", re.DOTALL
+)
+_SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
+
+
+def final_answer(reply: str, box_only: bool = False) -> str | None:
+    """The final answer as written, or None.
+
+    Example: final_answer("so $x=3$. Thus \\\\boxed{\\\\frac{1}{2}} it is") == "\\\\frac{1}{2}"
+    """
+    boxed = last_box(reply)
+    if boxed is not None or box_only:
+        return boxed
+    return _stated(reply) or _last_formula(reply) or last_number_text(reply)
+
+
+def last_box(reply: str) -> str | None:
+    """Content of the last complete box, joined with the boxes right before it."""
+    boxes = [box for match in _BOX.finditer(reply) if (box := _content(reply, match))]
+    if not boxes:
+        return None
+    start, end, content = boxes[-1]
+    parts = [content]
+    for earlier_start, earlier_end, earlier in reversed(boxes[:-1]):
+        if earlier_end > start or not _joins(reply[earlier_end:start]):
+            break
+        parts.insert(0, earlier)
+        start = earlier_start
+    return ", ".join(parts).strip() or None
+
+
+def _joins(between: str) -> bool:
+    return bool(_JOINED.fullmatch(between)) and bool(re.search(r"[,;]|and|or", between))
+
+
+def _content(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
+    """(start, end, content) of a box; None if its brace never closes (a reply cut short)."""
+    start = match.end()
+    if match.group(1) is None:  # \boxed 5
+        bare = re.compile(r"\S+").match(text, start)
+        return (match.start(), bare.end(), bare.group().rstrip("$.,")) if bare else None
+    depth = 1
+    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return match.start(), brace.end(), text[start : brace.start()]
+    return None
+
+
+def _stated(reply: str) -> str | None:
+    found = None
+    for found in _STATED.finditer(reply):
+        pass
+    if found is None:
+        return None
+    line = found.group(1)
+    formula = _FORMULA.search(line)
+    # "answer is $5$ apples": the formula; "answer is 5, or $x=5$ in symbols": not that late one
+    if formula and len(line[: formula.start()].strip(" *(")) < 3:
+        return _right_side(_inner(formula))
+    return _SENTENCE_END.split(line)[0].strip(" *") or None
+
+
+def _last_formula(reply: str) -> str | None:
+    found = None
+    for found in _FORMULA.finditer(reply):
+        pass
+    return _right_side(_inner(found)) if found else None
+
+
+def _inner(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def _right_side(formula: str) -> str:
+    """17 + 25 = 42 -> 42; x = 1, y = 2 stays."""
+    if "," in formula or "begin{" in formula:
+        return formula
+    return formula.rpartition("=")[2].strip() or formula

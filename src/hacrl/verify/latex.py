@@ -1,0 +1,278 @@
+"""Answers as text: one spelling for what LaTeX lets you write in many ways, exact values of plain
+numbers, and the outer structure (lists, sets, tuples, intervals, matrices). No algebra here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_CHARACTERS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
+     "≥": r"\ge ", "∪": r"\cup ", "°": "", "±": r"\pm ", "\u00a0": " ", "\u2009": " ", "∈": r"\in "}
+)  # fmt: skip
+_TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
+"""One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
+_REWRITES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"(?<=[\w)])\*\*(?=[\w(])", "^"),  # computer notation
+        (r"(?<![\\A-Za-z])(?:np\.|math\.)?sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
+        (
+            r"(?<![\\A-Za-z])(?:np\.|math\.)?(arcsin|arccos|arctan|sin|cos|tan|log|ln|exp)(?=\s*\()",
+            r"\\\1",
+        ),
+        (r"(?<![\\A-Za-z{])(?:np\.|math\.)?pi(?![A-Za-z])", r"\\pi "),
+        (r"^\s*\\approx|\\phantom\s*(?:\{[^{}]*\}|.)", " "),
+        (r"\\\$|(?<!\\)\$|\\\(|\\\)|\\\[|\\\]|\*\*", " "),
+        (r"(?<=\d)\\[,;:! ](?=\d{3}(?!\d))|(?<=\d)\{,\}(?=\d)|\\!", ""),  # thousands
+        (r"(?<=\d,)\\! ?(?=\d)", ""),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?", ""),
+        (r"\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\hspace\{[^{}]*\}", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:geqslant|geq)(?![A-Za-z])", r"\\ge"),
+        (r"\\(?:leqslant|leq)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
+        (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
+        (r"\\(?:mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|textnormal|text|mbox|bf|rm|boldsymbol)\s*\{", r"\\text{"),
+        (r"\\text\{\s*([A-Za-z])\s*\}(?!\^)", r"\1"),  # one letter is a symbol, not a word
+        (r"\s*\\text\{[\s,]*(?:and|or)\s*\}\s*|,?\s+(?:and|or)\s+", " , "),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])", ""),
+        (r"\^\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?", ""),
+        (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![\w.])", r"\1\\times 10^{\2}"),
+        (rf"\\frac\s*({_TOKEN})\s*({_TOKEN})", r"\\frac{\1}{\2}"),
+        (rf"\\frac\s*({_TOKEN})\s*\{{", r"\\frac{\1}{"),
+        (rf"(\\frac\s*\{{[^{{}}]*\}})\s*({_TOKEN})", r"\1{\2}"),
+        (r"\\sqrt\s*([0-9a-z])", r"\\sqrt{\1}"),
+        (r"\\frac\s+\{", r"\\frac{"),
+        (r"\}\s+\{", "}{"),
+        (r"\s+", " "),
+    ]
+]  # fmt: skip
+
+_UNIT_WORDS = (
+    "square|cubic|sq|units?|cm|mm|km|dm|nm|meters?|metres?|centimeters?|kilometers?|inch(?:es)?|"
+    "feet|foot|ft|yards?|miles?|mph|kg|grams?|mg|pounds?|lbs?|ounces?|oz|tons?|lit(?:er|re)s?|ml|"
+    "gallons?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?|months?|years?|degrees?|"
+    "radians?|dollars?|cents?|euros?|percent|percentage|points?|people|students?|ways?|times|"
+    "per|each|Hz|eV|keV|MeV|erg|ergs|Joules?|Watts?|Kelvin|pc|kpc|Mpc|AU"
+)
+_UNITS_AFTER = re.compile(
+    rf"(?<=[\w}})%])(?:\s*\\text\{{[^{{}}]*\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
+    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b)+\s*$"
+)
+_LETTER_UNIT = re.compile(r"(?<=[\d}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h)\s*(?:\^\s*\{?-?\d\}?)?$")
+
+
+def clean(answer: str) -> str:
+    """One spelling for one thing.
+
+    Example: clean("$\\\\dfrac12\\\\text{ cm}^2$.") == "\\\\frac{1}{2}"
+    """
+    text = answer.translate(_CHARACTERS)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = text.strip().rstrip(".,;: ")
+    if text.startswith("{") and _closes(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    units = _UNITS_AFTER.search(text)
+    if units and re.search(r"\d|\\pi|\\sqrt", text[: units.start()]):
+        text = text[: units.start()].strip()
+    return text
+
+
+def without_letter_unit(text: str) -> str:
+    """5 m -> 5, for comparison with a gold that is a bare number."""
+    return _LETTER_UNIT.sub("", text)
+
+
+_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_PLAIN = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
+_NUMBER = re.compile(
+    rf"\(?\s*(?P<sign>[+-]?)\s*(?:"
+    rf"(?P<whole>\d+)\s*\\frac\{{(?P<mtop>\d+)\}}\{{(?P<mbottom>\d+)\}}"
+    rf"|(?P<wwhole>\d+) (?P<wtop>\d+)\s*/\s*(?P<wbottom>\d+)"
+    rf"|\\frac\{{\s*(?P<ftop>[+-]?{_PLAIN})\s*\}}\{{\s*(?P<fbottom>[+-]?{_PLAIN})\s*\}}"
+    rf"|(?P<top>{_PLAIN})(?:\s*/\s*(?P<bottom>{_PLAIN}))?"
+    rf")(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*(?P<power>[+-]?\d{{1,4}})\s*\}}|(?P<digit>\d)))?"
+    rf"(?P<ten>)\s*(?P<percent>\\?%)?\s*\)?"
+)
+_TEN_POWER = re.compile(r"(?P<sign>[+-]?)\s*10\s*\^\s*(?:\{\s*(?P<power>[+-]?\d{1,4})\s*\}|(?P<digit>\d))")
+_LONGEST = 400
+
+
+@dataclass(frozen=True)
+class Value:
+    """A plain number, exactly.
+
+    Example: "12.50\\\\%" -> Value(Fraction(25, 2), decimals=2, percent=True)
+    """
+
+    number: Fraction
+    """Without the percent sign's 1/100."""
+    decimals: int | None = None
+    """Digits after the point, where it was written as a decimal."""
+    percent: bool = False
+    digits: int = 0
+    """Significant digits written."""
+
+
+def value(text: str) -> Value | None:
+    """The exact value of a cleaned answer that is nothing but a number."""
+    if len(text) > _LONGEST:
+        return None
+    if power := _TEN_POWER.fullmatch(text):
+        sign = -1 if power["sign"] == "-" else 1
+        return Value(sign * Fraction(10) ** int(power["power"] or power["digit"]))
+    match = _NUMBER.fullmatch(text)
+    if match is None or (text.startswith("(") != text.endswith(")")):
+        return None
+    try:
+        number, decimals = _magnitude(match)
+    except ZeroDivisionError:
+        return None
+    exponent = int(match["power"] or match["digit"] or 0)
+    number *= Fraction(10) ** exponent
+    sign = -1 if match["sign"] == "-" else 1
+    digits = len((match["top"] or "").replace(",", "").replace(".", "").lstrip("0"))
+    decimals = None if decimals is None else decimals - exponent
+    return Value(sign * number, decimals, bool(match["percent"]), digits)
+
+
+def _magnitude(match: re.Match[str]) -> tuple[Fraction, int | None]:
+    def exact(name: str) -> Fraction:
+        return Fraction(match[name].replace(",", "").rstrip("."))
+
+    if match["whole"]:
+        return exact("whole") + exact("mtop") / exact("mbottom"), None
+    if match["wwhole"]:
+        return exact("wwhole") + exact("wtop") / exact("wbottom"), None
+    if match["ftop"]:
+        return exact("ftop") / exact("fbottom"), None
+    if match["bottom"]:
+        return exact("top") / exact("bottom"), None
+    return exact("top"), len(match["top"].partition(".")[2]) if "." in match["top"] else None
+
+
+_BASE = re.compile(r"([0-9A-Za-z]+)\s*_\s*\{?\s*(\d+)\s*\}?")
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The outer structure of an answer.
+
+    Example: "(1, 2]" -> Shape("tuple", ("1", "2"), "(]"); "1, 2" -> Shape("list", ("1", "2"))
+    """
+
+    kind: str
+    """list (also sets: order does not matter), tuple (points, intervals), matrix, union, base,
+    or one."""
+    parts: tuple[str, ...]
+    brackets: str = ""
+    """Of a tuple; rows x columns of a matrix."""
+
+
+def shape(text: str) -> Shape:
+    """How a cleaned answer is built from smaller ones."""
+    if value(text) is not None:
+        return Shape("one", (text,))
+    if base := _BASE.fullmatch(text):
+        if any(c.isdigit() for c in base[1]):
+            return Shape("base", (base[1].upper(), base[2]))
+    if matrix := _MATRIX.fullmatch(text):
+        rows = [row.split("&") for row in re.split(r"\\\\", matrix[2].strip()) if row.strip()]
+        cells = tuple(cell.strip() for row in rows for cell in row)
+        return Shape("matrix", cells, f"{len(rows)}x{len(rows[0]) if rows else 0}")
+    parts = split(text)
+    if len(parts) > 1:
+        return Shape("list", parts)
+    union = split(text, r"\cup")
+    if len(union) > 1:
+        return Shape("union", union)
+    if text.startswith(r"\{") and text.endswith(r"\}") and _closes(text, 1) == len(text) - 1:
+        inner = text[2:-2].strip()
+        return Shape("list", split(inner)) if inner else Shape("one", (r"\emptyset",))
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _closes(text, 0) == len(text) - 1:
+        inside = split(text[1:-1])
+        if len(inside) > 1:
+            return Shape("tuple", inside, text[0] + text[-1])
+    if text.count(r"\pm") == 1 and r"\mp" not in text:
+        return Shape("list", (text.replace(r"\pm", "+"), text.replace(r"\pm", "-")))
+    return Shape("one", (text,))
+
+
+def split(text: str, separator: str = ",") -> tuple[str, ...]:
+    """Cuts at separators outside all brackets.
+
+    Example: split("(1,2), 3") == ("(1,2)", "3"); split("1,200, 3") == ("1200", "3")
+    """
+    if separator == ",":
+        text = text.replace(";", ",")
+        if re.search(r",\s", text):  # then a comma without a space between digits is a thousand's
+            text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        if text[i] == "\\" and not text.startswith(separator, i):
+            i += 1
+        elif depth == 0 and text.startswith(separator, i):
+            parts.append(text[start:i].strip())
+            start = i + len(separator)
+            i = start - 1
+        if i < len(text):
+            depth += (text[i] in "([{") - (text[i] in ")]}")
+        i += 1
+    parts.append(text[start:].strip())
+    return tuple(part for part in parts if part)
+
+
+def _closes(text: str, opening: int) -> int:
+    """Where the bracket at `opening` closes; -1 if it does not. Half-open intervals close too."""
+    depth = 0
+    for i in range(opening, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i
+    return -1
+
+
+_LABEL = re.compile(
+    r"(?P<label>(?:\\?[A-Za-z]+(?:_\{?[A-Za-z0-9\\ ]+\}?)?'?"  # x, \theta, x_1
+    r"|\\text\{[^{}]*\}|[A-Za-z]\s*\([A-Za-z, ]+\)|\([A-Za-z, ]+\)))\s*(?:=|\\in(?![A-Za-z]))\s*"
+    r"(?P<rest>[^=]+)",
+    re.DOTALL,
+)
+
+
+def unlabel(text: str) -> tuple[str, str]:
+    """(label, rest) of "x = 5", "f(x)=2x", "(x,y)=(1,2)"; ("", text) without a label. Of a chain
+    "x = 2 + 3 = 5" the last side is taken."""
+    head, equals, last = text.rpartition("=")
+    chain = head.split("=")
+    if equals and len(chain) > 1 and "," not in text and chain[0].strip() and last.strip():
+        text = f"{chain[0]}={last}"
+    match = _LABEL.fullmatch(text)
+    if match is None:
+        return "", text
+    return re.sub(r"\s", "", match["label"]), match["rest"].strip()
+
+
+def words(text: str) -> str:
+    """A gold in words, as `bare_words`; "" if it is something to calculate with. A lone letter, as
+    in multiple choice, is a word; bare letters up to two are not."""
+    bare = _unwrapped(text)
+    letters = r"[A-Za-z][A-Za-z\s.,'\-]*" if bare == text.strip() else r"[A-Za-z][\w\s.,'\-]*"
+    if not re.fullmatch(letters, bare) or not (re.search(r"[A-Za-z]{3}", bare) or len(bare) == 1):
+        return ""
+    return bare_words(text)
+
+
+def bare_words(text: str) -> str:
+    """Lower-case words and numbers without LaTeX or punctuation: "(C)" -> "c"."""
+    return " ".join(re.findall(r"[a-z]+|\d+", _unwrapped(text).lower()))
+
+
+def _unwrapped(text: str) -> str:
+    bare = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).strip()
+    return re.sub(r"^\(([A-Za-z])\)", r"\1", bare)

@@ -1,0 +1,201 @@
+"""`math`: is the reply's final answer the gold one, however it is written?
+
+    1. the answer is taken from the reply (extract.py) and both are put into one spelling (latex.py)
+    2. equal text is equal; plain numbers are compared exactly; words without regard to case
+    3. lists and sets are compared without order, tuples, intervals and matrices part by part
+    4. what is left is algebra (symbolic.py, math-verify)
+
+Units, currency and degree signs are ignored, and so are "x =" in front and a missing base. Numbers
+are exact: 0.33 is not 1/3, but a decimal of six or more digits equals what it is the beginning of.
+`tolerance` accepts rounded results. A gold that cannot be read is ERROR for every reply, right or
+wrong, so that no problem is judged by halves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import ClassVar
+
+from hacrl.types import Problem, Verdict
+from hacrl.verify import latex
+from hacrl.verify.extract import final_answer
+from hacrl.verify.number import first_number_text
+from hacrl.verify.protocol import failed, right, unparsed, wrong
+
+_ENOUGH_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class MathVerifier:
+    """LaTeX answers judged by value.
+
+    Example: gold "\\\\frac{3}{4}"; replies "... \\\\boxed{0.75}" and "The answer is 6/8." -> OK
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    name: ClassVar[str] = "math"
+    version: ClassVar[str] = "1"
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    box_only: bool = False
+    """Only a \\boxed{} counts as an answer; a reply without one is UNPARSED."""
+    tolerance: float = 0.0
+    """Largest accepted difference of two numbers as a share of the gold, e.g. 0.01 where golds are
+    rounded results of physics; 0 compares exactly."""
+
+    def prepare(self) -> None:
+        from hacrl.verify import symbolic
+
+        symbolic.warm_up()
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        gold = latex.clean(problem.answer)
+        if not _judgeable(gold):
+            return failed(f"the gold answer {problem.answer!r} cannot be read")
+        found = final_answer(reply, self.box_only)
+        if found is None:
+            return unparsed("no answer in the reply")
+        answer = latex.clean(found)
+        if not answer:
+            return unparsed("the answer is empty")
+        if not latex.words(gold):
+            answer = _number_of_sentence(answer)
+        return right(found) if self.same(gold, answer) else wrong(found)
+
+    def same(self, gold: str, answer: str) -> bool:
+        """Whether two cleaned answers mean the same."""
+        if _squeeze(gold) == _squeeze(answer):
+            return True
+        gold_words = latex.words(gold)
+        if gold_words:
+            return gold_words == latex.bare_words(answer)
+        if (verdict := self._same_numbers(gold, answer)) is not None:
+            return verdict
+        if "=" in gold or "=" in answer or r"\in " in answer:
+            return self._same_equations(gold, answer)
+        return self._same_shapes(gold, answer)
+
+    def _same_numbers(self, gold: str, answer: str) -> bool | None:
+        """None unless both are plain numbers."""
+        g = latex.value(gold)
+        a = latex.value(answer) or (latex.value(latex.without_letter_unit(answer)) if g else None)
+        if g is None or a is None:
+            return None
+        pairs = [(g.number, a.number)] if g.percent == a.percent else []
+        if g.percent != a.percent:  # 8 and 8% (the question asked for percent), 0.08 and 8%
+            pairs = [(g.number, a.number)] if a.percent else []
+            pairs.append((_scaled(g), _scaled(a)))
+        return any(self._near(x, y) for x, y in pairs) or (
+            g.percent == a.percent and _begins(g, a) and abs(g.number - a.number) < _last_place(g, a)
+        )
+
+    def _near(self, gold: Fraction, answer: Fraction) -> bool:
+        return abs(gold - answer) <= Fraction(self.tolerance) * abs(gold)
+
+    def _same_equations(self, gold: str, answer: str) -> bool:
+        """ "x = 5" is 5, but not "y = 5"; other equations may be rearranged."""
+        parts = [latex.split(text) for text in (gold, answer)]
+        if len(parts[0]) > 1 or len(parts[1]) > 1:
+            if len(parts[0]) == len(parts[1]):
+                return self._same_bag(*parts)
+            label, rest = latex.unlabel(answer)
+            return bool(label) and self.same(gold, rest)  # x = 1, 2
+        (gold_label, gold_rest), (label, rest) = latex.unlabel(gold), latex.unlabel(answer)
+        if (gold_label or label) and (not gold_label or not label or gold_label == label):
+            if ("=" in gold_rest) == ("=" in rest):
+                return self.same(gold_rest, rest)
+        elif gold_label and label:
+            return False
+        return self._same_algebra(gold, answer)
+
+    def _same_shapes(self, gold: str, answer: str) -> bool:
+        g, a = latex.shape(gold), latex.shape(answer)
+        kinds = (g.kind, a.kind)
+        if kinds in (("list", "list"), ("union", "union")):
+            return self._same_bag(g.parts, a.parts)
+        if kinds == ("base", "base"):
+            return g.parts == a.parts
+        if g.kind == "base":
+            return g.parts[0] == _squeeze(answer).upper()
+        if kinds == ("matrix", "matrix") or kinds == ("tuple", "tuple"):
+            return g.brackets == a.brackets and self._same_rows(g.parts, a.parts)
+        if set(kinds) == {"tuple", "list"} or set(kinds) == {"tuple", "matrix"}:
+            flat = {"()", ""} | {f"{len(g.parts)}x1", f"1x{len(g.parts)}"}
+            return {g.brackets, a.brackets} <= flat and self._same_rows(g.parts, a.parts)
+        if "list" in kinds or "matrix" in kinds:
+            return False
+        return self._same_algebra(gold, answer)
+
+    def _same_rows(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+        pairs = zip(gold, answer, strict=False)
+        return len(gold) == len(answer) and all(self.same(g, a) for g, a in pairs)
+
+    def _same_bag(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+        """Every part of one side has its own partner on the other."""
+        if len(gold) != len(answer):
+            return False
+        left = list(answer)
+        for part in gold:
+            partner = next((other for other in left if self.same(part, other)), None)
+            if partner is None:
+                return False
+            left.remove(partner)
+        return True
+
+    def _same_algebra(self, gold: str, answer: str) -> bool:
+        from hacrl.verify import symbolic
+
+        try:
+            return symbolic.equal(gold, answer)
+        except symbolic.Unreadable:
+            return False  # a part of a gold whose whole can be judged
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _scaled(value: latex.Value) -> Fraction:
+    return value.number / 100 if value.percent else value.number
+
+
+def _begins(gold: latex.Value, answer: latex.Value) -> bool:
+    """One is a decimal of enough digits, the other is exact and no such decimal."""
+    decimal, other = (answer, gold) if answer.decimals is not None else (gold, answer)
+    return decimal.digits >= _ENOUGH_DIGITS and decimal.decimals is not None and (
+        other.decimals is None and other.number.denominator > 1
+    )
+
+
+def _last_place(gold: latex.Value, answer: latex.Value) -> Fraction:
+    decimals = answer.decimals if answer.decimals is not None else gold.decimals
+    return Fraction(10) ** -(decimals or 0)
+
+
+def _number_of_sentence(answer: str) -> str:
+    """ "18 eggs that she sells": the number, where the gold is no sentence."""
+    plain = re.sub(r"\\[A-Za-z]+(?:\s*\{[A-Za-z ]*\})?", " ", answer)
+    if latex.value(answer) is None and re.search(r"[A-Za-z]{3}", plain):
+        return first_number_text(answer) or answer
+    return answer
+
+
+@lru_cache(maxsize=4096)
+def _judgeable(gold: str) -> bool:
+    """Whether a gold can be compared with anything at all."""
+    from hacrl.verify import symbolic
+
+    if not gold:
+        return False
+    if latex.words(gold) or latex.value(gold) is not None:
+        return True
+    rest = latex.unlabel(gold)[1]
+    found = latex.shape(rest)
+    if found.kind == "base":
+        return True
+    if found.kind != "one":
+        return all(_judgeable(part) for part in found.parts)
+    return rest != gold and _judgeable(rest) or symbolic.readable(rest)

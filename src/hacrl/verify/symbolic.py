@@ -1,0 +1,169 @@
+"""Algebra for the `math` verifier: math-verify reads LaTeX, and two expressions are compared here.
+
+Two expressions are equal if they have equal values at several fixed points (30 digits): sounder and
+much faster than simplification, which may run for ever on a wrong answer. Relations, sets and what
+has no value (unknown functions) go to math-verify's own comparison.
+
+math-verify's own time limit is off: it needs signals, and when it strikes it says nothing but "no
+match". The pool's clock is the limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from typing import Any
+
+from hacrl.errors import UserError
+
+try:
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+except ImportError as error:
+    raise UserError(
+        "verifier.kind = 'math' needs math-verify, which is not installed: "
+        "pip install 'hacrl[math]'"
+    ) from error
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
+
+# units=False: otherwise a trailing letter is taken for a unit, and 4t is read as 4.
+_READING = [
+    LatexExtractionConfig(
+        boxed_match_priority=0,
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
+        ),
+    )
+]
+_DIGITS = 30
+_EQUAL = 1e-14
+"""Largest relative difference of two values that count as equal."""
+_POINTS: tuple[tuple[float, ...], ...] = (
+    (0.7310585, 1.3132617, 0.4519811, 1.8239122, 1.1071487, 0.5493061, 1.6449341, 0.9159656),
+    (1.2020569, 0.6180339, 1.4142136, 0.3678794, 1.7320508, 0.8346268, 0.2614972, 1.0986123),
+    (0.5772157, 1.9021606, 1.0836939, 0.7642237, 0.2801695, 1.4513692, 1.2824271, 0.6434105),
+    (-0.8093940, -1.4670781, 0.6601618, -0.3532364, 1.3203236, -1.1319882, 0.7475979, -0.4323323),
+)
+"""Values for the variables, positive in three points (roots and logarithms are real there)."""
+_SPARE = "abchjklmnopqrstuvwxyz"
+_SYMBOL = re.compile(
+    r"\\(?:hbar|ell|[A-Z][a-z]+|varepsilon|varphi)(?![A-Za-z])(?:_(?:\{[^{}]*\}|[A-Za-z0-9]))?"
+    r"|\\?[A-Za-z]+_(?:\{[^{}]*\}|[A-Za-z0-9])"
+    r"|\\[A-Za-z]+(?:\s*\{[A-Za-z]*matrix\})?"
+    r"|[A-Z]"
+)
+_KEEP = re.compile(r"\\(?:log|lim|sum|prod|int|min|max)(?![a-z])")
+
+
+def warm_up() -> None:
+    """The first parse loads grammars and the first evaluation the number library: about a
+    second each that belongs to nobody's clock."""
+    for gold, answer in [(r"\frac{x+1}{\sqrt{2}}", r"x^{2}"), ("(1,2)", "x<3"), ("x+y=2", "y=1")]:
+        equal(gold, answer)
+
+
+class Unreadable(Exception):
+    """The gold cannot be read as an expression."""
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether two cleaned answers, each one expression or relation, mean the same. Unreadable if
+    the gold cannot be read; an answer that cannot be read is another one."""
+    gold_text, answer_text = _distinct_symbols(gold, answer)
+    gold_tree = _read(gold_text)
+    if gold_tree is None:
+        raise Unreadable(gold)
+    answer_tree = _read(answer_text)
+    if answer_tree is None:
+        return False
+    if isinstance(gold_tree, sympy.Expr) and isinstance(answer_tree, sympy.Expr):
+        by_value = _equal_values(gold_tree, answer_tree)
+        if by_value is not None:
+            return by_value
+    return bool(
+        verify(
+            gold_tree,
+            answer_tree,
+            timeout_seconds=None,
+            allow_set_relation_comp=True,
+            float_rounding=12,
+        )
+    )
+
+
+def readable(gold: str) -> bool:
+    return _read(_distinct_symbols(gold, "")[0]) is not None
+
+
+def _distinct_symbols(*texts: str) -> list[str]:
+    """Renames symbols that the reader confuses: it lowers capitals (R and r become one), and takes
+    E_1 for a number. Each gets a letter that occurs nowhere else; the same in all texts."""
+    used = {c for text in texts for c in re.sub(r"\\[A-Za-z]+", " ", text)}
+    spare = (letter for letter in _SPARE if letter not in used)
+    names: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        token = match.group()
+        commands = token.startswith("\\") and "_" not in token and not token[1:2].isupper()
+        if (commands and token not in (r"\hbar", r"\ell")) or _KEEP.match(token):
+            return token
+        key = re.sub(r"[{}\s]", "", token)
+        if key not in names:
+            names[key] = next(spare, "")
+        return f" {names[key]} " if names[key] else token
+
+    return [_SYMBOL.sub(rename, text) for text in texts]
+
+
+def _read(text: str) -> Any | None:
+    found = parse(
+        rf"\boxed{{{text}}}", _READING, fallback_mode="no_fallback", parsing_timeout=None
+    )
+    if not found or isinstance(found[0], str):
+        return None
+    tree = found[0]
+    try:  # 0.1 as 1/10: nothing is rounded before it is compared
+        floats = {f: sympy.Rational(str(f)) for f in tree.atoms(sympy.Float)}
+        return tree.xreplace(floats) if floats else tree
+    except (AttributeError, TypeError, ValueError):
+        return tree
+
+
+def _equal_values(gold: Any, answer: Any) -> bool | None:
+    """True or False by values at the points; None if they have no values."""
+    imaginary = {s: sympy.I for s in gold.free_symbols | answer.free_symbols if s.name == "i"}
+    gold, answer = gold.xreplace(imaginary), answer.xreplace(imaginary)
+    symbols = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
+    compared = 0
+    for point in _POINTS if symbols else _POINTS[:1]:
+        by_name = dict(zip(symbols, itertools.cycle(point), strict=False))
+        values = [_value(tree, by_name) for tree in (gold, answer)]
+        if values[0] is None or values[1] is None:
+            continue
+        compared += 1
+        if not _close(*values):
+            return False
+    return True if compared else None
+
+
+def _value(tree: Any, by_name: dict[str, float]) -> Any | None:
+    places = {s: sympy.Rational(str(by_name[s.name])) for s in tree.free_symbols}
+    try:
+        found = sympy.N(tree.xreplace(places).doit(), _DIGITS)
+        real, imaginary = found.as_real_imag()
+        if not (real.is_Float or real.is_Rational) or not (
+            imaginary.is_Float or imaginary.is_Rational
+        ):
+            return None
+        return real, imaginary
+    except (AttributeError, TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def _close(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    size = max(abs(part) for part in (*a, *b))
+    return all(abs(x - y) <= _EQUAL * size for x, y in zip(a, b, strict=True))

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig, LoraSettings
+from hacrl.noise import stream_key
+from hacrl.policy import logprobs as logprobs_module
+from hacrl.policy.microbatch import plan_microbatches
+from hacrl.policy.policy import Policy
+from hacrl.policy.sampler import Request
+from hacrl.types import Message, Sample, Update
+
+TEMPERATURE = 0.9
+
+
+def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
+    settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, **changes}
+    return Policy(AgentConfig(**settings), device="cpu", temperature=TEMPERATURE, beta=beta)
+
+
+def requests(p: Policy, count: int = 12, limit: int = 20) -> list[Request]:
+    made = []
+    for i in range(count):
+        prompt = p.renderer.prompt([Message("user", "x" * (i % 5) + "?")])
+        made.append(Request(prompt, stream_key(0, "a", 0, f"p{i}", 0), limit + i % 3))
+    return made
+
+
+def samples(p: Policy, count: int = 12) -> list[Sample]:
+    asked = requests(p, count)
+    made = []
+    for i, (r, reply) in enumerate(zip(asked, p.sampler.sample(asked, TEMPERATURE), strict=True)):
+        own = i % 3 != 0
+        mean = sum(reply.logprobs) / len(reply.logprobs)
+        made.append(
+            Sample(
+                problem_id=f"p{i}",
+                index=0,
+                source="a" if own else "b",
+                is_own=own,
+                token_ids=r.prompt_ids + reply.token_ids,
+                loss_mask=(0,) * len(r.prompt_ids) + (1,) * len(reply.token_ids),
+                behaviour=mean if own else mean + 0.1,
+                old_logprobs=reply.logprobs,
+                advantage=(-1.0) ** i * (1 + i / 10),
+                weight=1.0 if own else 1.3,
+            )
+        )
+    return made
+
+
+def loss_of(name: str = "hacpo", **settings):
+    return make_algorithm(AlgorithmSettings(name=name, **settings), (0.0, 1.0)).loss
+
+
+UPDATE = Update(0, 2, 0.8, "mixed", ())
+
+
+def gradients(p: Policy) -> dict[str, torch.Tensor]:
+    return {n: m.grad.clone() for n, m in p.master.items()}
+
+
+# ---------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_score_is_the_log_softmax_of_the_models_own_logits(family: str, request) -> None:
+    p = policy(request.getfixturevalue(family))
+    prompt, reply = p.renderer.prompt([Message("user", "hello")]), (70, 71, 72, 256)
+    (score,) = p.score([(prompt, reply)])
+    model = AutoModelForCausalLM.from_pretrained(p.source, dtype=torch.float32)
+    logits = model(torch.tensor([[*prompt, *reply]])).logits[0].double() / TEMPERATURE
+    wanted = logits.log_softmax(1)[range(len(prompt) - 1, len(prompt) + 3), list(reply)]
+    assert score == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def test_score_does_not_depend_on_padding_packing_or_chunks(llama: Path, monkeypatch) -> None:
+    p = policy(llama)
+    asked = requests(p)
+    replies = p.sampler.sample(asked, TEMPERATURE)
+    pairs = [(r.prompt_ids, reply.token_ids) for r, reply in zip(asked, replies, strict=True)]
+    whole = p.score(pairs)
+    alone = [p.score([pair])[0] for pair in pairs]
+    p.agent = p.agent.model_copy(update={"microbatch_tokens": 70})
+    monkeypatch.setattr(logprobs_module, "CHUNK_ELEMENTS", 3 * 258)
+    small = p.score(pairs)
+    for a, b, c in zip(whole, alone, small, strict=True):
+        assert a == pytest.approx(b, abs=2e-6)
+        assert a == pytest.approx(c, abs=2e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_sampler_and_trainer_agree(family: str, request) -> None:
+    p = policy(request.getfixturevalue(family))
+    asked = requests(p, 40)
+    replies = p.sampler.sample(asked, TEMPERATURE)
+    scores = p.score([(r.prompt_ids, x.token_ids) for r, x in zip(asked, replies, strict=True)])
+    gaps = [
+        abs(sum(x.logprobs) - sum(s)) / len(s) for x, s in zip(replies, scores, strict=True)
+    ]
+    assert max(gaps) < 1e-6
+
+
+# ---------------------------------------------------------------- sampling
+
+
+def test_tokens_do_not_depend_on_rows_order_or_company(llama: Path) -> None:
+    p = policy(llama)
+    asked = requests(p, 30)
+    whole = p.sampler.sample(asked, TEMPERATURE)
+    assert len({r.token_ids for r in whole}) > 20  # streams differ
+    for rows in (1, 7):
+        p.sampler.rows = rows
+        assert [r.token_ids for r in p.sampler.sample(asked, TEMPERATURE)] == [
+            r.token_ids for r in whole
+        ]
+    p.sampler.rows = 512
+    backwards = p.sampler.sample(asked[::-1], TEMPERATURE)[::-1]
+    assert [r.token_ids for r in backwards] == [r.token_ids for r in whole]
+    assert p.sampler.sample(asked[5:6], TEMPERATURE)[0].token_ids == whole[5].token_ids
+
+
+def test_limits_and_end_tokens(llama: Path) -> None:
+    """Every reply ends at its own limit or at an end token, which is its last and only one."""
+    p = policy(llama)
+    asked = requests(p, 60, limit=30)
+    p.sampler.end_ids = (*p.sampler.end_ids, 65, 66, 67, 68)  # several end tokens
+    replies = p.sampler.sample(asked, TEMPERATURE)
+    assert {r.stopped for r in replies} == {True, False}
+    for request, reply in zip(asked, replies, strict=True):
+        ends = [t in p.sampler.end_ids for t in reply.token_ids]
+        assert not any(ends[:-1])
+        assert ends[-1] == reply.stopped
+        assert len(reply.token_ids) == request.limit or reply.stopped
+        assert len(reply.logprobs) == len(reply.token_ids)
+
+
+def test_temperature_zero_is_greedy(llama: Path) -> None:
+    p = policy(llama)
+    request = requests(p, 1, limit=8)[0]
+    (reply,) = p.sampler.sample([request], 0.0)
+    model, ids = AutoModelForCausalLM.from_pretrained(p.source), list(request.prompt_ids)
+    for token in reply.token_ids:
+        assert model(torch.tensor([ids])).logits[0, -1].argmax().item() == token
+        ids.append(token)
+
+
+# ---------------------------------------------------------------- updates
+
+
+def test_microbatches_are_planned_from_lengths_alone() -> None:
+    assert plan_microbatches([5, 9, 4, 8], 18) == [[1, 3], [0, 2]]
+    assert plan_microbatches([5, 30, 5], 10) == [[1], [0, 2]]
+    assert plan_microbatches([], 10) == []
+
+
+@pytest.mark.parametrize("name", ["hacpo", "gspo", "grpo", "naive"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_split_and_padding_do_not_change_loss_or_gradient(llama: Path, name: str, beta: float) -> None:
+    whole, split = policy(llama, beta), policy(llama, beta, microbatch_tokens=60)
+    loss = loss_of(name, beta=beta, floor=0.5, last_floor=0.9)
+    rows = samples(whole)
+    one, many = (p.update(rows, loss, UPDATE) for p in (whole, split))
+    assert one.loss == pytest.approx(many.loss, abs=1e-6)
+    assert one.ratios == pytest.approx(many.ratios, abs=1e-6)
+    assert one.used == many.used
+    for key, gradient in gradients(whole).items():
+        assert torch.allclose(gradient, gradients(split)[key], atol=1e-6, rtol=0)
+    assert max(g.abs().max() for g in gradients(whole).values()) > 1e-3  # there was something to do
+
+
+def test_gradient_checkpointing_changes_nothing(llama: Path) -> None:
+    plain, saving = policy(llama), policy(llama, gradient_checkpointing=True)
+    rows = samples(plain)
+    for p in (plain, saving):
+        p.update(rows, loss_of(), UPDATE)
+    for key, gradient in gradients(plain).items():
+        assert torch.allclose(gradient, gradients(saving)[key], atol=1e-6, rtol=0)
+
+
+def test_an_update_raises_the_chance_of_what_was_good(llama: Path) -> None:
+    p = policy(llama)
+    rows = [replace(s, is_own=True) for s in samples(p)]
+
+    def chance() -> list[float]:
+        split = [len(s.token_ids) - s.num_reply_tokens for s in rows]
+        scores = p.score([(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(rows, split, strict=True)])
+        return [sum(x) / len(x) for x in scores]
+
+    before = chance()
+    p.update(rows, loss_of("gspo", epsilon_low=0.5, epsilon_high=0.5), UPDATE)
+    moved = [(b - a) * s.advantage for a, b, s in zip(before, chance(), rows, strict=True)]
+    assert sum(moved) > 0
+
+
+def test_warm_up_and_gradient_clip(llama: Path) -> None:
+    p = policy(llama, warmup_updates=4, max_grad_norm=1e-9)
+    rates = [p.update(samples(p), loss_of(), UPDATE).learning_rate for _ in range(6)]
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+    total = sum(float((m.grad**2).sum()) for m in p.master.values()) ** 0.5
+    assert total == pytest.approx(1e-9, rel=1e-3)
+
+
+def test_a_non_finite_update_is_skipped_and_counted(llama: Path) -> None:
+    p = policy(llama)
+    rows = samples(p)
+    before = {n: m.detach().clone() for n, m in p.master.items()}
+    broken = [replace(rows[1], advantage=float("nan")), *rows[2:]]
+    for count in (1, 2):
+        assert p.update(broken, loss_of(), UPDATE).skipped
+        assert p.skipped_in_a_row == count
+    assert p.updates_made == 0
+    assert all(torch.equal(before[n], m) for n, m in p.master.items())
+    assert not p.update(rows, loss_of(), UPDATE).skipped
+    assert p.skipped_in_a_row == 0
+
+
+def test_snapshot_and_restore_go_on_bit_for_bit(llama: Path) -> None:
+    a, b = policy(llama), policy(llama)
+    rows = samples(a)
+    a.update(rows, loss_of(), UPDATE)
+    b.restore(a.snapshot(1))
+    for p in (a, b):
+        p.update(rows, loss_of(), UPDATE)
+    assert all(torch.equal(a.master[n], b.master[n]) for n in a.master)
+    assert a.updates_made == b.updates_made == 2
+
+
+def test_bfloat16_has_a_float32_master(llama: Path) -> None:
+    """Steps of 1e-6 vanish in bfloat16; the master keeps them and the resident weights follow it."""
+    p = policy(llama, dtype="bfloat16", learning_rate=1e-6)
+    start = {n: m.detach().clone() for n, m in p.master.items()}
+    rows = samples(p)
+    for _ in range(3):
+        p.update(rows, loss_of(), UPDATE)
+    resident = dict(p.model.named_parameters())
+    for name, master in p.master.items():
+        assert master.dtype == torch.float32
+        assert resident[name].dtype == torch.bfloat16
+        assert not torch.equal(master, start[name])
+        assert torch.equal(resident[name], master.to(torch.bfloat16))
+    assert p.sampler.model is p.model  # no sync step
+
+
+# ---------------------------------------------------------------- saving and adapters
+
+
+def test_export_is_an_ordinary_model_folder(llama: Path, tmp_path: Path) -> None:
+    p = policy(llama)
+    p.update(samples(p), loss_of(), UPDATE)
+    p.export(tmp_path / "out")
+    again = policy(tmp_path / "out")
+    prompt = p.renderer.prompt([Message("user", "hello")])
+    assert again.renderer.prompt([Message("user", "hello")]) == prompt
+    assert again.score([(prompt, (70, 71))])[0] == pytest.approx(p.score([(prompt, (70, 71))])[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_lora_trains_adapters_and_exports_base_plus_adapter(family: str, request, tmp_path) -> None:
+    p = policy(request.getfixturevalue(family), beta=0.1, lora=LoraSettings(rank=4), learning_rate=0.05)
+    prompt, reply = p.renderer.prompt([Message("user", "hello")]), (70, 71, 72)
+    start = policy(p.source).score([(prompt, reply)])[0]
+    assert p.score([(prompt, reply)])[0] == pytest.approx(start, abs=1e-6)
+    assert all("lora_" in name for name in p.master)
+    for _ in range(3):
+        report = p.update(samples(p), loss_of(beta=0.1), UPDATE)
+    assert report.kl > 0  # against the start weights, without a second copy
+    trained = p.score([(prompt, reply)])[0]
+    assert abs(trained[0] - start[0]) > 1e-3
+    p.export(tmp_path / "out")
+    exported = policy(tmp_path / "out").score([(prompt, reply)])[0]
+    assert exported == pytest.approx(trained, abs=1e-5)
+
+
+def test_kl_is_zero_at_the_start_weights_and_grows(llama: Path) -> None:
+    p = policy(llama, beta=0.1)
+    rows = samples(p)
+    kls = [p.update(rows, loss_of(beta=0.1), UPDATE).kl for _ in range(3)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-7)
+    assert kls[2] > 1e-4
