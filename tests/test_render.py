@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import random
+import unicodedata
 from functools import cache
 from pathlib import Path
 
@@ -49,9 +50,8 @@ def small(name: str) -> Renderer:
 
 def _data_of(package: str) -> Path:
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.submodule_search_locations, (
-        f"{package}: install the test extra"
-    )
+    assert spec is not None, f"{package}: install the test extra"
+    assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
 
 
@@ -213,7 +213,8 @@ def decoded(renderer: Renderer, ids: tuple[int, ...]) -> str:
 def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
     """2,000 texts a pair. Every kept view decodes to prompt + text + end token, holds no control
     token but that one, and everything else is counted by reason. Only what a tokenizer truly
-    cannot keep may be lost: text that its normalizer rewrites."""
+    cannot keep may be lost: the sign that SentencePiece writes for a space, and letters that a
+    normalizer puts together (NFC). DeepSeek's does neither and loses nothing."""
     if source == learner:
         return
     mine, theirs = team_renderer(learner), team_renderer(source)
@@ -240,10 +241,9 @@ def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
         reply = sample.token_ids[len(prompt) :]
         assert reply[-1] == report.end_token
         assert not set(reply[:-1]) & set(mine.tokenizer.all_special_ids)
-    lost = set(range(len(texts))) - {s.index for s in samples}
-    for n in lost:  # nothing is given up that a plain encoding would have kept
-        ids = mine.tokenizer.encode(texts[n], add_special_tokens=False, split_special_tokens=True)
-        assert decoded(mine, (*prompt, *ids)) != before + texts[n]
+    lost = [texts[n] for n in set(range(len(texts))) - {s.index for s in samples}]
+    assert all("▁" in x or unicodedata.normalize("NFC", x) != x for x in lost)
+    assert learner != "deepseek" or not lost
     assert len(samples) >= 0.6 * len(texts)
 
 

@@ -183,7 +183,7 @@ def _repair_gemma3(tokenizer: Any) -> list[str]:
 
     bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
+        single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, bos_id)]
     )
     return [f"post-processor: {bos} before every text; without it the model writes garbage"]
 

@@ -215,8 +215,11 @@ class Renderer:
 
     def _encode(self, text: str) -> Ids:
         """The tokenizer's own encoding, control tokens parsed, nothing added."""
+        # verbose: no warning about lengths, which are the views' business.
         return tuple(
-            self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)
+            self.tokenizer.encode(
+                text, add_special_tokens=False, split_special_tokens=False, verbose=False
+            )
         )
 
     def _apply(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:

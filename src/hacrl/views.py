@@ -131,17 +131,12 @@ def learner_view(
         own = [t for t in group.trajectories if t.agent == learner]
         others = [t for t in group.trajectories if t.agent != learner] if peers else []
         for t in sorted(own, key=lambda t: t.index):
-            rollout = own_rollouts.get((t.step, t.problem_id, t.index))
-            reason = _why_not(t, needs_behaviour=False, mask_truncated=mask_truncated)
-            if reason is None and rollout is None:
-                raise ValueError(f"own trajectory {t.key} is in the cut but not in the journal")
-            if reason is None and rollout is not None and not rollout.completion.token_ids:
-                reason = DropReason.EMPTY
-            if reason is None and rollout is not None:
-                places.append(_own_sample(rollout, learner))
+            made = _own_sample(t, own_rollouts.get((t.step, t.problem_id, t.index)), mask_truncated)
+            if isinstance(made, DropReason):
+                report.drops[learner, made] += 1
+            else:
                 report.kept[learner] += 1
-            elif reason is not None:
-                report.drops[learner, reason] += 1
+                places.append(made)
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
             found = _candidate(t, problems, renderer, limits, needs_behaviour, mask_truncated)
             if isinstance(found, DropReason):
@@ -157,14 +152,14 @@ def learner_view(
             samples.append(place)
             continue
         source = place.trajectory.agent
-        made = _peer_sample(
+        shown = _peer_sample(
             place, next(encoded), renderer, report, limits, mask_truncated, same_tokenizer
         )
-        if isinstance(made, DropReason):
-            report.drops[source, made] += 1
+        if isinstance(shown, DropReason):
+            report.drops[source, shown] += 1
         else:
             report.kept[source] += 1
-            samples.append(made)
+            samples.append(shown)
     return samples, report
 
 
@@ -181,13 +176,22 @@ def _why_not(t: Trajectory, *, needs_behaviour: bool, mask_truncated: bool) -> D
     return None
 
 
-def _own_sample(rollout: Rollout, learner: str) -> Sample:
+def _own_sample(
+    t: Trajectory, rollout: Rollout | None, mask_truncated: bool
+) -> Sample | DropReason:
     """The ids exactly as sampled, never encoded again."""
+    reason = _why_not(t, needs_behaviour=False, mask_truncated=mask_truncated)
+    if reason is not None:
+        return reason
+    if rollout is None:
+        raise ValueError(f"own trajectory {t.key} is in the cut but not in the journal")
     prompt, reply = rollout.prompt_ids, rollout.completion.token_ids
+    if not reply:
+        return DropReason.EMPTY
     return Sample(
         problem_id=rollout.problem_id,
         index=rollout.index,
-        source=learner,
+        source=t.agent,
         is_own=True,
         token_ids=prompt + reply,
         loss_mask=(0,) * len(prompt) + (1,) * len(reply),

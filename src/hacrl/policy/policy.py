@@ -73,7 +73,8 @@ class Policy:
             self.model, self.renderer.end_ids, self.renderer.pad_id, agent.sampler_rows
         )
         self.optimizer = torch.optim.AdamW(
-            list(self.master.values()),
+            # A frozen member has nothing to train, and AdamW wants something.
+            list(self.master.values()) or [torch.zeros(1)],
             lr=agent.learning_rate,
             betas=agent.betas,
             weight_decay=agent.weight_decay,

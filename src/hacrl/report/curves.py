@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from rich.text import Text
@@ -61,7 +62,9 @@ def plot(curves: Mapping[str, Curve], width: int = 72, height: int = 8) -> Text:
         text.append_text(canvas.row(row))
         text.append("\n")
     first, last = (str(x) for x in x_range)
-    text.append(f"{'':6}{first}{'step':^{max(4, columns - len(first) - len(last))}}{last}\n", style="dim")
+    text.append(
+        f"{'':6}{first}{'step':^{max(4, columns - len(first) - len(last))}}{last}\n", style="dim"
+    )
     text.append(" " * 6)
     for number, name in enumerate(shown):
         text.append(f"━ {name}  ", style=COLOURS[number % len(COLOURS)])
@@ -96,7 +99,7 @@ class _Canvas:
 
     def line(self, points: Sequence[tuple[int, int]], number: int) -> None:
         self._dot(*points[0], number)
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(points):
             length = max(abs(x1 - x0), abs(y1 - y0), 1)
             for i in range(length + 1):
                 x, y = x0 + (x1 - x0) * i / length, y0 + (y1 - y0) * i / length
@@ -125,9 +128,9 @@ def write_png(summary: RunSummary, path: Path) -> None:
     for number, agent in enumerate(summary.agents):
         colour = PNG_COLOURS[number % len(PNG_COLOURS)]
         if agent.rewards:
-            steps, rewards = zip(*agent.rewards, strict=True)
-            left.plot(steps, rewards, color=colour, alpha=0.25)
-            left.plot(steps, [v for _, v in smooth(agent.rewards)], color=colour, label=agent.name)
+            left.plot(*zip(*agent.rewards, strict=True), color=colour, alpha=0.25)
+            smoothed = zip(*smooth(agent.rewards), strict=True)
+            left.plot(*smoothed, color=colour, label=agent.name)
         if agent.scores:
             steps = [s.step for s in agent.scores]
             right.plot(

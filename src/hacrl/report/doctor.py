@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +20,15 @@ from hacrl.plan import Plan
 from hacrl.report.memory import count_parameters, estimate_need, size_text
 from hacrl.report.table import plain_table
 
-CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "sqlalchemy", "tensorboard")
+CORE = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "pydantic",
+    "sqlalchemy",
+    "tensorboard",
+)
 EXTRAS = {
     "lora": ("peft", "low-rank adapters: agents.N.lora"),
     "math": ("math-verify", "verifier math"),
@@ -94,7 +104,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield _try("algorithm", lambda: _algorithm(config))
     yield _try("device", lambda: _device(config))
     for agent in config.agents:
-        yield _try(f"agent {agent.name}", lambda agent=agent: _agent(agent))  # type: ignore[misc]
+        yield _try(f"agent {agent.name}", lambda agent=agent: _agent(agent))
         if agent.lora:
             yield _extra("lora", f"agent {agent.name}")
     if config.log.wandb:
@@ -148,7 +158,8 @@ def _device(config: Config) -> str:
 
 
 def _agent(agent: AgentConfig) -> str:
-    from hacrl.policy.load import load_tokenizer, model_source
+    from hacrl.policy.load import model_source
+    from hacrl.render import Renderer, RenderSettings, load_tokenizer
     from hacrl.rundir import RunDirectory
 
     if agent.replay:
@@ -159,8 +170,20 @@ def _agent(agent: AgentConfig) -> str:
         return f"{source} is a hub name: it is downloaded when the run starts"
     if count_parameters(Path(source)) is None:
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
-    tokenizer = load_tokenizer(source, agent)
+    tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
+    settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
+    Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
     return f"{source}, {len(tokenizer):,} tokens in its vocabulary"
+
+
+def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
+    """The end tokens that the folder and its tokenizer name, without loading the model."""
+    named: list[Any] = [tokenizer.eos_token_id]
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        if path.is_file():
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            named += value if isinstance(value, list) else [value]
+    return sorted({i for i in named if i is not None}) or None
 
 
 def _print_plan(console: Console, config: Config) -> None:
@@ -172,7 +195,15 @@ def _print_plan(console: Console, config: Config) -> None:
     table = plain_table("\na step of each agent")
     table.caption = "memory: without the activations of a micro-batch (microbatch_tokens)"
     table.add_column("agent", no_wrap=True)
-    for name in ("rollouts", "updates", "peers' floors", "parameters", "weights", "training", "cache"):
+    for name in (
+        "rollouts",
+        "updates",
+        "peers' floors",
+        "parameters",
+        "weights",
+        "training",
+        "cache",
+    ):
         table.add_column(name, justify="right")
     for agent in config.agents:
         plan = config.plan_of(agent, shares=shares) if agent.learns else None
@@ -191,7 +222,7 @@ def _print_plan(console: Console, config: Config) -> None:
 
 
 def plan_cells(plan: Plan | None) -> list[str]:
-    """(updates, floors of the updates that hold peers), e.g. ("2 own + 4 peers", "0.83 to 0.875")."""
+    """Updates, and floors of those that hold peers: ["2 own + 4 peers", "0.83 to 0.875"]."""
     if plan is None:
         return ["none (frozen)", "-"]
     updates = " + ".join(f"{count} {name}" for name, count in plan.parts)

@@ -49,7 +49,12 @@ class Candidate:
 
 
 def candidates_of_run(
-    run: RunDirectory, config: Config, agent: str | None, step: int | None, best: bool, report: Report
+    run: RunDirectory,
+    config: Config,
+    agent: str | None,
+    step: int | None,
+    best: bool,
+    report: Report,
 ) -> list[Candidate]:
     """The run's agents at their newest whole checkpoint, their best, or that of a step."""
     names = [a.name for a in config.agents if not a.replay]
@@ -60,7 +65,12 @@ def candidates_of_run(
 
 
 def _candidate(
-    run: RunDirectory, config: Config, agent: AgentConfig, step: int | None, best: bool, report: Report
+    run: RunDirectory,
+    config: Config,
+    agent: AgentConfig,
+    step: int | None,
+    best: bool,
+    report: Report,
 ) -> Candidate:
     if not agent.learns:
         return Candidate(agent, 0)  # frozen: its model folder is all there is
@@ -68,14 +78,17 @@ def _candidate(
     stored = checkpoints.steps()
     if not stored:
         raise UserError(
-            f"{run.path} has no checkpoint of {agent.name!r} yet; go on with `hacrl resume {run.path}`"
+            f"{run.path} has no checkpoint of {agent.name!r} yet; go on with "
+            f"`hacrl resume {run.path}`"
         )
     if step is not None:
         chosen: int | None = step
     elif best:
         marked = checkpoints.best()
         if marked is None:
-            raise UserError(f"{run.path}: no best checkpoint of {agent.name!r} is marked; leave --best")
+            raise UserError(
+                f"{run.path}: no best checkpoint of {agent.name!r} is marked; leave out --best"
+            )
         chosen = marked[0]
     else:
         chosen = checkpoints.newest_whole(report)

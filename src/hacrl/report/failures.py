@@ -1,8 +1,8 @@
 """Errors at the command line: one calm message and an exit code, no traceback.
 
-    2    something the user can mend (a config, a file, a full disk)
-    3    a run that must not go on (stale sampler weights, non-finite updates in a row)
-    130  stopped by Ctrl-C
+2    something the user can mend (a config, a file, a full disk)
+3    a run that must not go on (stale sampler weights, non-finite updates in a row)
+130  stopped by Ctrl-C
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class WeightsAndBiases:
 
 
 LOGGERS: dict[str, Callable[[RunDirectory, Config, int], Logger | None]] = {
-    "tensorboard": lambda run, config, step: TensorBoard(run, step) if config.log.tensorboard else None,
+    "tensorboard": lambda run, config, step: (
+        TensorBoard(run, step) if config.log.tensorboard else None
+    ),
     "wandb": lambda run, config, step: WeightsAndBiases(run, config) if config.log.wandb else None,
 }
 

@@ -94,4 +94,6 @@ def _adapter_size(agent: AgentConfig, shape: _Shape) -> float:
 
 def size_text(size: float) -> str:
     """e.g. 540 MB, 1.6 GB"""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+    if size >= 1e9:
+        return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"

@@ -46,7 +46,9 @@ class ProgressLine:
         self._steps, self._first, self._done = config.steps, step, step
         self._start = time.monotonic()
         names = ", ".join(a.name for a in config.agents)
-        self._print(f"{config.algorithm.name}, {names}: steps {step} to {config.steps} in {run.path}")
+        self._print(
+            f"{config.algorithm.name}, {names}: steps {step} to {config.steps} in {run.path}"
+        )
         self._show()
 
     def phase(self, text: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hacrl.config import Config
@@ -21,6 +22,9 @@ from hacrl.pool import open_pool
 from hacrl.report.table import plain_table
 from hacrl.rundir import RunDirectory
 from hacrl.types import Problem, Trajectory
+
+Key = tuple[str, str, int]
+"""(problem, author, index): a reply of a step."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,11 @@ def stored_steps(run: RunDirectory) -> list[int]:
 
 
 def sample_rows(
-    run: RunDirectory, config: Config, step: int, learners: Sequence[str], problem: str | None = None
+    run: RunDirectory,
+    config: Config,
+    step: int,
+    learners: Sequence[str],
+    problem: str | None = None,
 ) -> Iterator[list[SampleRow]]:
     """The rows of a step, by problem and learner, in a fixed order."""
     if config.pool.url == "memory://":
@@ -117,12 +125,12 @@ def _learners(config: Config, agent: str | None) -> list[str]:
     return [agent] if agent else [a.name for a in config.agents if a.learns]
 
 
-def _views(run: RunDirectory, learner: str, step: int) -> dict[tuple[str, str, int], dict[str, Any]]:
+def _views(run: RunDirectory, learner: str, step: int) -> dict[Key, dict[str, Any]]:
     rows = map(json.loads, read_whole_lines(run.samples(learner) / f"step-{step:06d}.jsonl"))
     return {(row["problem"], row["source"], row["index"]): row for row in rows}
 
 
-def _key(t: Trajectory) -> tuple[str, str, int]:
+def _key(t: Trajectory) -> Key:
     return t.problem_id, t.agent, t.index
 
 
@@ -142,7 +150,8 @@ def _table(rows: Sequence[SampleRow], problem: Problem | None, full: bool) -> Ta
     table = plain_table(f"step {first.step}, problem {first.problem}, as {first.learner} learned")
     if problem is not None:
         question = one_line(problem.messages[-1].content)
-        table.caption = f"question: {question if full else question[:200]}   answer: {problem.answer}"
+        question = question if full else question[:200]
+        table.caption = escape(f"question: {question}   answer: {problem.answer}")
     table.add_column("author", no_wrap=True)
     for name in ("#", "reward", "tokens", "s", "advantage", "weight", "used"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -175,6 +184,4 @@ def one_line(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Model text is no markup, and control characters must not reach the terminal."""
-    from rich.markup import escape
-
     return escape("".join(c if c.isprintable() or c == "\n" else "·" for c in text))

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hacrl.config import Config
+from hacrl.config import AgentConfig, Config
 from hacrl.evaluate import read_scores
 from hacrl.files import read_whole_lines
 from hacrl.rundir import RunDirectory
@@ -103,22 +103,18 @@ def summarise(run: RunDirectory) -> RunSummary:
     rows = run.metrics()
     times = seconds_by_agent(run.path / "times.jsonl")
     train = [row for row in rows if row["kind"] == "train"]
-    agents = tuple(
-        _agent(run, agent.name, agent.model or f"replay of {agent.replay}", agent.learns, rows, times)
-        for agent in config.agents
-    )
+    agents = tuple(_agent(run, agent, rows, times) for agent in config.agents)
     done = 1 + max((row["step"] for row in train), default=-1)
     return RunSummary(run.path, config, done, agents, sum(times.values()))
 
 
 def _agent(
     run: RunDirectory,
-    name: str,
-    model: str,
-    learns: bool,
+    agent: AgentConfig,
     rows: Sequence[Mapping[str, Any]],
     times: Mapping[str, float],
 ) -> AgentSummary:
+    name = agent.name
     mine = [row for row in rows if row["agent"] == name]
     train = [row for row in mine if row["kind"] == "train"]
     scores = tuple(
@@ -128,8 +124,8 @@ def _agent(
     )
     return AgentSummary(
         name=name,
-        model=model,
-        learns=learns,
+        model=agent.model or f"replay of {agent.replay}",
+        learns=agent.learns,
         scores=scores,
         gain=_gain(run, name, scores),
         rewards=[(r["step"] + 1, r["reward"]) for r in train if r["reward"] is not None],
@@ -165,7 +161,9 @@ def paired_difference(before: Path, after: Path) -> Estimate | None:
 
 def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
     """Over all steps, each peer sample counting once."""
-    counts = [(row["peers/samples"], row["peers/used"]) for row in train if row.get("peers/samples")]
+    counts = [
+        (row["peers/samples"], row["peers/used"]) for row in train if row.get("peers/samples")
+    ]
     total = sum(n for n, _ in counts)
     return sum(n * used for n, used in counts) / total if total else None
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from rich.console import Console
 from rich.table import Table
 
 from hacrl.report.summary import AgentSummary, RunSummary, Score
 from hacrl.statistics import Estimate
+
+NARROWEST = 100
+"""Columns assumed where the output is no terminal (a file, a pipe)."""
+
+
+def console() -> Console:
+    """Standard output for tables."""
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=max(made.width, NARROWEST))
 
 
 def summary_table(summary: RunSummary) -> Table:
@@ -78,4 +88,8 @@ def points_text(e: Estimate | None) -> str:
 
 def duration(seconds: float) -> str:
     """e.g. 8.3 s, 2:05, 1:02:05"""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds))).removeprefix("0:")
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 60
+        else str(timedelta(seconds=round(seconds))).removeprefix("0:")
+    )

@@ -61,7 +61,7 @@ class MathVerifier:
         answer = latex.clean(found)
         if not answer:
             return unparsed("the answer is empty")
-        if not latex.words(gold):
+        if not latex.words(gold) and _squeeze(gold) != _squeeze(answer):
             answer = _number_of_sentence(answer)
         return right(found) if self.same(gold, answer) else wrong(found)
 

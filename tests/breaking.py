@@ -1,0 +1,76 @@
+"""Ways to break a process that writes: kills at every file operation, and no room left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hacrl.files
+
+SRC = Path(hacrl.files.__file__).parents[1]
+
+# Makes a copy of a folder for every moment n, and in it runs a job that kills itself (SIGKILL) at
+# its n-th file operation, until a job lives to its end. One process, forked anew each time.
+KILLER = """
+import os, shutil, signal, sys
+from pathlib import Path
+{imports}
+
+def job(folder):
+{job}
+
+base, copies = Path(sys.argv[1]), Path(sys.argv[2])
+for moment in range(1, 200):
+    folder = copies / str(moment)
+    shutil.copytree(base, folder)
+    child = os.fork()
+    if not child:
+        left = moment
+        def hook(event, arguments):
+            global left
+            if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
+                left -= 1
+                if not left:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(hook)
+        job(folder)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        print(moment - 1)
+        break
+"""
+
+
+def kill_everywhere(base: Path, copies: Path, imports: str, job: str) -> list[Path]:
+    """The folders left by kills at every moment of a job; the last one is of the finished job."""
+    copies.mkdir()
+    body = "\n".join("    " + line for line in job.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER.format(imports=imports, job=body), str(base), str(copies)],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [copies / str(n) for n in range(1, int(done.stdout) + 2)]
+
+
+def in_little_room(limit: int, script: str, *arguments: object) -> str:
+    """Run a script that may write no file larger than `limit` bytes; return what it prints."""
+    head = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())

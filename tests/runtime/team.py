@@ -1,0 +1,38 @@
+"""Small configs of the pocket team for tests of whole runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODELS = {"wren": "pocket:wren", "finch": "pocket:finch", "heron": "pocket:heron"}
+
+
+def member(name: str, model: str | None = None, **settings: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": f"pocket:{model or name}",
+        "learning_rate": 2e-4,
+        **settings,
+    }
+
+
+def team(*members: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A config of a few quick steps; whole tables given in `settings` replace those here."""
+    return {
+        "seed": 3,
+        "steps": 3,
+        "prompts_per_step": 6,
+        "samples_per_prompt": 4,
+        "minibatch_samples": 12,
+        "max_prompt_tokens": 64,
+        "max_response_tokens": 24,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number", "workers": 1},
+        "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
+        "evaluation": {"every": 2, "problems": 12},
+        "checkpoint": {"every": 1},
+        "runtime": {"threads": 1, "device": "cpu"},
+        "log": {"tensorboard": False},
+        "agents": list(members),
+        **settings,
+    }

@@ -1,0 +1,250 @@
+"""Teams of any size, streams that nobody else touches, members that do not learn or are not there."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import hacrl
+from hacrl.checkpoint import Checkpoints
+from hacrl.errors import RunStopped, UserError
+from hacrl.journal import Journal
+from hacrl.policy import policy as policy_module
+from hacrl.pool import open_pool
+from hacrl.rundir import RunDirectory
+from hacrl.types import Finish
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+helpers = load("team")
+member, team = helpers.member, helpers.team
+NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
+
+
+def rollouts(run: RunDirectory, agent: str, step: int = 0) -> dict:
+    entry = Journal(run.journal(agent)).read(step)
+    return {(r.problem_id, r.index): r.completion.token_ids for r in entry[0]}
+
+
+def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
+    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
+
+
+def cuts(run: RunDirectory, steps: int) -> list:
+    pool = open_pool(run.config().pool.url, run.path, create=False)
+    found = [pool.gather(step) for step in range(steps)]
+    pool.dispose()
+    return found
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
+    """6 prompts x 4 samples in minibatches of 24: 1 update own, 1 for each peer."""
+    names = [("wren", "wren"), ("finch", "finch"), ("heron", "heron"), ("w2", "wren"), ("f2", "finch")]
+    members = [member(name, model) for name, model in names[:size]]
+    config = team(*members, steps=2, minibatch_samples=24, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    for name, _ in names[:size]:
+        trained = rows(run, name)
+        assert [r["step"] for r in trained] == [0, 1]
+        assert all(r["updates_planned"] == size for r in trained)
+        assert all(r["rollouts"] == 24 for r in trained)
+        assert all(r["peers/samples"] + sum_drops(r, name) == 24 * (size - 1) for r in trained)
+        assert Checkpoints(run.checkpoints(name), 2).steps() == [2]
+    assert [len(c.groups) for c in cuts(run, 2)] == [6, 6]
+
+
+def sum_drops(row: dict, learner: str) -> float:
+    own = row.get(f"view/dropped/{learner}", 0)
+    return sum(v for k, v in row.items() if k.startswith("view/dropped/")) - own
+
+
+def test_one_agent_under_hacpo_is_gspo_number_for_number(tmp_path: Path) -> None:
+    base = team(member("wren"))
+    runs = []
+    for name in ("hacpo", "gspo"):
+        config = copy.deepcopy(base)
+        config["algorithm"]["name"] = name
+        runs.append(hacrl.train(config, tmp_path / name))
+    assert runs[0].metrics_path.read_bytes() == runs[1].metrics_path.read_bytes()
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_nobody_touches_anothers_stream(tmp_path: Path) -> None:
+    """Under gspo agents do not meet, so wren's whole run must stay the same to the last number when
+    a third agent joins, the team is reordered, or row counts and micro-batches change."""
+    base = team(member("wren"), member("finch"), **NO_EVALUATION)
+    base["algorithm"]["name"] = "gspo"
+    changed = {
+        "third": [member("wren"), member("finch"), member("heron")],
+        "reordered": [member("finch"), member("wren")],
+        "rows": [member("wren", sampler_rows=5), member("finch")],
+        "microbatch": [member("wren", microbatch_tokens=150), member("finch")],
+    }
+    plain = hacrl.train(base, tmp_path / "plain")
+    for name, members in changed.items():
+        other = hacrl.train({**base, "agents": members}, tmp_path / name)
+        for step in range(2 if name == "microbatch" else 3):
+            assert rollouts(other, "wren", step) == rollouts(plain, "wren", step), (name, step)
+        if name in ("third", "reordered"):
+            known = [{k: r[k] for k in p} for r, p in zip(rows(other, "wren"), rows(plain, "wren"))]
+            assert known == rows(plain, "wren"), name
+
+
+def test_reordering_the_team_reorders_the_results(tmp_path: Path) -> None:
+    one = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "one")
+    two = hacrl.train(team(member("finch"), member("wren"), **NO_EVALUATION), tmp_path / "two")
+    for name in ("wren", "finch"):
+        assert rows(one, name) == rows(two, name)
+
+
+def test_two_agents_of_one_model_draw_differently(tmp_path: Path) -> None:
+    config = team(member("a", "wren"), member("b", "wren"), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    assert rollouts(run, "a") != rollouts(run, "b")
+
+
+# ---------------------------------------------------------------- members of other kinds
+
+
+def test_a_frozen_member_samples_and_never_learns(tmp_path: Path) -> None:
+    config = team(member("wren"), member("finch", learn=False), **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    assert all("updates" not in r for r in rows(run, "finch"))
+    assert all(r["updates"] > 0 and r["peers/samples"] > 0 for r in rows(run, "wren"))
+    assert Checkpoints(run.checkpoints("finch"), 1).steps() == []
+    versions = {t.policy_version for c in cuts(run, 3) for g in c.groups for t in g.trajectories
+                if t.agent == "finch"}
+    assert versions == {0}
+
+
+def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
+    """A run of finch alone, then wren learning with finch's stored trajectories: the same texts and
+    verdicts as if finch had been there at the time."""
+    stored = hacrl.train(team(member("finch"), **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old-finch", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        old = {(t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+               for g in before.groups for t in g.trajectories}
+        new = {(t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+               for g in now.groups for t in g.trajectories if t.agent == "old-finch"}
+        assert old == new
+    assert all(r["peers/samples"] > 0 for r in rows(run, "wren"))
+    assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
+
+
+def test_a_replay_member_names_its_agent(tmp_path: Path) -> None:
+    stored = hacrl.train(
+        team(member("wren"), member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored"
+    )
+    config = team(member("wren"), {"name": "old", "replay": str(stored.path)}, **NO_EVALUATION)
+    with pytest.raises(UserError, match="wren, finch"):
+        hacrl.train(config, tmp_path / "run")
+
+
+def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
+    """wren samples 2, finch 4 with a system text and shorter replies; 12 own and 24 peers' samples
+    in minibatches of 12 are 1 + 2 updates for wren, 2 + 1 for finch."""
+    config = team(
+        member("wren", samples_per_prompt=2),
+        member("finch", system="Work it out.", max_response_tokens=12, mask_truncated=True),
+        steps=1,
+        **NO_EVALUATION,
+    )
+    run = hacrl.train(config, tmp_path / "run")
+    (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
+    assert (wren["rollouts"], finch["rollouts"]) == (12, 24)
+    assert (wren["updates_planned"], finch["updates_planned"]) == (3, 3)
+    assert max(len(ids) for ids in rollouts(run, "finch").values()) <= 12
+    assert finch["view/drop/too_long"] + finch["view/drop/truncated"] > 0
+    plain = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "plain")
+    assert rollouts(plain, "finch") != rollouts(run, "finch")  # the system text was read
+
+
+def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) -> None:
+    config = team(member("wren"), member("finch", max_prompt_tokens=2), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    (cut,) = cuts(run, 1)
+    theirs = [t for g in cut.groups for t in g.trajectories if t.agent == "finch"]
+    assert {t.finish for t in theirs} == {Finish.NOT_ATTEMPTED}
+    (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
+    assert finch["not_attempted"] == 6
+    assert wren["view/drop/not_attempted"] == 6
+    assert wren["updates"] == 2  # own block only; the empty peers' block makes none
+    assert wren["updates_planned"] == 4
+    assert finch["updates"] == 0
+
+
+# ---------------------------------------------------------------- honesty
+
+
+def test_stale_sampler_weights_stop_the_run(tmp_path: Path, monkeypatch) -> None:
+    """A sampler that keeps the start weights: equal at step 0, caught at step 1."""
+    real = policy_module.Sampler
+
+    def stale(model, *rest):
+        return real(copy.deepcopy(model), *rest)
+
+    monkeypatch.setattr(policy_module, "Sampler", stale)
+    config = team(member("wren"), **NO_EVALUATION)
+    config["agents"][0]["learning_rate"] = 5e-3
+    with pytest.raises(RunStopped, match="stale"):
+        hacrl.train(config, tmp_path / "run")
+    assert [r["step"] for r in rows(RunDirectory.open(tmp_path / "run"), "wren")] == [0]
+
+
+def test_the_samplers_own_logprobs_may_serve_while_they_agree(tmp_path: Path) -> None:
+    """In float32 the gap lies far below epsilon_low / 10, so only the probe is scored, and training
+    is the same to rounding."""
+    scored = hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path / "scored")
+    config = team(member("wren"), **NO_EVALUATION, sampler={"behaviour": "sampler", "check_samples": 4})
+    own = hacrl.train(config, tmp_path / "own")
+    assert rollouts(own, "wren", 2) == rollouts(scored, "wren", 2)
+    for a, b in zip(rows(own, "wren"), rows(scored, "wren"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert 0 < b["agreement/max_gap"] < 1e-6
+
+
+def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
+    tmp_path: Path, monkeypatch
+) -> None:
+    real = policy_module.LogProbs.__call__
+
+    def broken(self, rows):
+        values = real(self, rows)
+        return values * float("nan") if torch.is_grad_enabled() else values
+
+    monkeypatch.setattr(policy_module.LogProbs, "__call__", broken)
+    config = team(member("wren"), **NO_EVALUATION, skip_limit=3)
+    with pytest.raises(RunStopped, match="3 updates in a row"):
+        hacrl.train(config, tmp_path / "run")
+    assert list((tmp_path / "run").glob("broken-wren-step-*.jsonl"))
+
+
+def test_a_memory_pool_trains_but_cannot_be_resumed(tmp_path: Path) -> None:
+    config = team(member("wren"), steps=1, **NO_EVALUATION, pool={"url": "memory://"})
+    hacrl.train(config, tmp_path / "run")
+    with pytest.raises(UserError, match="memory"):
+        hacrl.resume(tmp_path / "run", steps=2)
+
+
+def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
+    first = hacrl.train(team(member("wren"), steps=2), tmp_path / "first")
+    second = hacrl.train(first.config_path, tmp_path / "second")
+    assert second.metrics_path.read_bytes() == first.metrics_path.read_bytes()
