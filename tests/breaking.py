@@ -11,30 +11,32 @@ import hacrl.files
 
 SRC = Path(hacrl.files.__file__).parents[1]
 
-# Makes a copy of a folder for every moment n, and in it runs a job that kills itself (SIGKILL) at
+# Makes a copy of a folder for every moment n, and in it runs a job that kills itself (SIGKILL) after
 # its n-th file operation, until a job lives to its end. One process, forked anew each time.
 KILLER = """
 import os, shutil, signal, sys
 from pathlib import Path
 {imports}
 
+CHANGES = set("open write __exit__ serialize_file mkdir rename replace unlink rmdir".split())
+
 def job(folder):
 {job}
 
 base, copies = Path(sys.argv[1]), Path(sys.argv[2])
-for moment in range(1, 200):
+for moment in range(1, 400):
     folder = copies / str(moment)
     shutil.copytree(base, folder)
     child = os.fork()
     if not child:
         left = moment
-        def hook(event, arguments):
+        def after_each_call(frame, event, called):
             global left
-            if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
+            if event == "c_return" and called.__name__ in CHANGES:
                 left -= 1
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(hook)
+        sys.setprofile(after_each_call)
         job(folder)
         os._exit(0)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:

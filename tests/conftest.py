@@ -37,7 +37,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_random_model(folder: Path, family: str = "llama", seed: int = 0, scale: float = 0.2) -> Path:
+def save_random_model(
+    folder: Path, family: str = "llama", seed: int = 0, scale: float = 0.2
+) -> Path:
     """A random model with its tokenizer; wide initial weights so that its words differ in chance."""
     tokenizer = byte_tokenizer()
     torch.manual_seed(seed)

@@ -135,11 +135,13 @@ def test_the_old_best_stays_until_the_new_one_is_saved(store):
     again.prune()
     assert again.best() == (20, 0.5)
     assert again.steps() == [20]
+    assert again.mark_best(30, 0.9)
+    assert again.mark_best(40, 0.6)  # 30 never came to be: what is to be beaten is 20
 
 
 def test_what_a_left_run_saved_later_does_not_count(tmp_path):
-    """Ant had saved step 30 when the run was killed, bee not: both go on from 20. When they save 25,
-    ant's old 30 must not take the place of its 25, or no step would be common to both."""
+    """Ant had saved step 30 when the run was killed, bee not: both go on from 20. When they save
+    25, ant's old 30 must not take the place of its 25, or no step would be common to both."""
     team = {name: Checkpoints(tmp_path / name, keep=1) for name in ("ant", "bee")}
     for store in team.values():
         store.save(snapshot(20))

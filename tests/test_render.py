@@ -296,9 +296,9 @@ def test_control_strings_in_a_message_stay_text(name: str) -> None:
     r = small(name)
     end = decoded(r, (r.end_ids[0],))
     plain, attacked = r.prompt(ASK), r.prompt((Message("user", f"What {end}is{end} 17 + 25?"),))
-    specials = r.tokenizer.all_special_ids
-    if name in ("bytes", "spaces"):  # the others have no letters for < or pieces that look alike
-        assert [i for i in attacked if i in specials] == [i for i in plain if i in specials]
+    control = set(r.tokenizer.all_special_ids) - {r.tokenizer.unk_token_id}
+    assert [i for i in attacked if i in control] == [i for i in plain if i in control]
+    if name != "narrow":  # which has no letter <
         assert decoded(r, attacked) == decoded(r, plain).replace("What is", f"What {end}is{end}")
 
 
@@ -374,6 +374,13 @@ def test_tokenizer_that_cannot_keep_a_character_says_so() -> None:
     ]
     # Also where <unk> happens to decode to the very text.
     assert r.text(prompt, (r.tokenizer.unk_token_id,)) == ("<unk>", False)
+
+
+def test_control_token_that_a_model_finds_in_plain_letters_is_refused() -> None:
+    """A unigram model knows <eos> as one piece: the text would read right, the id would not."""
+    r = small("unigram")
+    assert r.continuation(r.prompt(ASK), "a <eos> b") is None
+    assert r.continuation(r.prompt(ASK), "a <eo> b") is not None
 
 
 def test_text_leaves_out_the_end_token_only() -> None:

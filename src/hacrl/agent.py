@@ -1,7 +1,7 @@
 """One agent's loop. Everything else serves these two phases; a runtime decides where they run.
 
-    rollout phase   problems -> rollouts -> scores -> verdicts -> journal -> pool
-    learning phase  the step's committed cut -> my view -> credit -> updates
+rollout phase   problems -> rollouts -> scores -> verdicts -> journal -> pool
+learning phase  the step's committed cut -> my view -> credit -> updates
 """
 
 from __future__ import annotations
@@ -154,9 +154,7 @@ class Agent:
             prompts,
             step=step,
             samples=self.config.samples_of(self.agent),
-            key=lambda problem_id, i: stream_key(
-                self.config.seed, self.name, step, problem_id, i
-            ),
+            key=lambda problem_id, i: stream_key(self.config.seed, self.name, step, problem_id, i),
             temperature=self.config.temperature,
             limit=self.limits.max_response_tokens,
         )
@@ -201,9 +199,7 @@ class Agent:
         scores = self.policy.score(
             [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
         )
-        scored = iter(
-            replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True)
-        )
+        scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
         return [s if s.is_own else next(scored) for s in samples]
 
     def _trajectories(
@@ -216,7 +212,9 @@ class Agent:
         """What the others may see of this step: text and a few numbers."""
         task_of = {p.id: p.task for p in problems}
         sampling = Sampling(self.config.temperature, self.limits.max_response_tokens)
-        begun = (Turn("assistant", self.agent.reply_start, False),) if self.agent.reply_start else ()
+        begun = (
+            (Turn("assistant", self.agent.reply_start, False),) if self.agent.reply_start else ()
+        )
         attempted = [
             Trajectory(
                 problem_id=r.problem_id,

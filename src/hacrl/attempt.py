@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hacrl.policy.policy import Policy
@@ -30,12 +30,14 @@ def attempt(
     samples: int,
     key: Callable[[str, int], int],
     temperature: float,
-    limit: int,
+    limit: int | Mapping[str, int],
 ) -> list[Rollout]:
-    """`samples` replies to every prompt; `key` names the noise stream of (problem id, index)."""
+    """`samples` replies to every prompt; `key` names the noise stream of (problem id, index);
+    `limit` is one for all or one by problem id."""
     wanted = [(problem_id, i) for problem_id in prompts for i in range(samples)]
+    limits = dict.fromkeys(prompts, limit) if isinstance(limit, int) else limit
     replies = policy.sampler.sample(
-        [Request(prompts[p], key(p, i), limit) for p, i in wanted], temperature
+        [Request(prompts[p], key(p, i), limits[p]) for p, i in wanted], temperature
     )
     texts = policy.renderer.texts(
         (prompts[p], reply.token_ids) for (p, _), reply in zip(wanted, replies, strict=True)

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,16 +299,15 @@ def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             continue
-        last = sum(
-            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        ways = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((count - 1) * stride for count, stride in ways)
         start = int(tensor.storage_offset() * tensor.element_size())
         end = start + int((last + 1) * tensor.element_size())
         key = (str(tensor.device), tensor.untyped_storage().data_ptr())
         spans.setdefault(key, []).append((start, end, name))
     for group in spans.values():
         group.sort()
-        for (_, end, name), (start, _, other) in zip(group, group[1:], strict=False):
+        for (_, end, name), (start, _, other) in pairwise(group):
             if start < end:
                 raise ValueError(
                     f"tensors {name!r} and {other!r} share memory (tied weights): give the "

@@ -5,6 +5,7 @@ Torch and transformers load inside the commands that need them: `hacrl --help` s
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,13 @@ Step = Annotated[int | None, typer.Option(help="The checkpoint of this step.")]
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _terminated)
     app(prog_name="hacrl")
+
+
+def _terminated(number: int, frame: object) -> None:
+    """End as after Ctrl-C, so that children and files are closed as well."""
+    raise KeyboardInterrupt
 
 
 def _version(wanted: bool) -> None:
@@ -210,8 +217,35 @@ def evaluate(
     step: Step = None,
     best: Best = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the replies.")] = None,
+    suite: Annotated[str | None, typer.Option(help="A suite of benchmarks: math7.")] = None,
+    data: Annotated[Path | None, typer.Option(help="suite: folder with its files.")] = None,
+    benchmarks: Annotated[str, typer.Option(help="suite: only these, with commas.")] = "",
+    problems: Annotated[int | None, typer.Option(min=1, help="suite: at most, of each.")] = None,
+    samples: Annotated[str, typer.Option(help="suite: replies, e.g. aime25=8,amc23=4")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="suite: longest reply.")] = 8196,
 ) -> None:
-    """Evaluate the agents of a run, or a model folder, on held-out problems; each one alone."""
+    """Evaluate the agents of a run, or a model, each one alone: on the config's held-out problems, or
+    on a suite of benchmarks."""
+    if suite is not None:
+        with calm():
+            from hacrl.report.evaluation import run_suite
+
+            run_suite(
+                target,
+                overrides or [],
+                suite=suite,
+                data=data,
+                out=out,
+                agent=agent,
+                step=step,
+                best=best,
+                benchmarks=benchmarks,
+                problems=problems,
+                samples=samples,
+                max_tokens=max_tokens,
+                report=_note,
+            )
+        return
     with calm():
         from hacrl.config import load_config
         from hacrl.report.evaluation import (
@@ -257,6 +291,55 @@ def export(
 
         done = export_agent(RunDirectory.open(run), agent, folder, step, best, _note)
         print(f"{agent} after step {done}: {folder}")
+
+
+@app.command()
+def data(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="JSONL or Parquet; with --split a hub dataset.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="NAME.jsonl or NAME.jsonl.gz")],
+    question: Annotated[str, typer.Option(help="Column of the question.")] = "question",
+    answer: Annotated[str, typer.Option(help="Column of the answer.")] = "answer",
+    answer_form: Annotated[
+        str, typer.Option(help="How that column holds it: plain, hashes (####) or boxed.")
+    ] = "plain",
+    id: Annotated[str | None, typer.Option(help="Column of the id; else numbered.")] = None,
+    solution: Annotated[str | None, typer.Option(help="Column of the solution.")] = None,
+    level: Annotated[str | None, typer.Option(help="Column of the level.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Column of the subject.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the hub dataset.")] = None,
+    subset: Annotated[str | None, typer.Option(help="Subset of the hub dataset.")] = None,
+    cut: Annotated[str, typer.Option(help="Text to cut off the end of questions.")] = "",
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Look for its questions in this file, too.")
+    ] = None,
+    skip_broken: Annotated[bool, typer.Option(help="Leave broken rows out.")] = False,
+) -> None:
+    """Bring a source of problems into the form that training and evaluation read."""
+    with calm():
+        from hacrl.tasks.prepare import Mapping, prepare
+
+        columns = Mapping(
+            question=question,
+            answer=answer,
+            answer_form=answer_form,
+            id=id,
+            solution=solution,
+            level=level,
+            subject=subject,
+        )
+        prepare(
+            source,
+            target,
+            columns,
+            split=split,
+            subset=subset,
+            cut=cut,
+            against=against or [],
+            skip_broken=skip_broken,
+            report=_note,
+        )
 
 
 @models_app.command()

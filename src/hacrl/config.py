@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
+from hacrl.overrides import apply_override, read_toml
 from hacrl.plan import Plan, make_plan
 from hacrl.tasks.settings import TaskConfig
 from hacrl.verify.settings import VerifierConfig
@@ -242,15 +242,13 @@ class Config(Table):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply `key=value` overrides, resolve paths against the file's folder."""
+    """Read a TOML file, apply overrides (`key=value`, or `+arm` for a file of them in arms/), and
+    resolve paths against the file's folder."""
     if not path.is_file():
         raise UserError(f"config {path} does not exist. Try `hacrl train configs/pocket.toml`.")
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    tree = read_toml(path)
     for override in overrides:
-        _apply(tree, override)
+        apply_override(tree, override, path.parent)
     return parse_config(tree, str(path), path.parent)
 
 
@@ -275,7 +273,9 @@ def resolve_paths(config: Config, base: Path) -> Config:
         return str(path.resolve()) if path.exists() or _looks_like_path(value) else value
 
     agents = [
-        a.model_copy(update={"model": absolute(a.model) if a.model else "", "replay": absolute(a.replay)})
+        a.model_copy(
+            update={"model": absolute(a.model) if a.model else "", "replay": absolute(a.replay)}
+        )
         for a in config.agents
     ]
     task = config.task.model_copy(
@@ -297,44 +297,6 @@ def dump_config(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    """Set one dotted key; agents may be named by position or by name."""
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *path, last = key.split(".")
-    node: Any = tree
-    for i, part in enumerate(path):
-        node = _child(node, part, ".".join(path[: i + 1]), override)
-    if isinstance(node, list):
-        node[_position(node, last, override)] = value
-    else:
-        node[last] = value
-
-
-def _child(node: Any, part: str, where: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_position(node, part, override)]
-    if not isinstance(node.setdefault(part, {}), (dict, list)):
-        raise UserError(f"override {override!r}: {where} is a value, not a table")
-    return node[part]
-
-
-def _position(items: list[Any], part: str, override: str) -> int:
-    names = [item.get("name") for item in items if isinstance(item, dict)]
-    if part.isdigit() and int(part) < len(items):
-        return int(part)
-    if part in names:
-        return names.index(part)
-    raise UserError(
-        f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1} or one of {names}"
-    )
-
-
 def _explain(error: ValidationError, tree: dict[str, Any]) -> str:
     """One line for each problem: where, what, and for an unknown key the nearest known ones."""
     return "; ".join(_explain_one(dict(e), tree) for e in error.errors())
@@ -351,7 +313,11 @@ def _explain_one(item: dict[str, Any], tree: dict[str, Any]) -> str:
     if item["type"] == "missing":
         return f"{where}: missing; add it"
     message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
-    given = "" if isinstance(item.get("input"), (dict, list, BaseModel)) else f" (given: {item['input']!r})"
+    given = (
+        ""
+        if isinstance(item.get("input"), (dict, list, BaseModel))
+        else f" (given: {item['input']!r})"
+    )
     return f"{where}: {message}{given}"
 
 

@@ -119,13 +119,20 @@ def write_evaluation(
 ) -> None:
     """replies.jsonl, then result.json: a folder with a result is whole."""
     folder.mkdir(parents=True, exist_ok=True)
+    lines = reply_rows(rollouts, problems, result.samples)
+    write_atomic(folder / "replies.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    write_atomic(folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+
+
+def reply_rows(
+    rollouts: Sequence[Rollout], problems: Sequence[Problem], samples: int
+) -> list[dict[str, Any]]:
+    """The lines of replies.jsonl: every reply with its problem and verdict. A problem that was not
+    attempted has `samples` empty ones with reward 0, so that a recount sees it, too."""
     by_id = {p.id: p for p in problems}
-    lines = [
+    rows = [
         {
-            "problem": r.problem_id,
-            "task": by_id[r.problem_id].task,
-            "question": by_id[r.problem_id].messages[-1].content,
-            "answer": by_id[r.problem_id].answer,
+            **_problem_columns(by_id[r.problem_id]),
             "index": r.index,
             "reply": r.completion.text,
             "finish": r.completion.finish,
@@ -136,8 +143,24 @@ def write_evaluation(
         }
         for r in rollouts
     ]
-    write_atomic(folder / "replies.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    write_atomic(folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+    attempted = {r.problem_id for r in rollouts}
+    empty = {"reply": "", "finish": Finish.NOT_ATTEMPTED, "tokens": 0, "reward": 0.0}
+    rows += [
+        {**_problem_columns(p), "index": i, **empty, "status": None, "detail": None}
+        for p in problems
+        if p.id not in attempted
+        for i in range(samples)
+    ]
+    return rows
+
+
+def _problem_columns(problem: Problem) -> dict[str, Any]:
+    return {
+        "problem": problem.id,
+        "task": problem.task,
+        "question": problem.messages[-1].content,
+        "answer": problem.answer,
+    }
 
 
 def read_scores(folder: Path) -> dict[str, float]:

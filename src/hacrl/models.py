@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.files import whole_folder
 
 Report = Callable[[str], None]
 """Takes one line of progress; `print` will do."""
@@ -95,15 +96,12 @@ def fetch(
         return folder
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty and not a finished {name}; give a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and moved there at the end: a broken fetch leaves no half folder.
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
-        built = Path(scratch) / "built"
-        built.mkdir()
-        gguf = _gguf(recipe, Path(scratch), source, report, licences_into=built)
-        repairs = convert(recipe, gguf, built, dtype, report)
+    # whole_folder: a fetch that breaks off leaves no half model behind.
+    with tempfile.TemporaryDirectory(prefix="hacrl-") as scratch, whole_folder(folder) as new:
+        gguf = _gguf(recipe, Path(scratch), source, report, licences_into=new)
+        repairs = convert(recipe, gguf, new, dtype, report)
         if keep_gguf:
-            shutil.copyfile(gguf, built / "original.gguf")
+            shutil.copyfile(gguf, new / "original.gguf")
         origin = {
             "name": name,
             "title": recipe.title,
@@ -114,10 +112,7 @@ def fetch(
             "licence": recipe.licence,
             "rights": recipe.rights,
         }
-        (built / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
-        if folder.exists():
-            folder.rmdir()
-        built.rename(folder)
+        (new / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
     size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     report(f"{folder}: {recipe.title}, {dtype}, {size:.0f} MB")
     report(f"licence: {recipe.licence}. {recipe.rights}")

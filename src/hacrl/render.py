@@ -203,15 +203,19 @@ class Renderer:
 
     def _encode_stretch(self, text: str, *, first: bool) -> Sequence[int]:
         """Plain text between control tokens, as the tokenizer splits it there."""
-        alone = self._coder.encode(text)
-        if first:
-            return alone
+        ids: Sequence[int] = self._coder.encode(text)
         # Some tokenizers add their first space at the very start only, others after every
         # control token: look at what this one does with a harmless letter.
         marker = next(iter(self._markers))
-        if self._encode(marker + "x")[1:] == tuple(self._coder.encode("x")):
-            return alone
-        return self._coder.encode_behind([text], "a")[0] or alone
+        if not first and self._encode(marker + "x")[1:] != tuple(self._coder.encode("x")):
+            ids = self._coder.encode_behind([text], "a")[0] or ids
+        if self._coder.control.isdisjoint(ids) or len(text) == 1:
+            return ids
+        # A unigram model may find a control token's piece in plain letters: so one by one.
+        done = [*self._encode_stretch(text[0], first=first)]
+        for letter in text[1:]:
+            done += self._coder.continuations([(done, letter)])[0] or self._coder.encode(letter)
+        return done
 
     def _encode(self, text: str) -> Ids:
         """The tokenizer's own encoding, control tokens parsed, nothing added."""

@@ -20,7 +20,9 @@ class ReplayMember:
     """For each problem of a step, the stored trajectories of that problem: those of the same step
     where there are any, else the newest. A problem it never saw is "not attempted"."""
 
-    def __init__(self, config: Config, agent: AgentConfig, *, task: Task, pool: Pool, verifier: str):
+    def __init__(
+        self, config: Config, agent: AgentConfig, *, task: Task, pool: Pool, verifier: str
+    ):
         self.name, self.config, self.agent = agent.name, config, agent
         self.task, self.pool = task, pool
         assert agent.replay is not None
@@ -37,7 +39,9 @@ class ReplayMember:
             )
         return wanted
 
-    def _load(self, run: RunDirectory, source: str, verifier: str) -> dict[str, dict[int, list[Trajectory]]]:
+    def _load(
+        self, run: RunDirectory, source: str, verifier: str
+    ) -> dict[str, dict[int, list[Trajectory]]]:
         stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
         pool = open_pool(run.config().pool.url, run.path, create=False)
         for t in pool.rows(agent=source):
@@ -61,7 +65,9 @@ class ReplayMember:
             for i, t in enumerate(found[: self.config.samples_of(self.agent)]):
                 rows.append(replace(t, agent=self.name, step=step, index=i))
             if not found:
-                rows.append(not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0)))
+                rows.append(
+                    not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0))
+                )
         self.pool.publish(rows)
         self.pool.arrive(step, self.name)
         attempted = [t for t in rows if t.judged]

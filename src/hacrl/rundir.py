@@ -1,14 +1,14 @@
 """A run's directory: what lies where, and how its files are written.
 
-    config.toml             the resolved config; runnable as it is
-    environment.json        versions, device, threads
-    metrics.jsonl           one line for each step and agent, and for each evaluation
-    times.jsonl             seconds by phase; the only file that differs between equal runs
-    pool.db                 trajectories and cuts (unless the config names another pool)
-    journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
-    samples/AGENT/          what each training sample was worth: advantage, weight, ratio
-    evaluation/STEP/AGENT/  every held-out reply and the result
-    checkpoints/AGENT/      weights and optimizer
+config.toml             the resolved config; runnable as it is
+environment.json        versions, device, threads
+metrics.jsonl           one line for each step and agent, and for each evaluation
+times.jsonl             seconds by phase; the only file that differs between equal runs
+pool.db                 trajectories and cuts (unless the config names another pool)
+journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
+samples/AGENT/          what each training sample was worth: advantage, weight, ratio
+evaluation/STEP/AGENT/  every held-out reply and the result
+checkpoints/AGENT/      weights and optimizer
 """
 
 from __future__ import annotations

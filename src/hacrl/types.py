@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the wire type; a pool refuses rows of another one."""
 
-_STORED = {"extra": "forbid", "allow_inf_nan": False, "revalidate_instances": "always"}
+STORED = {"extra": "forbid", "allow_inf_nan": False, "revalidate_instances": "always"}
 """How pydantic reads and writes what is stored (pool/wire.py); nested types inherit it."""
 
 
@@ -113,7 +113,7 @@ class Rollout:
              verdict=Verdict(1.0, Status.OK), shareable=True)
     """
 
-    __pydantic_config__ = _STORED
+    __pydantic_config__ = STORED
 
     problem_id: str
     index: int
@@ -139,7 +139,7 @@ class Turn:
     Example: Turn(role="assistant", text=" 42.", generated=True)
     """
 
-    __pydantic_config__ = _STORED
+    __pydantic_config__ = STORED
 
     role: str
     text: str
@@ -153,7 +153,7 @@ class Sampling:
     Example: Sampling(temperature=1.0, limit=32)
     """
 
-    __pydantic_config__ = _STORED
+    __pydantic_config__ = STORED
 
     temperature: float
     limit: int
@@ -167,7 +167,7 @@ class Tokens:
     Example: Tokens(tokenizer="sha256:ab..", ids=(7, 5, 2), logprobs=(-0.1, -0.3, -0.01))
     """
 
-    __pydantic_config__ = _STORED
+    __pydantic_config__ = STORED
 
     tokenizer: str
     ids: tuple[int, ...]
@@ -184,7 +184,7 @@ class Trajectory:
              sampling=Sampling(1.0, 32), shareable=True)
     """
 
-    __pydantic_config__ = _STORED
+    __pydantic_config__ = STORED
 
     problem_id: str
     task: str

@@ -26,7 +26,9 @@ from hacrl.types import (
     Verdict,
 )
 
-CASES = json.loads((Path(__file__).parent.parent / "golden" / "hacpo_cases.json").read_text())["cases"]
+CASES = json.loads((Path(__file__).parent.parent / "golden" / "hacpo_cases.json").read_text())[
+    "cases"
+]
 CLOSE = {"rel": 0, "abs": 1e-9}
 
 

@@ -124,9 +124,7 @@ def test_gspo_by_hand() -> None:
     inside 1 + 4e-4: J = s A. The other, A = -2, moves by -0.001: s = exp(-0.001) < 1 - 3e-4, the clip
     wins: J = -2 * (1 - 3e-4). loss = -(J1 + J2) / 2; gradient of row 1 on each of its two tokens:
     -s A / 2 / 2."""
-    b = batch(
-        [[-0.9996, -1.0], [-1.001, -1.001]], behaviour=[-1.0, -1.0], advantage=[1.5, -2.0]
-    )
+    b = batch([[-0.9996, -1.0], [-1.001, -1.001]], behaviour=[-1.0, -1.0], advantage=[1.5, -2.0])
     output = algorithm("gspo").loss(b, FIRST)
     s = exp(0.0002)
     assert output.loss.item() == pytest.approx(-(1.5 * s - 2 * (1 - 3e-4)) / 2, abs=1e-12)
@@ -139,8 +137,12 @@ def test_gspo_by_hand() -> None:
 
 def test_gspo_credits_own_group_only() -> None:
     """Own rewards 1, 0 give A = +-0.7071; the peer's two failures do not count."""
-    group = Group("q", "t", (*(trajectory("a", i, 1.0 - i) for i in (0, 1)), trajectory("b", 0, 0.0)))
-    credited = algorithm("gspo").credit([sample("a", 0), sample("a", 1)], [group], Capability({}), "a")
+    group = Group(
+        "q", "t", (*(trajectory("a", i, 1.0 - i) for i in (0, 1)), trajectory("b", 0, 0.0))
+    )
+    credited = algorithm("gspo").credit(
+        [sample("a", 0), sample("a", 1)], [group], Capability({}), "a"
+    )
     assert [s.advantage for s in credited] == pytest.approx([HALF, -HALF], abs=1e-12)
 
 
@@ -314,9 +316,7 @@ def test_permuting_agents_permutes_results() -> None:
             tuple(trajectory(names[x], i, r) for x in order for i, r in enumerate(rewards[x])),
         )
         capability = Capability({(names[x], ""): p for x, p in level.items()})
-        samples = [
-            replace(sample(names[x], i), is_own=x == "b") for x in order for i in range(3)
-        ]
+        samples = [replace(sample(names[x], i), is_own=x == "b") for x in order for i in range(3)]
         credited = algorithm("hacpo").credit(samples, [group], capability, names["b"])
         back = {new: old for old, new in names.items()}
         return {(back[s.source], s.index): (s.advantage, s.weight) for s in credited}

@@ -102,9 +102,7 @@ def test_sampler_and_trainer_agree(family: str, request) -> None:
     asked = requests(p, 40)
     replies = p.sampler.sample(asked, TEMPERATURE)
     scores = p.score([(r.prompt_ids, x.token_ids) for r, x in zip(asked, replies, strict=True)])
-    gaps = [
-        abs(sum(x.logprobs) - sum(s)) / len(s) for x, s in zip(replies, scores, strict=True)
-    ]
+    gaps = [abs(sum(x.logprobs) - sum(s)) / len(s) for x, s in zip(replies, scores, strict=True)]
     assert max(gaps) < 1e-6
 
 
@@ -163,7 +161,9 @@ def test_microbatches_are_planned_from_lengths_alone() -> None:
 
 @pytest.mark.parametrize("name", ["hacpo", "gspo", "grpo", "naive"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_split_and_padding_do_not_change_loss_or_gradient(llama: Path, name: str, beta: float) -> None:
+def test_split_and_padding_do_not_change_loss_or_gradient(
+    llama: Path, name: str, beta: float
+) -> None:
     whole, split = policy(llama, beta), policy(llama, beta, microbatch_tokens=60)
     loss = loss_of(name, beta=beta, floor=0.5, last_floor=0.9)
     rows = samples(whole)
@@ -191,7 +191,9 @@ def test_an_update_raises_the_chance_of_what_was_good(llama: Path) -> None:
 
     def chance() -> list[float]:
         split = [len(s.token_ids) - s.num_reply_tokens for s in rows]
-        scores = p.score([(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(rows, split, strict=True)])
+        scores = p.score(
+            [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(rows, split, strict=True)]
+        )
         return [sum(x) / len(x) for x in scores]
 
     before = chance()
@@ -264,7 +266,9 @@ def test_export_is_an_ordinary_model_folder(llama: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
 def test_lora_trains_adapters_and_exports_base_plus_adapter(family: str, request, tmp_path) -> None:
-    p = policy(request.getfixturevalue(family), beta=0.1, lora=LoraSettings(rank=4), learning_rate=0.05)
+    p = policy(
+        request.getfixturevalue(family), beta=0.1, lora=LoraSettings(rank=4), learning_rate=0.05
+    )
     prompt, reply = p.renderer.prompt([Message("user", "hello")]), (70, 71, 72)
     start = policy(p.source).score([(prompt, reply)])[0]
     assert p.score([(prompt, reply)])[0] == pytest.approx(start, abs=1e-6)

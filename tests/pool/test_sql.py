@@ -133,7 +133,7 @@ def test_a_missing_row_is_caught(tmp_path, stored, statement):
 def test_a_key_of_another_type_is_caught(tmp_path, stored, row, column):
     stored.publish([row("ant", step=4), row("bee", step=4)])
     edit(tmp_path, f"UPDATE trajectories SET {column} = 'x' WHERE step = 4 AND agent = 'bee'")
-    with pytest.raises(UserError, match="'x'.*changed outside"):
+    with pytest.raises(UserError, match=r"'x'.*changed outside"):
         list(stored.rows())
     if column == "idx":
         with pytest.raises(UserError, match="step 4, agent 'bee', problem 'q1', index 'x'"):

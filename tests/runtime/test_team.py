@@ -53,7 +53,13 @@ def cuts(run: RunDirectory, steps: int) -> list:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
     """6 prompts x 4 samples in minibatches of 24: 1 update own, 1 for each peer."""
-    names = [("wren", "wren"), ("finch", "finch"), ("heron", "heron"), ("w2", "wren"), ("f2", "finch")]
+    names = [
+        ("wren", "wren"),
+        ("finch", "finch"),
+        ("heron", "heron"),
+        ("w2", "wren"),
+        ("f2", "finch"),
+    ]
     members = [member(name, model) for name, model in names[:size]]
     config = team(*members, steps=2, minibatch_samples=24, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
@@ -128,8 +134,13 @@ def test_a_frozen_member_samples_and_never_learns(tmp_path: Path) -> None:
     assert all("updates" not in r for r in rows(run, "finch"))
     assert all(r["updates"] > 0 and r["peers/samples"] > 0 for r in rows(run, "wren"))
     assert Checkpoints(run.checkpoints("finch"), 1).steps() == []
-    versions = {t.policy_version for c in cuts(run, 3) for g in c.groups for t in g.trajectories
-                if t.agent == "finch"}
+    versions = {
+        t.policy_version
+        for c in cuts(run, 3)
+        for g in c.groups
+        for t in g.trajectories
+        if t.agent == "finch"
+    }
     assert versions == {0}
 
 
@@ -140,10 +151,17 @@ def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
     replay = {"name": "old-finch", "replay": str(stored.path)}
     run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
     for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
-        old = {(t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
-               for g in before.groups for t in g.trajectories}
-        new = {(t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
-               for g in now.groups for t in g.trajectories if t.agent == "old-finch"}
+        old = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in before.groups
+            for t in g.trajectories
+        }
+        new = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in now.groups
+            for t in g.trajectories
+            if t.agent == "old-finch"
+        }
         assert old == new
     assert all(r["peers/samples"] > 0 for r in rows(run, "wren"))
     assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
@@ -213,7 +231,9 @@ def test_the_samplers_own_logprobs_may_serve_while_they_agree(tmp_path: Path) ->
     """In float32 the gap lies far below epsilon_low / 10, so only the probe is scored, and training
     is the same to rounding."""
     scored = hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path / "scored")
-    config = team(member("wren"), **NO_EVALUATION, sampler={"behaviour": "sampler", "check_samples": 4})
+    config = team(
+        member("wren"), **NO_EVALUATION, sampler={"behaviour": "sampler", "check_samples": 4}
+    )
     own = hacrl.train(config, tmp_path / "own")
     assert rollouts(own, "wren", 2) == rollouts(scored, "wren", 2)
     for a, b in zip(rows(own, "wren"), rows(scored, "wren"), strict=True):

@@ -22,12 +22,13 @@ class Actor:
     """Does what the reply says; the detail of an honest answer is the reply itself."""
 
     pid_file: str = ""
+    slow_start: float = 0.0
     name = "actor"
     version = "3"
     reward_range = (0.0, 1.0)
 
     def prepare(self) -> None:
-        time.sleep(0.3)  # longer than the tests' time limit must allow for a first call
+        time.sleep(self.slow_start)
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         if reply in ACTS:
@@ -79,9 +80,7 @@ def odd(actor: Actor) -> None:
 
 
 def hungry(actor: Actor) -> None:
-    hoard: list[Any] = []
-    while True:
-        hoard.append(bytearray(64 << 20))
+    bytearray(1 << 30)  # four times what the tests allow
 
 
 def ask(actor: Actor) -> None:

@@ -32,7 +32,11 @@ class Algorithm(Protocol):
     samples are then scored once, too."""
 
     def credit(
-        self, samples: Sequence[Sample], groups: Sequence[Group], capability: Capability, learner: str
+        self,
+        samples: Sequence[Sample],
+        groups: Sequence[Group],
+        capability: Capability,
+        learner: str,
     ) -> list[Sample]:
         """The samples with advantage and weight. Groups hold every member's judged rewards, also
         of samples that a view lost."""

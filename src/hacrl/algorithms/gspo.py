@@ -35,10 +35,17 @@ class Gspo:
         self.settings = settings
 
     def credit(
-        self, samples: Sequence[Sample], groups: Sequence[Group], capability: Capability, learner: str
+        self,
+        samples: Sequence[Sample],
+        groups: Sequence[Group],
+        capability: Capability,
+        learner: str,
     ) -> list[Sample]:
         rewards = {
-            (t.problem_id, t.index): t.reward for g in groups for t in g.judged if t.agent == learner
+            (t.problem_id, t.index): t.reward
+            for g in groups
+            for t in g.judged
+            if t.agent == learner
         }
         by_problem: dict[str, list[float]] = {}
         for (problem_id, _), reward in rewards.items():

@@ -56,7 +56,9 @@ class Hacpo:
         rewards = [t.reward for t in judged]
         if min(rewards) == max(rewards):  # uniform: nothing to learn, the baseline is the reward
             return rewards[0]
-        total = sum(capability.ratio(learner, t.agent, group.task) * t.reward for t in judged)  # (7)
+        total = sum(
+            capability.ratio(learner, t.agent, group.task) * t.reward for t in judged
+        )  # (7)
         mu = total / len(judged)  # (7)
         own = [t.reward for t in judged if t.agent == learner]
         if self.settings.baseline_guard and mu > self.largest_reward and own:
@@ -64,7 +66,11 @@ class Hacpo:
         return mu
 
     def credit(
-        self, samples: Sequence[Sample], groups: Sequence[Group], capability: Capability, learner: str
+        self,
+        samples: Sequence[Sample],
+        groups: Sequence[Group],
+        capability: Capability,
+        learner: str,
     ) -> list[Sample]:
         by_problem = {group.problem_id: group for group in groups}
         reward = {(t.problem_id, t.agent, t.index): t.reward for g in groups for t in g.judged}
@@ -77,7 +83,9 @@ class Hacpo:
                 baselines[(sample.problem_id, judge)] = self.baseline(group, capability, judge)
             mu = baselines[(sample.problem_id, judge)]
             rewards = [t.reward for t in group.judged]
-            a = advantage(reward[(sample.problem_id, sample.source, sample.index)], mu, rewards)  # (6)
+            a = advantage(
+                reward[(sample.problem_id, sample.source, sample.index)], mu, rewards
+            )  # (6)
             w = capability.ratio(sample.source, learner, group.task)  # (8), (10): w(j,k)
             credited.append(replace(sample, advantage=a, weight=w))
         return credited

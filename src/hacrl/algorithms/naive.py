@@ -23,7 +23,11 @@ class Naive(Gspo):
     shares = True
 
     def credit(
-        self, samples: Sequence[Sample], groups: Sequence[Group], capability: Capability, learner: str
+        self,
+        samples: Sequence[Sample],
+        groups: Sequence[Group],
+        capability: Capability,
+        learner: str,
     ) -> list[Sample]:
         rewards = {(t.problem_id, t.agent, t.index): t.reward for g in groups for t in g.judged}
         pooled = {g.problem_id: [t.reward for t in g.judged] for g in groups}

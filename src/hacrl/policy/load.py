@@ -25,7 +25,9 @@ def choose_device(wanted: str) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise UserError(f"device = {wanted!r} is not a device. Use auto, cpu, cuda or cuda:N.") from error
+        raise UserError(
+            f"device = {wanted!r} is not a device. Use auto, cpu, cuda or cuda:N."
+        ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device = {wanted!r}, but torch sees no GPU here. Use device = 'cpu'.")
     return device
@@ -70,7 +72,13 @@ def load_model(source: str, agent: AgentConfig) -> Any:
     """The model in float32 on the CPU; the policy moves and casts it."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
-        for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        for name in (
+            "attention_dropout",
+            "hidden_dropout",
+            "resid_pdrop",
+            "embd_pdrop",
+            "attn_pdrop",
+        ):
             if getattr(config, name, 0):
                 setattr(config, name, 0.0)  # sampler and trainer must be the same function
         model = AutoModelForCausalLM.from_pretrained(

@@ -51,7 +51,9 @@ def make_rows(
     slot_N = (mask_BL.cumsum(1) - 1)[row_N, position_N]
     counts_B = mask_BL.sum(1)
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
-    return Rows(*(t.to(device) for t in (ids_BL, attention_BL, reply_mask_BT, row_N, position_N, slot_N)))
+    return Rows(
+        *(t.to(device) for t in (ids_BL, attention_BL, reply_mask_BT, row_N, position_N, slot_N))
+    )
 
 
 class LogProbs:
@@ -100,7 +102,7 @@ class LogProbs:
             return chunk(hidden_ND, target_N)
         pieces = zip(hidden_ND.split(size), target_N.split(size), strict=True)
         if torch.is_grad_enabled():
-            return torch.cat([checkpoint(chunk, h, t, use_reentrant=False) for h, t in pieces])  # type: ignore[misc]
+            return torch.cat([checkpoint(chunk, h, t, use_reentrant=False) for h, t in pieces])
         return torch.cat([chunk(h, t) for h, t in pieces])
 
     @torch.no_grad()
@@ -112,4 +114,6 @@ class LogProbs:
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         own = self.model(input_ids=ids, use_cache=False).logits
         mine = head(hidden)
-        return own.shape == mine.shape and torch.allclose(own.float(), mine.float(), atol=1e-4, rtol=1e-4)
+        return own.shape == mine.shape and torch.allclose(
+            own.float(), mine.float(), atol=1e-4, rtol=1e-4
+        )

@@ -163,6 +163,7 @@ class Policy:
             self.renderer.pad_id,
             self.device,
         )
+
         def column(values: Sequence[float | None]) -> Tensor:
             filled = [float("nan") if v is None else v for v in values]
             return torch.tensor(filled, dtype=torch.float32, device=self.device)

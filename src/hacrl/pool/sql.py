@@ -20,7 +20,7 @@ from hacrl.errors import UserError
 from hacrl.pool import Key, as_cut, check_members, not_closed, other_content
 from hacrl.pool.database import Database
 from hacrl.pool.wire import Wire, WireError, from_json, to_json
-from hacrl.types import SCHEMA, Cut, Trajectory
+from hacrl.types import SCHEMA, STORED, Cut, Trajectory
 
 _TABLES = MetaData()
 _ROWS = Table(
@@ -56,7 +56,7 @@ class _CutRecord:
     Example: {"step": 3, "members": ["ant"], "rows": {"ant": {"q1": [0, 1]}}, "schema": 1}
     """
 
-    __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}
+    __pydantic_config__ = STORED
 
     step: int
     members: tuple[str, ...]

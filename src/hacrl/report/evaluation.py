@@ -181,3 +181,56 @@ def export_agent(
     with whole_folder(folder) as new:
         policy.export(new)
     return candidate.step
+
+
+def run_suite(
+    target: str,
+    overrides: Sequence[str],
+    *,
+    suite: str,
+    data: Path | None,
+    out: Path | None,
+    agent: str | None,
+    step: int | None,
+    best: bool,
+    benchmarks: str,
+    problems: int | None,
+    samples: str,
+    max_tokens: int,
+    report: Report,
+) -> None:
+    """`hacrl eval TARGET --suite NAME`: print the summary that is also written to the folder."""
+    from hacrl.suites import (
+        SuiteSettings,
+        contestants_of,
+        evaluate_suite,
+        find_suite,
+        summary_markdown,
+    )
+
+    if data is None:
+        raise UserError(f"--suite {suite} needs --data DIR, the folder with its benchmark files")
+    settings = SuiteSettings(
+        benchmarks=tuple(name for name in benchmarks.split(",") if name),
+        problems=problems,
+        samples=_numbers(samples, "--samples"),
+        max_response_tokens=max_tokens,
+    )
+    found = contestants_of(target, overrides, agent=agent, step=step, best=best, report=report)
+    name = Path(target).name.removeprefix("pocket:")
+    is_run = (Path(target) / "config.toml").is_file()
+    folder = out or (Path(target) / "eval" / suite if is_run else Path("runs") / f"{suite}-{name}")
+    result = evaluate_suite(found, find_suite(suite), data, folder, settings, report)
+    print(summary_markdown(result))
+    print(f"every reply: {folder}")
+
+
+def _numbers(text: str, option: str) -> dict[str, int]:
+    """aime25=8,amc23=4 as a dict."""
+    numbers: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        if not value.isdigit() or int(value) < 1:
+            raise UserError(f"{option} {part!r} is not of the form NAME=NUMBER, e.g. aime25=8")
+        numbers[key] = int(value)
+    return numbers

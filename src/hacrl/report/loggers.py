@@ -30,14 +30,14 @@ class TensorBoard:
     def __init__(self, run: RunDirectory, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step or None)  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step or None)
 
     def log(self, row: Mapping[str, Any]) -> None:
         for key, value in numbers(row).items():
-            self.writer.add_scalar(key, value, row["step"])  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(key, value, row["step"])
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class WeightsAndBiases:

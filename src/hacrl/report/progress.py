@@ -84,7 +84,8 @@ class ProgressLine:
 
     def close(self) -> None:
         """Take the line away; also when the run ends otherwise."""
-        self._bar.stop()
+        if self._task is not None:
+            self._bar.stop()
 
     # ------------------------------------------------------------ its parts
 

@@ -14,7 +14,7 @@ from hacrl.config import AgentConfig, Config
 from hacrl.evaluate import read_scores
 from hacrl.files import read_whole_lines
 from hacrl.rundir import RunDirectory
-from hacrl.statistics import Estimate, estimate
+from hacrl.statistics import Estimate, compare_paired
 
 Curve = list[tuple[int, float]]
 """(steps done, value)."""
@@ -155,8 +155,7 @@ def paired_difference(before: Path, after: Path) -> Estimate | None:
     problem are drawn alike, and the difference has a narrower interval than two separate means.
     """
     old, new = read_scores(before), read_scores(after)
-    both = sorted(old.keys() & new.keys())
-    return estimate([new[p] - old[p] for p in both]) if both else None
+    return compare_paired(old, new) if old.keys() & new.keys() else None
 
 
 def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:

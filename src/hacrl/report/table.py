@@ -77,13 +77,19 @@ def score_text(score: Score | None) -> str:
 
 
 def percent(e: Estimate) -> str:
-    """e.g. 61.0±3.8; the intervals are symmetric."""
-    return f"{100 * e.mean:.1f}±{50 * (e.high - e.low):.1f}"
+    """e.g. 61.0±3.8, or 61.0 [55.0, 64.1] where the interval is not symmetric"""
+    return f"{100 * e.mean:.1f}{_interval(e, '')}"
 
 
 def points_text(e: Estimate | None) -> str:
     """A difference in percentage points, e.g. +12.3±4.2"""
-    return "-" if e is None else f"{100 * e.mean:+.1f}±{50 * (e.high - e.low):.1f}"
+    return "-" if e is None else f"{100 * e.mean:+.1f}{_interval(e, '+')}"
+
+
+def _interval(e: Estimate, sign: str) -> str:
+    if e.method == "normal":
+        return f"±{50 * (e.high - e.low):.1f}"
+    return f" [{100 * e.low:{sign}.1f}, {100 * e.high:{sign}.1f}]"
 
 
 def duration(seconds: float) -> str:

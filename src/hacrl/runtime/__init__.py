@@ -68,7 +68,9 @@ def free_name(path: Path) -> Path:
 
 
 def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
-    return parse_config({**config.model_dump(exclude_none=True), **overrides}) if overrides else config
+    return (
+        parse_config({**config.model_dump(exclude_none=True), **overrides}) if overrides else config
+    )
 
 
 def _runtime(config: Config) -> Runtime:

@@ -158,7 +158,9 @@ class LocalTeam:
                     limit=settings.max_response_tokens or self.config.response_limit(agent.agent),
                 )
             write_evaluation(self.run.evaluation(done, agent.name), result, rollouts, problems)
-            rows.append({"kind": "evaluation", "step": done, "agent": agent.name, **result.metrics()})
+            rows.append(
+                {"kind": "evaluation", "step": done, "agent": agent.name, **result.metrics()}
+            )
             if done and agent.agent.learns and self._is_best(agent.name, done, result.score.mean):
                 best[agent.name] = result.score.mean
         self._write(rows)

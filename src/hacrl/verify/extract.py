@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import re
 
+from hacrl.verify.matching import last_match
 from hacrl.verify.number import last_number_text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
-_STATED = re.compile(r"(?:\banswers?(?:\s+is|\s+are|\s*:|\s*=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE)
+_STATED = re.compile(
+    r"(?:\banswers?(?:\s+is|\s+are|\s*:|\s*=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE
+)
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:[^$\\\n]|\\.)+)\$", re.DOTALL
 )
@@ -39,7 +42,7 @@ def last_box(reply: str) -> str | None:
     boxes = [box for match in _BOX.finditer(reply) if (box := _content(reply, match))]
     if not boxes:
         return None
-    start, end, content = boxes[-1]
+    start, _, content = boxes[-1]
     parts = [content]
     for earlier_start, earlier_end, earlier in reversed(boxes[:-1]):
         if earlier_end > start or not _joins(reply[earlier_end:start]):
@@ -68,23 +71,19 @@ def _content(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
 
 
 def _stated(reply: str) -> str | None:
-    found = None
-    for found in _STATED.finditer(reply):
-        pass
+    found = last_match(_STATED, reply)
     if found is None:
         return None
     line = found.group(1)
     formula = _FORMULA.search(line)
     # "answer is $5$ apples": the formula; "answer is 5, or $x=5$ in symbols": not that late one
     if formula and len(line[: formula.start()].strip(" *(")) < 3:
-        return _right_side(_inner(formula))
+        return _inner(formula)
     return _SENTENCE_END.split(line)[0].strip(" *") or None
 
 
 def _last_formula(reply: str) -> str | None:
-    found = None
-    for found in _FORMULA.finditer(reply):
-        pass
+    found = last_match(_FORMULA, reply)
     return _right_side(_inner(found)) if found else None
 
 

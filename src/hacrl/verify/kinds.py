@@ -13,7 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from hacrl.errors import UserError
 from hacrl.importing import import_object
+from hacrl.verify.choice import ChoiceVerifier
 from hacrl.verify.exact import ExactVerifier
+from hacrl.verify.function import FunctionVerifier
 from hacrl.verify.math_answers import MathVerifier
 from hacrl.verify.number import NumberVerifier
 from hacrl.verify.protocol import Verifier
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
     "number": NumberVerifier,
+    "choice": ChoiceVerifier,
     "math": MathVerifier,
+    "function": FunctionVerifier,
 }
 
 
@@ -57,7 +61,8 @@ def check_options(kind: str, options: Mapping[str, Any]) -> Verifier | None:
     if kind not in VERIFIERS:
         return None
     try:
-        return TypeAdapter[Verifier](VERIFIERS[kind]).validate_python(dict(options))
+        adapter: TypeAdapter[Verifier] = TypeAdapter(VERIFIERS[kind])  # type: ignore[arg-type]
+        return adapter.validate_python(dict(options))
     except ValidationError as error:
         found = "; ".join(
             f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"

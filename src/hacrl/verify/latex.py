@@ -14,6 +14,9 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 _TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
 """One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
+_UPRIGHT = "mathrm|mathbf|mathit|mathsf|text(?:bf|it|rm|normal)?|mbox|bf|rm|boldsymbol"
+_NEW_ROW = "\ue000"
+"""Stands for the double backslash of matrices while the rewrites are at work."""
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -35,12 +38,12 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:leqslant|leq)(?![A-Za-z])", r"\\le"),
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
-        (r"\\(?:mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|textnormal|text|mbox|bf|rm|boldsymbol)\s*\{", r"\\text{"),
+        (rf"\\(?:{_UPRIGHT})\s*\{{", r"\\text{"),
         (r"\\text\{\s*([A-Za-z])\s*\}(?!\^)", r"\1"),  # one letter is a symbol, not a word
         (r"\s*\\text\{[\s,]*(?:and|or)\s*\}\s*|,?\s+(?:and|or)\s+", " , "),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])", ""),
         (r"\^\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?", ""),
-        (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![\w.])", r"\1\\times 10^{\2}"),
+        (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d++)(?!\.)", r"\1\\times 10^{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*({_TOKEN})", r"\\frac{\1}{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*\{{", r"\\frac{\1}{"),
         (rf"(\\frac\s*\{{[^{{}}]*\}})\s*({_TOKEN})", r"\1{\2}"),
@@ -71,6 +74,9 @@ def clean(answer: str) -> str:
     Example: clean("$\\\\dfrac12\\\\text{ cm}^2$.") == "\\\\frac{1}{2}"
     """
     text = answer.translate(_CHARACTERS)
+    if "begin{" not in text:
+        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # a doubled backslash, as in source code
+    text = text.replace("\\\\", _NEW_ROW)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".,;: ")
@@ -79,7 +85,7 @@ def clean(answer: str) -> str:
     units = _UNITS_AFTER.search(text)
     if units and re.search(r"\d|\\pi|\\sqrt", text[: units.start()]):
         text = text[: units.start()].strip()
-    return text
+    return text.replace(_NEW_ROW, "\\\\")
 
 
 def without_letter_unit(text: str) -> str:
@@ -98,7 +104,9 @@ _NUMBER = re.compile(
     rf")(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*(?P<power>[+-]?\d{{1,4}})\s*\}}|(?P<digit>\d)))?"
     rf"(?P<ten>)\s*(?P<percent>\\?%)?\s*\)?"
 )
-_TEN_POWER = re.compile(r"(?P<sign>[+-]?)\s*10\s*\^\s*(?:\{\s*(?P<power>[+-]?\d{1,4})\s*\}|(?P<digit>\d))")
+_TEN_POWER = re.compile(
+    r"(?P<sign>[+-]?)\s*10\s*\^\s*(?:\{\s*(?P<power>[+-]?\d{1,4})\s*\}|(?P<digit>\d))"
+)
 _LONGEST = 400
 
 
@@ -155,6 +163,15 @@ def _magnitude(match: re.Match[str]) -> tuple[Fraction, int | None]:
     return exact("top"), len(match["top"].partition(".")[2]) if "." in match["top"] else None
 
 
+_CLOCK = re.compile(r"\s*(\d{1,2})\s*:\s*(\d\d)\s*")
+
+
+def clock(text: str) -> tuple[int, int] | None:
+    """9:24 -> (9, 24): a time of day is not a ratio."""
+    match = _CLOCK.match(text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 _BASE = re.compile(r"([0-9A-Za-z]+)\s*_\s*\{?\s*(\d+)\s*\}?")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
@@ -178,9 +195,8 @@ def shape(text: str) -> Shape:
     """How a cleaned answer is built from smaller ones."""
     if value(text) is not None:
         return Shape("one", (text,))
-    if base := _BASE.fullmatch(text):
-        if any(c.isdigit() for c in base[1]):
-            return Shape("base", (base[1].upper(), base[2]))
+    if (base := _BASE.fullmatch(text)) and any(c.isdigit() for c in base[1]):
+        return Shape("base", (base[1].upper(), base[2]))
     if matrix := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in re.split(r"\\\\", matrix[2].strip()) if row.strip()]
         cells = tuple(cell.strip() for row in rows for cell in row)

@@ -74,6 +74,8 @@ class MathVerifier:
             return gold_words == latex.bare_words(answer)
         if (verdict := self._same_numbers(gold, answer)) is not None:
             return verdict
+        if (time := latex.clock(gold)) is not None:
+            return time == latex.clock(answer)
         if "=" in gold or "=" in answer or r"\in " in answer:
             return self._same_equations(gold, answer)
         return self._same_shapes(gold, answer)
@@ -88,9 +90,9 @@ class MathVerifier:
         if g.percent != a.percent:  # 8 and 8% (the question asked for percent), 0.08 and 8%
             pairs = [(g.number, a.number)] if a.percent else []
             pairs.append((_scaled(g), _scaled(a)))
-        return any(self._near(x, y) for x, y in pairs) or (
-            g.percent == a.percent and _begins(g, a) and abs(g.number - a.number) < _last_place(g, a)
-        )
+        if g.percent == a.percent and (_begins(g, a) or _begins(a, g)):
+            return True
+        return any(self._near(x, y) for x, y in pairs)
 
     def _near(self, gold: Fraction, answer: Fraction) -> bool:
         return abs(gold - answer) <= Fraction(self.tolerance) * abs(gold)
@@ -162,17 +164,14 @@ def _scaled(value: latex.Value) -> Fraction:
     return value.number / 100 if value.percent else value.number
 
 
-def _begins(gold: latex.Value, answer: latex.Value) -> bool:
-    """One is a decimal of enough digits, the other is exact and no such decimal."""
-    decimal, other = (answer, gold) if answer.decimals is not None else (gold, answer)
-    return decimal.digits >= _ENOUGH_DIGITS and decimal.decimals is not None and (
-        other.decimals is None and other.number.denominator > 1
-    )
-
-
-def _last_place(gold: latex.Value, answer: latex.Value) -> Fraction:
-    decimals = answer.decimals if answer.decimals is not None else gold.decimals
-    return Fraction(10) ** -(decimals or 0)
+def _begins(exact: latex.Value, decimal: latex.Value) -> bool:
+    """A decimal of enough digits is the exact value, rounded or cut off at its last digit."""
+    if exact.decimals is not None or decimal.decimals is None or decimal.digits < _ENOUGH_DIGITS:
+        return False
+    if exact.number * decimal.number <= 0:
+        return False
+    unit = Fraction(10) ** -decimal.decimals
+    return -unit / 2 <= abs(exact.number) - abs(decimal.number) < unit
 
 
 def _number_of_sentence(answer: str) -> str:
@@ -198,4 +197,4 @@ def _judgeable(gold: str) -> bool:
         return True
     if found.kind != "one":
         return all(_judgeable(part) for part in found.parts)
-    return rest != gold and _judgeable(rest) or symbolic.readable(rest)
+    return (rest != gold and _judgeable(rest)) or symbolic.readable(rest)

@@ -13,12 +13,14 @@ fractions, unless a tolerance is set.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
 from hacrl.types import Problem, Verdict
+from hacrl.verify.matching import last_match
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 # Possessive digits (++) keep the search linear in hostile replies of a million digits.
@@ -54,9 +56,7 @@ def numbers_in(text: str) -> Iterator[Fraction]:
 
 def last_number_text(text: str) -> str | None:
     """The last number as written, sign and commas and all."""
-    found = None
-    for found in _NUMBER.finditer(text.replace("\u2212", "-")):
-        pass
+    found = last_match(_NUMBER, text.replace("\u2212", "-"))
     return found.group() if found else None
 
 
@@ -68,11 +68,6 @@ def first_number_text(text: str) -> str | None:
 
 def _value(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
-
-
-def show(value: Fraction) -> str:
-    """Short text of a number for details: 3/4, 42, 1234.5 -> "2469/2"."""
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -96,12 +91,15 @@ class NumberVerifier:
         golds = list(numbers_in(problem.answer))
         if not golds:
             return failed(f"the gold answer {problem.answer!r} holds no number")
-        found: Fraction | None = None
-        for found in numbers_in(reply):
-            if self.which == "first":
-                break
+        found = self._chosen(reply)
         if found is None:
             return unparsed("no number in the reply")
         gold = golds[-1]
         near = abs(found - gold) <= Fraction(self.tolerance) * abs(gold)
-        return right(show(found)) if near else wrong(show(found))
+        return right(str(found)) if near else wrong(str(found))
+
+    def _chosen(self, reply: str) -> Fraction | None:
+        if self.which == "first":
+            return next(numbers_in(reply), None)
+        tail = deque(numbers_in(reply), maxlen=1)
+        return tail[0] if tail else None

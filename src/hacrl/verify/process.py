@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -38,7 +39,8 @@ class WorkerProcess:
         self.clock = time.monotonic()
         self._out = bytearray()
         self._frames = wire.Frames(most=wire.MOST_BACK)
-        self._noise = tempfile.TemporaryFile()  # what it prints until it has said hello
+        # What it prints until it has said hello; closed by `kill`.
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
         ours, theirs = socket.socketpair()
         with theirs:
             bind = threading.current_thread() is threading.main_thread()
@@ -125,10 +127,8 @@ class WorkerProcess:
             own_end = self._process.wait(timeout=1.0 if dying else 0.0)
         except subprocess.TimeoutExpired:
             own_end = None
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left in the group
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # nobody left in the group
         code = self._process.wait()
         self.socket.close()
         self._noise.seek(0)

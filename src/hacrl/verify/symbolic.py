@@ -120,9 +120,7 @@ def _distinct_symbols(*texts: str) -> list[str]:
 
 
 def _read(text: str) -> Any | None:
-    found = parse(
-        rf"\boxed{{{text}}}", _READING, fallback_mode="no_fallback", parsing_timeout=None
-    )
+    found = parse(rf"\boxed{{{text}}}", _READING, fallback_mode="no_fallback", parsing_timeout=None)
     if not found or isinstance(found[0], str):
         return None
     tree = found[0]
@@ -141,16 +139,16 @@ def _equal_values(gold: Any, answer: Any) -> bool | None:
     compared = 0
     for point in _POINTS if symbols else _POINTS[:1]:
         by_name = dict(zip(symbols, itertools.cycle(point), strict=False))
-        values = [_value(tree, by_name) for tree in (gold, answer)]
-        if values[0] is None or values[1] is None:
+        gold_value, answer_value = _value(gold, by_name), _value(answer, by_name)
+        if gold_value is None or answer_value is None:
             continue
         compared += 1
-        if not _close(*values):
+        if not _close(gold_value, answer_value):
             return False
     return True if compared else None
 
 
-def _value(tree: Any, by_name: dict[str, float]) -> Any | None:
+def _value(tree: Any, by_name: dict[str, float]) -> tuple[Any, Any] | None:
     places = {s: sympy.Rational(str(by_name[s.name])) for s in tree.free_symbols}
     try:
         found = sympy.N(tree.xreplace(places).doit(), _DIGITS)

@@ -1,0 +1,76 @@
+"""Own evaluation of arithmetic golds, and the operands by which problems are told apart.
+
+reasoning-gym 0.1.25 has wrong golds: `basic_arithmetic` without parentheses and with three or more
+mixed terms ignores precedence.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+EXPRESSIONS = ("basic_arithmetic", "chain_sum", "products")
+"""Datasets whose metadata hold a plain arithmetic `expression`."""
+OF_NUMBERS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "lcm": math.lcm}
+"""Datasets whose answer is a function of the metadata's `numbers`."""
+
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def gold_is_right(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool | None:
+    """True or False where we can compute the answer ourselves, None where we cannot.
+
+    Example: gold_is_right("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20") is False
+    """
+    try:
+        if dataset in OF_NUMBERS:
+            return Fraction(answer) == OF_NUMBERS[dataset](*metadata["numbers"])
+        if dataset in EXPRESSIONS:
+            return Fraction(answer) == evaluate(metadata["expression"])
+    except (ValueError, ZeroDivisionError, SyntaxError):
+        return False
+    return None
+
+
+def evaluate(expression: str) -> Fraction:
+    """The exact value of + - * / and parentheses over whole numbers, by the usual precedence."""
+    return _value(ast.parse(expression.strip(), mode="eval").body)
+
+
+def operand_key(dataset: str, metadata: Mapping[str, Any]) -> str | None:
+    """The same text for problems that differ only in the order of what may be swapped.
+
+    Example: operand_key("products", {"expression": "4 * 3"}) == "3 * 4"
+    """
+    if dataset in OF_NUMBERS:
+        return f"{dataset} of {sorted(metadata['numbers'])}"
+    if dataset not in EXPRESSIONS:
+        return None
+    try:
+        tree = ast.parse(metadata["expression"].strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Mult):
+        sides = sorted((ast.unparse(tree.left), ast.unparse(tree.right)))
+        return f" {'+' if isinstance(tree.op, ast.Add) else '*'} ".join(sides)
+    return ast.unparse(tree)
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int() as number):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_value(inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(left), _value(right))
+    raise ValueError(f"not plain arithmetic: {ast.unparse(node)}")

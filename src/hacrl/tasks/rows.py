@@ -1,0 +1,106 @@
+"""Rows of data files: JSONL, JSONL.gz, Parquet, and datasets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hacrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row and where it stands.
+
+    Example: Row("train.jsonl, line 7", 6, {"id": "a", "question": "1 + 1?", "answer": "2"})
+    """
+
+    where: str
+    """For error messages."""
+    number: int
+    """Counted from 0."""
+    values: dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a data file; UserError for a file that is missing, empty or broken."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a .jsonl, .jsonl.gz or .parquet file in it")
+    if path.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".json")):
+        rows = list(_json_lines(path))
+    elif path.suffix == ".parquet":
+        rows = _parquet(path)
+    else:
+        raise UserError(f"{path}: not a .jsonl, .jsonl.gz or .parquet file")
+    if not rows:
+        raise UserError(f"{path}: the file is empty")
+    return rows
+
+
+def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
+    """All rows of one split of a dataset: its name on the hub, or its folder."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"task.train = {name!r}: hub datasets need the package datasets: "
+            "pip install 'hacrl[data]'"
+        ) from error
+    try:
+        data = datasets.load_dataset(name, subset, split=split)
+    except (ValueError, OSError) as error:  # unknown name, subset or split; no connection
+        raise UserError(
+            f"task.train = {name!r} (subset {subset!r}, split {split!r}) cannot be loaded: {error}"
+        ) from error
+    rows = [Row(f"{name}, {split} row {i}", i, dict(values)) for i, values in enumerate(data)]
+    if not rows:
+        raise UserError(f"{name}: the split {split!r} is empty")
+    return rows
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for line_number, line in enumerate(stream, start=1):
+                where = f"{path}, line {line_number}"
+                if not line.strip():
+                    continue
+                try:
+                    values = json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
+                except json.JSONDecodeError as error:
+                    raise UserError(
+                        f"{where}: not JSON: {error.msg} at column {error.colno}; every line must "
+                        "be one JSON object"
+                    ) from error
+                if not isinstance(values, dict):
+                    raise UserError(
+                        f"{where}: a {type(values).__name__}; every line must be one JSON object"
+                    )
+                yield Row(where, number, values)
+                number += 1
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error})") from error
+
+
+def _parquet(path: Path) -> list[Row]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            f"{path}: Parquet files need the package pyarrow: pip install 'hacrl[data]'"
+        ) from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from error
+    return [Row(f"{path}, row {i}", i, values) for i, values in enumerate(table.to_pylist())]

@@ -1,0 +1,370 @@
+"""Problems from files: mapping, template, split, dealing, and what the user is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hacrl.errors import UserError
+from hacrl.tasks import TaskConfig, make_task
+from hacrl.tasks.dataset import DatasetTask, normalised
+from hacrl.tasks.deck import Deck
+from hacrl.tasks.prepare import Mapping, prepare
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    text = "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"r{i}", "question": f"{i} + 1?", "answer": str(i + 1)} for i in range(count)]
+
+
+def task_of(folder: Path, data: list[Any], seed: int = 0, **settings: Any) -> DatasetTask:
+    write_lines(folder / "train.jsonl", data)
+    return made(TaskConfig(kind="jsonl", train="train.jsonl", **settings), folder, seed)
+
+
+def made(config: TaskConfig, base: Path, seed: int = 0) -> DatasetTask:
+    task = make_task(config, seed, base)
+    assert isinstance(task, DatasetTask)
+    return task
+
+
+# ------------------------------------------------------------------------------------- dealing
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 30),
+    count=st.integers(1, 30),
+    seed=st.integers(0, 3),
+    steps=st.integers(1, 40),
+)
+def test_every_round_deals_everything_once_and_no_step_gets_one_twice(
+    size: int, count: int, seed: int, steps: int
+) -> None:
+    """Also where a step crosses into the next round: its parts of both rounds are different."""
+    count = min(count, size)
+    deck = Deck([f"p{i}" for i in range(size)], seed)
+    dealt = [deck.deal(step, count) for step in range(steps)]
+    assert all(len(set(one)) == count for one in dealt)
+    flat = [i for one in dealt for i in one]
+    for start in range(0, len(flat) - size + 1, size):
+        assert sorted(flat[start : start + size]) == list(range(size))
+    # A pure function of (seed, step): asked alone and in another order, the same.
+    again = Deck(deck.ids, seed)
+    assert [again.deal(step, count) for step in reversed(range(steps))] == dealt[::-1]
+
+
+def test_seeds_and_rounds_differ(tmp_path: Path) -> None:
+    first = Deck([f"p{i}" for i in range(50)], 0)
+    assert first.deal(0, 50) != first.deal(1, 50)
+    assert first.deal(0, 50) != Deck(first.ids, 1).deal(0, 50)
+
+
+# --------------------------------------------------------------------------- reading and mapping
+
+
+def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
+    data = [{"n": 7, "problem": "2 + 2 = {?}", "gold": 4, "area": "sums", "hint": "count"}]
+    task = task_of(
+        tmp_path,
+        data,
+        name="mine",
+        held_out_share=0,
+        columns={"question": "problem", "answer": "gold", "id": "n", "task": "area"},
+        prompt="{question}\nHint: {hint}. Use \\boxed{{}}.",
+    )
+    (problem,) = task.batch(0, 1)
+    assert problem.id == "7"
+    assert problem.messages[0].role == "user"
+    assert problem.messages[0].content == "2 + 2 = {?}\nHint: count. Use \\boxed{}."
+    assert (problem.answer, problem.task) == ("4", "sums")
+    assert dict(problem.columns) == {"area": "sums", "hint": "count"}
+
+
+def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    data = rows(20)
+    plain = task_of(tmp_path, data)
+    write_lines(tmp_path / "train.jsonl.gz", data)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(data), tmp_path / "train.parquet")
+    for name in ("train.jsonl.gz", "train.parquet"):
+        other = made(TaskConfig(kind="jsonl", train=name), tmp_path)
+        assert other.train == plain.train
+        assert other.kept_out == plain.kept_out
+
+
+def test_a_folder_dataset_is_read_like_one_of_the_hub(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", rows(12))
+    write_lines(folder / "test.jsonl", [{"id": "t", "question": "3 + 1?", "answer": "4"}])
+    config = TaskConfig(kind="hub", train="folder", held_out_split="test")
+    task = made(config, tmp_path)
+    assert [p.id for p in task.held_out(None)] == ["t"]
+    assert task.facts["left_out_same_question_held_out"] == 1
+    assert {p.id for p in task.train} == {f"r{i}" for i in range(12)} - {"r3"}
+    with pytest.raises(UserError, match="split 'nope'"):
+        made(config.model_copy(update={"held_out_split": "nope"}), tmp_path)
+
+
+def test_rows_without_ids_are_named_by_file_and_number(tmp_path: Path) -> None:
+    data = [{"question": f"{i}?", "answer": i} for i in range(3)]
+    task = task_of(tmp_path, data, held_out_share=0)
+    assert {p.id for p in task.train} == {"train-0", "train-1", "train-2"}
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        ([], {}, "train.jsonl: the file is empty"),
+        (["\n"], {}, "train.jsonl: the file is empty"),
+        ([*rows(1), '{"id": \n'], {}, "train.jsonl, line 2: not JSON"),
+        ([*rows(1), "[1]\n"], {}, "line 2: a list; every line must be one JSON object"),
+        ([{"id": "a", "answer": "1"}], {}, "line 1: there is no 'question'.*are: id, answer"),
+        ([{"question": "a?"}], {}, "line 1: there is no 'answer'"),
+        ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' should be a text"),
+        ([{"question": " ", "answer": "1"}], {}, "line 1: 'question' should be a text"),
+        ([{"question": "a?", "answer": " "}], {}, "line 1: 'answer' is empty"),
+        ([{"question": "a?", "answer": ["1"]}], {}, "'answer' should be text or a number"),
+        ([rows(1)[0], rows(1)[0]], {}, "line 2: id 'r0' is already that of .*line 1"),
+        (rows(2), {"columns": {"id": "key"}}, "'key', which task.columns.id names"),
+        (rows(2), {"prompt": "{problem}"}, "no column 'problem'; there are: id, question, answer"),
+        (rows(2), {"prompt": "Go."}, "names no column"),
+        (rows(2), {"prompt": "{question} \\boxed{}"}, "write a literal brace twice"),
+        (rows(2), {"prompt": "{question"}, "write a literal brace twice"),
+        (rows(2), {"prompt": "{question.__class__}"}, "is not a column"),
+    ],
+)
+def test_broken_data_is_named_by_file_and_line(
+    tmp_path: Path, data: list[Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        task_of(tmp_path, data, **settings)
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a"}\n' * 99)[:-9])
+    (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9"}\n')
+    (tmp_path / "x.csv").write_text("a,b\n")
+    (tmp_path / "bad.parquet").write_text("PAR0")
+    for name, message in {
+        "none.jsonl": "no such file",
+        "cut.jsonl.gz": "not a whole gzip file",
+        "latin.jsonl": "line 1: not UTF-8",
+        "x.csv": r"not a .jsonl, .jsonl.gz or .parquet file",
+        ".": "is a folder",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            made(TaskConfig(kind="jsonl", train=name), tmp_path)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(UserError, match="not a readable Parquet file"):
+        made(TaskConfig(kind="jsonl", train="bad.parquet"), tmp_path)
+
+
+# ------------------------------------------------------------------------------------- the split
+
+
+def test_the_split_is_by_text_and_the_same_for_every_seed(tmp_path: Path) -> None:
+    """200 rows in which each question stands twice under two ids, written a little otherwise."""
+    data = [
+        {"id": f"{i}{twin}", "question": f"How  much is {i} + 1?{twin}", "answer": "1"}
+        for i in range(100)
+        for twin in ("", "\n ")
+    ]
+    task = task_of(tmp_path, data, held_out_share=0.3)
+    asked = {normalised(p.messages[0].content) for p in task.held_out(None)}
+    assert asked.isdisjoint(normalised(p.messages[0].content) for p in task.train)
+    assert len(task.train) + len(task.kept_out) == 200
+    assert len(task.kept_out) == 2 * len(asked)
+    assert 15 <= len(asked) <= 45  # 100 times 0.3 and three standard deviations
+    other = task_of(tmp_path, data, seed=5, held_out_share=0.3)
+    assert other.held_out(None) == task.held_out(None)
+    assert other.batch(0, 8) != task.batch(0, 8)
+    assert task.facts["repeated_questions"] == 100
+
+
+def test_training_problems_that_the_held_out_file_asks_are_left_out(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "test.jsonl",
+        [{"id": "t0", "question": " 3  + 1? ", "answer": "4"}, {"question": "x?", "answer": "1"}],
+    )
+    with pytest.raises(UserError, match=r"test.jsonl, line 2: there is no 'id'"):
+        task_of(tmp_path, rows(9), held_out="test.jsonl")
+    write_lines(tmp_path / "test.jsonl", [{"id": "t0", "question": "3  + 1?", "answer": "4"}])
+    task = task_of(tmp_path, rows(9), held_out="test.jsonl")
+    assert "r3" not in {p.id for p in task.train}
+    assert task.facts == {
+        "read": 9,
+        "repeated_questions": 0,
+        "left_out_same_question_held_out": 1,
+        "train": 8,
+        "held_out": 1,
+    }
+    write_lines(tmp_path / "test.jsonl", [{"id": "r2", "question": "other", "answer": "4"}])
+    with pytest.raises(UserError, match="id 'r2' names a training problem and another"):
+        task_of(tmp_path, rows(9), held_out="test.jsonl")
+
+
+def test_known_bad_rows_are_left_out_by_kind(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "issues.jsonl",
+        [{"id": "r1", "kind": "wrong"}, {"id": "r2", "kind": "unit"}, {"id": "zz", "kind": "unit"}],
+    )
+    every = task_of(tmp_path, rows(5), held_out_share=0, exclude="issues.jsonl")
+    assert {p.id for p in every.train} == {"r0", "r3", "r4"}
+    some = task_of(
+        tmp_path, rows(5), held_out_share=0, exclude="issues.jsonl", exclude_kinds=["wrong"]
+    )
+    assert {p.id for p in some.train} == {"r0", "r2", "r3", "r4"}
+    assert some.facts["left_out_by_exclude"] == 1
+    with pytest.raises(UserError, match=r"'worng' does not occur in .*there: unit, wrong"):
+        task_of(tmp_path, rows(5), exclude="issues.jsonl", exclude_kinds=["worng"])
+
+
+def test_more_problems_than_there_are(tmp_path: Path) -> None:
+    task = task_of(tmp_path, rows(5), held_out_share=0)
+    assert len(task.batch(0, 5)) == 5
+    with pytest.raises(UserError, match=r"prompts_per_step = 6 is not between 1 and 5"):
+        task.batch(0, 6)
+    with pytest.raises(UserError, match="has no held-out problems"):
+        task.held_out(None)
+    split = task_of(tmp_path, rows(50), held_out_share=0.5)
+    size = len(split.kept_out)
+    sample = split.held_out(size - 1)
+    assert sample == [p for p in split.held_out(None) if p in sample]
+    with pytest.raises(UserError, match=f"{size + 1} held-out problems are asked for"):
+        split.held_out(size + 1)
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "jsnl"}, "choose one of arithmetic, jsonl"),
+        ({"kind": "jsonl"}, "task.train is missing"),
+        ({"kind": "gym"}, "task.gym is missing"),
+        ({"kind": "arithmetic", "train": "x.jsonl"}, "task.train has no meaning"),
+        ({"kind": "jsonl", "train": "x", "subset": "main"}, "task.subset has no meaning"),
+        ({"kind": "jsonl", "train": "x", "exclude_kinds": ["a"]}, "needs task.exclude"),
+        ({"kind": "jsonl", "train": "x", "held_out_share": 1.0}, "less than 1"),
+        ({"kind": "jsonl", "train": "x", "colums": {}}, "colums"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TaskConfig(**settings)
+
+
+def test_a_written_out_config_can_be_read_again() -> None:
+    for config in (TaskConfig(), TaskConfig(kind="jsonl", train="a.jsonl"), GYM):
+        assert TaskConfig(**config.model_dump(mode="json", exclude_none=True)) == config
+
+
+GYM = TaskConfig(kind="gym", gym=[{"name": "lcm", "settings": {"max_value": 9}}])
+
+
+def test_an_import_path_is_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mytask.py").write_text(
+        "class Own:\n"
+        "    name = 'own'\n"
+        "    def __init__(self, config, seed, base): self.got = (config.kind, seed, base)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    task: Any = make_task(TaskConfig(kind="mytask:Own"), 3, tmp_path)
+    assert task.got == ("mytask:Own", 3, tmp_path)
+    assert make_task(TaskConfig(), 0, tmp_path).name == "arithmetic"
+
+
+# -------------------------------------------------------------------------------------- prepare
+
+
+def test_prepare_writes_the_uniform_form(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "math.jsonl",
+        [
+            {
+                "problem": "Half of $4$? Box it.",
+                "solution": r"Surely $\boxed{\frac{4}{2}}$, so $\boxed{ \{2\} }$.",
+                "level": "Level 3",
+                "type": "Algebra",
+            },
+            {"problem": "One?", "solution": r"It is $\boxed 1$.", "level": "?", "type": "Sums"},
+        ],
+    )
+    write_lines(tmp_path / "test.jsonl", [{"question": "ONE ?", "answer": "1"}])
+    mapping = Mapping("problem", "solution", "boxed", solution="solution", level="level")
+    notes: list[str] = []
+    done = prepare(
+        str(tmp_path / "math.jsonl"),
+        tmp_path / "out" / "mine.jsonl.gz",
+        mapping,
+        cut="Box it.",
+        against=[tmp_path / "test.jsonl"],
+        report=notes.append,
+    )
+    lines = gzip.decompress((tmp_path / "out" / "mine.jsonl.gz").read_bytes()).decode().split("\n")
+    assert json.loads(lines[0]) == {
+        "id": "mine-0",
+        "question": "Half of $4$?",
+        "answer": r"\{2\}",
+        "solution": r"Surely $\boxed{\frac{4}{2}}$, so $\boxed{ \{2\} }$.",
+        "level": 3,
+        "source": "math.jsonl row 0",
+    }
+    assert json.loads(lines[1])["answer"] == "1"
+    assert "level" not in json.loads(lines[1])
+    assert done.notes == {"unread_levels": 1, "repeated_questions": 0, "questions_in_test.jsonl": 1}
+    assert made(TaskConfig(kind="jsonl", train="out/mine.jsonl.gz"), tmp_path).facts["read"] == 2
+
+
+def test_prepare_refuses_broken_rows_unless_told(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "gsm.jsonl",
+        [
+            {"question": "a?", "answer": "so 1,000 + 234\n#### 1,234"},
+            {"question": "b?", "answer": "no mark"},
+            {"question": "c?", "answer": "####"},
+        ],
+    )
+    source, target = str(tmp_path / "gsm.jsonl"), tmp_path / "g.jsonl"
+    mapping = Mapping(answer_form="hashes")
+    with pytest.raises(UserError, match=r"2 of 3 rows are broken(.|\n)*line 2: no '####'"):
+        prepare(source, target, mapping, report=lambda line: None)
+    assert not target.exists()
+    done = prepare(source, target, mapping, skip_broken=True, report=lambda line: None)
+    assert (done.rows, done.skipped) == (1, 2)
+    assert json.loads(target.read_text())["answer"] == "1234"
+    with pytest.raises(UserError, match="plain, hashes, boxed"):
+        prepare(source, target, Mapping(answer_form="latex"))
+    with pytest.raises(UserError, match=r"must end in .jsonl or .jsonl.gz"):
+        prepare(source, tmp_path / "g.json")
+
+
+def test_a_step_wraps_into_the_next_round_without_repeats(tmp_path: Path) -> None:
+    """5 problems, 3 a step: ten steps are thirty problems, so each comes six times."""
+    task = task_of(tmp_path, rows(5), held_out_share=0)
+    batches = [task.batch(step, 3) for step in range(10)]
+    assert all(len({p.id for p in batch}) == 3 for batch in batches)
+    assert set(Counter(p.id for batch in batches for p in batch).values()) == {6}

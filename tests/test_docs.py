@@ -1,0 +1,374 @@
+"""The documents: their code runs, their names exist, their defaults are the code's."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import runpy
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import tomli_w
+from pydantic import BaseModel
+from typer.main import get_command
+
+import hacrl
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.cli import app
+from hacrl.config import Config, load_config, parse_config
+from hacrl.errors import UserError
+from hacrl.pool import POOLS, open_pool
+from hacrl.rundir import RunDirectory
+from hacrl.types import Cut
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = [ROOT / name for name in ("README.md", "docs/hacpo.md", "docs/extending.md")]
+PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[tuple[str, str]]:
+    """(title, text) of each fenced block in a language; the title may be empty."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [(title, text) for lang, title, text in found if lang == language]
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+teams = load(ROOT / "tests" / "runtime" / "team.py")
+
+
+def tiny(**tables: Any) -> dict[str, Any]:
+    """One step of two members of the pocket team."""
+    settings = {"steps": 1, "evaluation": {"problems": 0}, "checkpoint": {"every": 0}, **tables}
+    return teams.team(teams.member("wren"), teams.member("finch"), **settings)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with every file that the documents show, to run from; forgotten afterwards."""
+    modules, pools = set(sys.modules), dict(POOLS)
+    for page in DOCS:
+        for language in ("python", "toml"):
+            for title, text in blocks(page, language):
+                if title:
+                    (tmp_path / title).write_text(text, encoding="utf-8")
+    (tmp_path / "team.toml").write_text(tomli_w.dumps(tiny()), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+    POOLS.clear()
+    POOLS.update(pools)
+
+
+def fragment(folder: Path, name: str) -> dict[str, Any]:
+    return tomllib.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def first_cut(run: RunDirectory) -> Cut:
+    pool = open_pool(run.config().pool.url, run.path, create=False)
+    cut = pool.gather(0)
+    pool.dispose()
+    return cut
+
+
+# ---------------------------------------------------------------- extending.md
+
+
+def test_the_algorithm_of_the_page_trains(folder: Path) -> None:
+    """Each sample's advantage is its reward less the mean of the other rewards of its problem."""
+    run = hacrl.train(tiny(**fragment(folder, "algorithm.toml")), "run")
+    rewards = {
+        g.problem_id: {(t.agent, t.index): t.reward for t in g.judged}
+        for g in first_cut(run).groups
+    }
+    sources = set()
+    for agent in ("wren", "finch"):
+        lines = (run.samples(agent) / "step-000000.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert rows
+        for row in rows:
+            others = dict(rewards[row["problem"]])
+            own = others.pop((row["source"], row["index"]))
+            assert row["advantage"] == pytest.approx(own - sum(others.values()) / len(others))
+            sources.add((agent, row["source"]))
+    assert len(sources) == 4  # each learned from both
+    with pytest.raises(UserError, match="cup"):
+        hacrl.train(tiny(algorithm={"name": "my_rules:LeaveOneOut", "options": {"cup": 1}}), "bad")
+
+
+def test_the_task_of_the_page_trains(folder: Path) -> None:
+    evaluation = {"evaluation": {"problems": 6}}
+    run = hacrl.train(tiny(**fragment(folder, "task.toml"), **evaluation), "run")
+    asked = {g.problem_id for g in first_cut(run).groups}
+    task = importlib.import_module("my_task").Doubles(run.config().task, 3, folder)
+    assert asked == {p.id for p in task.batch(0, 6)}
+    assert len(asked) == 6
+    assert not {p.id for p in task.train} & {p.id for p in task.held_out(None)}
+    scores = [r["accuracy/doubles"] for r in run.metrics() if r["kind"] == "evaluation"]
+    assert len(scores) == 4  # two agents, before and after
+    with pytest.raises(UserError, match="prompts_per_step"):
+        task.batch(0, 91)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("function.toml", "function(rewards:score)/1"), ("verifier.toml", "near/1")]
+)
+def test_the_verifiers_of_the_page_judge(folder: Path, name: str, label: str) -> None:
+    table = fragment(folder, name)
+    table["verifier"]["workers"] = 1
+    run = hacrl.train(tiny(**table), "run")
+    judged = [t for g in first_cut(run).groups for t in g.judged]
+    assert {t.verifier for t in judged} == {label}
+    assert len(judged) == 48  # none failed
+    assert 1.0 in {t.reward for t in judged}
+    assert {t.reward for t in judged} <= {0.0, 0.5, 1.0}
+
+
+def test_the_graded_verifier_of_the_page(folder: Path) -> None:
+    """|44 - 42| = 2 <= 5 earns a half, |48 - 42| = 6 nothing."""
+    from hacrl.types import Message, Problem, Status
+
+    near = importlib.import_module("my_verifier").Near(within=5)
+    problem = Problem("p", (Message("user", "17+25"),), "42", "add")
+    found = [near.judge(reply, problem) for reply in ("so 42", "so 44", "so 48", "no idea")]
+    assert [v.reward for v in found] == [1.0, 0.5, 0.0, 0.0]
+    assert [v.status for v in found] == [Status.OK, Status.WRONG, Status.WRONG, Status.UNPARSED]
+
+
+def test_the_pool_of_the_page_trains_and_changes_nothing(folder: Path) -> None:
+    """The script as it stands; the same run through SQLite has the same metrics."""
+    runpy.run_path(str(folder / "train_folder.py"))
+    shared = RunDirectory.open(folder / "runs" / "shared")
+    assert (shared.path / "pool" / "step-000000" / "cut.json").is_file()
+    plain = hacrl.train("team.toml", "runs/plain")
+    assert shared.metrics() == plain.metrics()
+    assert first_cut(shared) == first_cut(plain)
+
+
+def pool_contract() -> list[str]:
+    module = load(ROOT / "tests" / "pool" / "test_pool.py")
+    return [
+        name
+        for name, function in vars(module).items()
+        if name.startswith("test_") and "pool" in inspect.signature(function).parameters
+    ]
+
+
+@pytest.mark.parametrize("name", pool_contract())
+def test_the_pool_of_the_page_does_what_every_pool_must(folder: Path, name: str) -> None:
+    test = getattr(load(ROOT / "tests" / "pool" / "test_pool.py"), name)
+    make_row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
+    importlib.import_module("my_pool")
+    given = {"pool": open_pool("folder://pool", folder), "row": make_row}
+    test(**{key: given[key] for key in inspect.signature(test).parameters})
+
+
+def test_the_pool_of_the_page_keeps_odd_text_and_sees_what_is_gone(folder: Path) -> None:
+    """U+2028 ends a line for str.splitlines, not for a file of JSON lines."""
+    row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
+    importlib.import_module("my_pool")
+    pool = open_pool("folder://pool", folder)
+    rows = [row(text="a\u2028b\n"), replace(row(index=1), num_tokens=7)]
+    pool.publish(rows)
+    pool.close(3, ["ant"])
+    again = open_pool("folder://pool", folder, create=False)
+    assert list(again.rows()) == rows
+    for path in (folder / "pool").glob("*/rows/*"):
+        path.unlink()
+    with pytest.raises(UserError, match="gone"):
+        again.gather(3)
+    with pytest.raises(UserError, match="no folder"):
+        open_pool("folder://nowhere", folder, create=False)
+
+
+# ---------------------------------------------------------------- README
+
+
+def test_the_config_of_the_readme_is_valid() -> None:
+    [(_, text)] = blocks(ROOT / "README.md", "toml")
+    config = parse_config(tomllib.loads(text))
+    for agent in config.agents:
+        if agent.learns:
+            config.plan_of(agent, shares=True)
+
+
+def test_the_python_of_the_readme_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "team.toml").write_text(
+        tomli_w.dumps(tiny(evaluation={"problems": 6}, checkpoint={"every": 1}))
+    )
+    runpy.run_path(str(folder / "first_run.py"))
+    assert len(capsys.readouterr().out.splitlines()) == 4  # two agents, before and after
+
+
+def command_names() -> set[str]:
+    names: set[str] = set()
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        names |= {f"{name} {sub}" for sub in inner} if inner else {name}
+    return names
+
+
+def test_the_readme_names_every_command_and_only_those() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in command_names():
+        assert re.search(rf"\bhacrl {name}\b", text), name
+    for page in PAGES:
+        for first, second in re.findall(
+            r"(?:^ +|`)hacrl ([a-z]+)(?: ([a-z]+))?", page.read_text(), re.M
+        ):
+            assert {first, f"{first} {second}"} & command_names(), (page.name, first)
+
+
+def test_overrides_in_the_documents_are_valid() -> None:
+    """Every `hacrl train CONFIG key=value ...`, applied to the pocket team."""
+    seen = 0
+    for page in PAGES:
+        for line in re.findall(
+            r"hacrl train \S+\.toml((?: [a-z_.0-9]+=[^\s`]+)+)", page.read_text()
+        ):
+            load_config(ROOT / "configs" / "pocket.toml", line.split())
+            seen += 1
+    assert seen >= 2
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for name in re.findall(r"(?:`|^ +)make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert name in targets, (page.name, name)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## \[{re.escape(hacrl.__version__)}\]", text, re.MULTILINE)
+
+
+# ---------------------------------------------------------------- hacpo.md
+
+HACPO = ROOT / "docs" / "hacpo.md"
+
+
+def test_the_worked_examples_hold() -> None:
+    examples = blocks(HACPO, "python")
+    assert len(examples) >= 2
+    for _, text in examples:
+        assert "assert" in text
+        exec(compile(text, str(HACPO), "exec"), {"__name__": "example"})
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """Everything defined at the top of a file, and `Class.member`."""
+    names: set[str] = set()
+
+    def add(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                add(node.body, f"{prefix}{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
+
+    add(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return names
+
+
+def references(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_and_function_named_exists(page: Path) -> None:
+    """`file.py:function`, from src/hacrl or from the repository's root."""
+    own = {title for title, _ in blocks(page, "python")}
+    for file, name in references(page):
+        if file in own:
+            continue
+        places = [ROOT / "src" / "hacrl" / file, ROOT / file]
+        path = next((p for p in places if p.is_file()), None)
+        assert path is not None, f"{page.name} names {file}, which does not exist"
+        assert not name or name in names_in(path), f"{page.name} names {file}:{name}"
+
+
+def test_hacpo_md_names_the_code_of_every_equation() -> None:
+    named = {f"{file}:{name}" for file, name in references(HACPO)}
+    assert {
+        "capability.py:CapabilityHistory.at",
+        "capability.py:Capability.ratio",
+        "algorithms/hacpo.py:Hacpo.baseline",
+        "algorithms/hacpo.py:Hacpo.credit",
+        "algorithms/hacpo.py:Hacpo.loss",
+        "algorithms/maths.py:sequence_ratio",
+    } <= named
+    assert len(named) > 30
+
+
+def test_hacpo_md_has_every_setting_with_its_default() -> None:
+    """Rows of the form | `field` | `default as TOML` | ... |"""
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", HACPO.read_text(), re.MULTILINE)
+    stated = {field: tomllib.loads(f"v = {value}")["v"] for field, value in rows}
+    fields = AlgorithmSettings.model_fields
+    assert stated == {
+        name: field.get_default(call_default_factory=True) for name, field in fields.items()
+    }
+
+
+# ---------------------------------------------------------------- the config's own docs
+
+
+def tables(model: type[BaseModel], found: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    """The table and all tables inside it."""
+
+    def walk(annotation: Any) -> None:
+        is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        if is_table and annotation not in found:
+            tables(annotation, found)
+        for inner in get_args(annotation):
+            walk(inner)
+
+    found.add(model)
+    for field in model.model_fields.values():
+        walk(field.annotation)
+    return found
+
+
+def test_every_config_field_has_its_doc() -> None:
+    found = tables(Config, set())
+    assert {AlgorithmSettings, Config} < found and len(found) >= 12
+    bare = [
+        f"{model.__name__}.{name}"
+        for model in found
+        for name, field in model.model_fields.items()
+        if not (field.description or "").strip()
+    ]
+    assert not bare, f"fields without a docstring under them: {sorted(bare)}"

@@ -1,0 +1,225 @@
+"""exact, number, choice and function: tables of replies with their verdicts, worked by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hacrl.errors import UserError
+from hacrl.types import Problem, Status, Verdict
+from hacrl.verify import VERIFIERS, VerifierConfig, VerifierPool, count_statuses, make_verifier
+from hacrl.verify.number import numbers_in
+
+
+def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
+    verifier = make_verifier(VerifierConfig(kind=kind, options=options))
+    return verifier.judge(reply, Problem("p", (), answer, "t"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "options", "status"),
+    [
+        ("42", "42", {}, "ok"),
+        (" 42\n", "42", {}, "ok"),
+        ("42", " 42 ", {}, "ok"),
+        ("42.", "42", {}, "wrong"),
+        ("Paris", "paris", {}, "wrong"),
+        ("Paris", "paris", {"case": False}, "ok"),
+        ("STRASSE", "straße", {"case": False}, "ok"),  # case folding, not lower-casing
+        (" 42", "42", {"strip": False}, "wrong"),
+        ("  ", "42", {}, "unparsed"),
+        ("", "", {}, "unparsed"),
+    ],
+)
+def test_exact(reply: str, answer: str, options: dict[str, object], status: str) -> None:
+    assert judge("exact", reply, answer, **options).status == status
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("17 + 25 = 42.", ["17", "25", "42"]),
+        ("1,234.50 and 12,345,678", ["1234.5", "12345678"]),
+        ("1,23 or 1,2345", ["1", "23", "1", "2345"]),
+        ("-7, +3, \u22125", ["-7", "3", "-5"]),
+        ("5-3 and 5 - 3 and x-3", ["5", "3", "5", "3", "3"]),  # an operation, not a sign
+        ("x=-3, (-4)", ["-3", "-4"]),
+        ("3/4, -1/2, 10/4", ["3/4", "-1/2", "5/2"]),
+        ("3/0 then 8", ["8"]),
+        ("-1/-2", ["1/2"]),
+        (".5 and 0.25", ["1/2", "1/4"]),
+        ("wait...42", ["42"]),
+        ("version 1.2.3", ["1.2"]),
+        ("6.02e23, 1E-3, 2e", [str(602 * 10**21), "1/1000", "2"]),
+        ("$18, 50%, 5kg, 3rd", ["18", "50", "5", "3"]),
+        ("x2 H2O", []),
+        ("it is 5.", ["5"]),
+        ("no number", []),
+        ("**1,200**", ["1200"]),
+        ("答案是42。", ["42"]),
+        ("7" * 1001 + " 5", ["5"]),
+    ],
+)
+def test_what_a_number_is(text: str, numbers: list[str]) -> None:
+    assert list(numbers_in(text)) == [Fraction(n) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "options", "status"),
+    [
+        ("17 + 25 = 42.", "42", {}, "ok"),
+        ("17 + 25 = 42.", "17", {"which": "first"}, "ok"),
+        ("17 + 25 = 42.", "17", {}, "wrong"),
+        ("42.0", "42", {}, "ok"),
+        ("6/8", "0.75", {}, "ok"),
+        ("1,000", "1000", {}, "ok"),
+        ("-42", "42", {}, "wrong"),
+        ("0.333333", "1/3", {}, "wrong"),  # exact
+        ("0.333333", "1/3", {"tolerance": 1e-5}, "ok"),
+        ("99", "100", {"tolerance": 0.01}, "ok"),  # |99 - 100| = 1 <= 0.01 * 100
+        ("98.9", "100", {"tolerance": 0.01}, "wrong"),
+        ("forty-two", "42", {}, "unparsed"),
+        ("42", "forty-two", {}, "error"),
+        ("42", "#### 42", {}, "ok"),
+        ("1e999 / 1e999", "1", {}, "wrong"),  # the last number is 1e999
+    ],
+)
+def test_number(reply: str, answer: str, options: dict[str, object], status: str) -> None:
+    assert judge("number", reply, answer, **options).status == status
+
+
+@given(st.fractions(max_denominator=10**6), st.text(alphabet="ab =\n", max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_number_finds_what_was_written(value: Fraction, before: str) -> None:
+    assert list(numbers_in(f"{before} {value}.")) == [value]
+
+
+@pytest.mark.parametrize("text", ["1,111" * 2000, "1/" * 5000, "9" * 100_000, ".1" * 5000])
+def test_number_is_quick_on_hostile_text(text: str) -> None:
+    list(numbers_in(text))  # a quadratic search would take minutes on the third
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        (r"The answer is A. \boxed{B}", "B"),  # rule 1 before rule 2
+        (r"\boxed{\text{(C)}}", "C"),
+        (r"\boxed{\textbf{D}}", "D"),
+        (r"\boxed{B. Paris}", "B"),
+        (r"\boxed{A} no, \boxed{E}", "E"),
+        ("The answer is (B), not (C).", "B"),  # rule 2 before rule 4
+        ("Answer: c", "C"),
+        ("I choose option D because A is false", "D"),
+        ("the answer is **E**", "E"),
+        ("Some thoughts about C.\nB", "B"),  # rule 3
+        ("**D**", "D"),
+        ("A. Rome\nlater: (C)", "C"),  # rule 4 before rule 5
+        ("(A) or rather (C)", "C"),  # rule 4
+        ("B) Paris, and E is wrong", "B"),  # rule 5 before rule 6
+        ("It must be D then", "D"),  # rule 6
+        ("A dog barks", None),  # an article
+        ("So A", "A"),
+        ("Because I say so", None),
+        ("F", None),
+        ("", None),
+        ("I'd say Ba", None),
+    ],
+)
+def test_choice(reply: str, letter: str | None) -> None:
+    verdict = judge("choice", reply, "(b)")
+    if letter is None:
+        assert verdict.status is Status.UNPARSED
+    else:
+        assert verdict.detail == letter
+        assert verdict.status is (Status.OK if letter == "B" else Status.WRONG)
+
+
+def test_choice_letters() -> None:
+    assert judge("choice", "answer: G", "G", letters="ABCDEFGHIJ").status is Status.OK
+    assert judge("choice", "B", "Paris").status is Status.ERROR
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.usefixtures("importable")
+def test_function() -> None:
+    """score: 1 if equal; None for "none"; the columns it gets are the row's but for the named."""
+    options = {"path": "bad_verifiers:score"}
+    with VerifierPool(VerifierConfig(kind="function", options=options, workers=1)) as pool:
+        assert pool.label == "function(bad_verifiers:score)/1"
+        row = Problem("p", (), "42", "t", {"level": 3, "tags": ["a"]})
+        rich = Problem("p", (), "42", "t", {"bonus": 0.5})
+        verdicts = pool.judge_all(
+            [("42", row), ("41", row), ("none", row), ("columns", row), ("0", rich), ("42", rich)]
+        )
+    assert [(v.status.value, v.reward) for v in verdicts] == [
+        ("ok", 1.0),
+        ("wrong", 0.0),
+        ("error", 0.0),
+        ("ok", 1.0),
+        ("wrong", 0.5),  # partial credit
+        ("error", 0.0),  # 1.5 is outside [0, 1]
+    ]
+    assert "None" in verdicts[2].detail
+
+
+@pytest.mark.usefixtures("importable")
+def test_function_without_kwargs_gets_what_it_names() -> None:
+    problem = Problem("p", (), "42", "t", {"level": 3, "completion": "trap"})
+    verifier = make_verifier(
+        VerifierConfig(kind="function", options={"path": "bad_verifiers:plain"})
+    )
+    assert verifier.judge("42", problem).status is Status.OK
+    assert verifier.judge("41", problem).status is Status.WRONG
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("nowhere:f", "nowhere"), ("bad_verifiers:NOT_CALLABLE", "int"), ("bad_verifiers", "path")],
+)
+def test_function_that_is_not_there(path: str, words: str) -> None:
+    config = VerifierConfig(kind="function", options={"path": path})
+    with pytest.raises(UserError, match=words):
+        make_verifier(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kind": "nubmer"}, "unknown: choose one of exact, number"),
+        ({"kind": "number", "options": {"which": "middle"}}, "which"),
+        ({"kind": "number", "options": {"whcih": "last"}}, "whcih"),
+        ({"kind": "function"}, "path"),
+        ({"kind": "function", "options": {"path": "a:b", "reward_range": [1, 0]}}, "reward_range"),
+        ({"kind": "exact", "timeout": 0}, "timeout"),
+        ({"kind": "exact", "workers": -1}, "workers"),
+        ({"kind": "exact", "which": "last"}, "which"),
+    ],
+)
+def test_bad_settings_are_named(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        VerifierConfig.model_validate(given)
+
+
+def test_every_setting_has_its_doc() -> None:
+    assert all(field.description for field in VerifierConfig.model_fields.values())
+    assert list(VERIFIERS) == ["exact", "number", "choice", "math", "function"]
+
+
+def test_counts() -> None:
+    verdicts = [Verdict(1, Status.OK), Verdict(0, Status.WRONG), Verdict(0, Status.WRONG)]
+    assert count_statuses(verdicts) == {
+        "ok": 1,
+        "wrong": 2,
+        "unparsed": 0,
+        "timeout": 0,
+        "error": 0,
+    }
