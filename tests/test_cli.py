@@ -28,6 +28,7 @@ from hacrl.pocket import pocket_path
 from hacrl.report.pocket_config import POCKET_TOML
 
 ROOT = Path(__file__).parent.parent
+HALVES = {"together": "hacpo", "alone": "gspo"}
 
 
 def team(**settings: Any) -> dict[str, Any]:
@@ -198,6 +199,22 @@ def test_the_demo_s_config_is_the_one_in_the_repository() -> None:
     ]
 
 
+def test_demo_compares_both_halves(tmp_path: Path) -> None:
+    """One short step: together here, alone in a second process, one table and one sentence."""
+    small = ["prompts_per_step=2", "evaluation.problems=6", "evaluation.samples=1"]
+    code, out, err = hacrl("demo", *small, "--steps", "1", "--run", tmp_path / "demo")
+    assert code == 0, err
+    rows = [
+        line.split() for line in out.splitlines() if line.startswith(("wren", "finch", "heron"))
+    ]
+    assert len(rows) == 3
+    assert all("16" in row for row in rows)  # rollouts: 2 prompts x 8
+    assert "Together the agents gained" in out
+    names = {half: load_config(tmp_path / "demo" / half / "config.toml") for half in HALVES}
+    assert {half: config.algorithm.name for half, config in names.items()} == HALVES
+    assert "holds a demo already" in refused("demo", "--run", tmp_path / "demo")
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -299,7 +316,7 @@ def test_process_help_is_quick_and_bad_input_ends_with_2(tmp_path: Path) -> None
     assert modules.stdout.strip() == "False"
     child = start("train", write(tmp_path / "a.toml"), "sedd=3")
     _, err = child.communicate(timeout=60)
-    assert child.returncode == 2
+    assert child.returncode == 2, err
     assert "did you mean 'seed'" in err
     assert len(err.splitlines()) == 1
 

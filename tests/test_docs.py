@@ -27,7 +27,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
-from hacrl.pool import POOLS, open_pool
+from hacrl.pool import open_pool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Cut
 
@@ -64,7 +64,7 @@ def tiny(**tables: Any) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with every file that the documents show, to run from; forgotten afterwards."""
-    modules, pools = set(sys.modules), dict(POOLS)
+    modules = set(sys.modules)
     for page in DOCS:
         for language in ("python", "toml"):
             for title, text in blocks(page, language):
@@ -77,8 +77,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
-    POOLS.clear()
-    POOLS.update(pools)
 
 
 def fragment(folder: Path, name: str) -> dict[str, Any]:
@@ -157,9 +155,8 @@ def test_the_graded_verifier_of_the_page(folder: Path) -> None:
 
 
 def test_the_pool_of_the_page_trains_and_changes_nothing(folder: Path) -> None:
-    """The script as it stands; the same run through SQLite has the same metrics."""
-    runpy.run_path(str(folder / "train_folder.py"))
-    shared = RunDirectory.open(folder / "runs" / "shared")
+    """The same run through SQLite has the same metrics."""
+    shared = hacrl.train(tiny(**fragment(folder, "pool.toml")), "runs/shared")
     assert (shared.path / "pool" / "step-000000" / "cut.json").is_file()
     plain = hacrl.train("team.toml", "runs/plain")
     assert shared.metrics() == plain.metrics()
@@ -179,27 +176,25 @@ def pool_contract() -> list[str]:
 def test_the_pool_of_the_page_does_what_every_pool_must(folder: Path, name: str) -> None:
     test = getattr(load(ROOT / "tests" / "pool" / "test_pool.py"), name)
     make_row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
-    importlib.import_module("my_pool")
-    given = {"pool": open_pool("folder://pool", folder), "row": make_row}
+    given = {"pool": open_pool("my_pool:FolderPool://pool", folder), "row": make_row}
     test(**{key: given[key] for key in inspect.signature(test).parameters})
 
 
 def test_the_pool_of_the_page_keeps_odd_text_and_sees_what_is_gone(folder: Path) -> None:
     """U+2028 ends a line for str.splitlines, not for a file of JSON lines."""
     row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
-    importlib.import_module("my_pool")
-    pool = open_pool("folder://pool", folder)
+    pool = open_pool("my_pool:FolderPool://pool", folder)
     rows = [row(text="a\u2028b\n"), replace(row(index=1), num_tokens=7)]
     pool.publish(rows)
     pool.close(3, ["ant"])
-    again = open_pool("folder://pool", folder, create=False)
+    again = open_pool("my_pool:FolderPool://pool", folder, create=False)
     assert list(again.rows()) == rows
     for path in (folder / "pool").glob("*/rows/*"):
         path.unlink()
     with pytest.raises(UserError, match="gone"):
         again.gather(3)
     with pytest.raises(UserError, match="no folder"):
-        open_pool("folder://nowhere", folder, create=False)
+        open_pool("my_pool:FolderPool://nowhere", folder, create=False)
 
 
 # ---------------------------------------------------------------- README

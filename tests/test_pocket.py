@@ -99,7 +99,9 @@ def test_tokenizers_split_numbers_each_in_its_way() -> None:
 
 
 @pytest.mark.parametrize("name", POCKET)
-@pytest.mark.parametrize("text", ["naïve 日本語 🙂", "a  b\n\n\tc", "\x00\x7f", "١٢٣ ½", "9876543210"])
+@pytest.mark.parametrize(
+    "text", ["naïve 日本語 🙂", "a  b\n\n\tc", "\x00\x7f", "١٢٣ ½", "9876543210"]
+)
 def test_any_text_comes_back(name: str, text: str) -> None:
     tokenizer = tokenizer_of(name)
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -94,7 +94,6 @@ def view(
     peers: bool = True,
     needs_behaviour: bool = True,
     mask_truncated: bool = False,
-    same_tokenizer: tuple[str, ...] = (),
 ) -> tuple[list[Sample], ViewReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
     groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
@@ -108,7 +107,6 @@ def view(
         peers=peers,
         needs_behaviour=needs_behaviour,
         mask_truncated=mask_truncated,
-        same_tokenizer=same_tokenizer,
     )
 
 
@@ -160,7 +158,7 @@ def test_end_token_is_the_one_my_rollouts_end_with() -> None:
 def test_order_is_cut_order_own_first_then_source_and_index() -> None:
     rollouts = (own(1, (33, 2)), own(0, (34, 2)), own(0, (35, 2), problem="q2"))
     rows = [own_row(r) for r in rollouts]
-    crowd = [peer("x", 1, "cat"), peer("x", 0, "cat"), peer("x", 0, "bee")]
+    crowd = [peer("x", 1, "cat"), peer("x", 0, "cat"), peer("x", 1, "bee"), peer("x", 0, "bee")]
     samples, _ = view(peer("x", 0, "cat", problem_id="q2"), *crowd, *rows, rollouts=rollouts)
     assert [(s.problem_id, s.source, s.index) for s in samples] == [
         ("q2", "ant", 0),
@@ -168,6 +166,7 @@ def test_order_is_cut_order_own_first_then_source_and_index() -> None:
         ("q1", "ant", 0),
         ("q1", "ant", 1),
         ("q1", "bee", 0),
+        ("q1", "bee", 1),
         ("q1", "cat", 0),
         ("q1", "cat", 1),
     ]
@@ -305,10 +304,9 @@ def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
         peer("the", 0, tokens=tokens((*body, 2)), num_tokens=2),
         peer("the", 1, tokens=tokens((*letters, 2)), num_tokens=4),
         peer("the", 2, tokens=replace(tokens((5,)), tokenizer="sha256:other"), num_tokens=1),
-        peer("the", 0, "cat", num_tokens=2),
-        peer("the", 1, "cat", num_tokens=3),
+        peer("the", 0, "cat", num_tokens=2, tokenizer=r.vocabulary_hash),
+        peer("the", 1, "cat", num_tokens=3, tokenizer=r.vocabulary_hash),
         peer("the", 0, "dog", num_tokens=9),
-        same_tokenizer=("cat",),
     )
     assert len(samples) == 6
     assert report.compared == {"bee": 2, "cat": 2}

@@ -52,6 +52,9 @@ class EvaluationConfig(Table):
 class CheckpointConfig(Table):
     every: int = Field(10, ge=0)
     """Write a checkpoint every so many steps, and after the last; 0: only after the last."""
+    save: bool = True
+    """False: write none at all, for comparisons that keep only figures. Such a run can be neither
+    resumed nor exported."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept; each agent's best by held-out score is kept besides."""
 
@@ -64,9 +67,9 @@ class SamplerConfig(Table):
     """With behaviour = "sampler", how many sequences of every step the comparison takes; otherwise
     it takes all."""
     tolerance: float | None = Field(None, gt=0)
-    """Largest allowed difference of a sequence's mean log-probability between sampler and trainer;
-    above it the sampler's weights are stale and the run stops. Default: 1e-3 in float32, 0.1 in
-    bfloat16."""
+    """Largest allowed difference of a sequence's mean log-probability between sampler and trainer,
+    averaged over the compared sequences; above it the sampler's weights are stale and the run stops.
+    Default: 1e-4 in float32, 0.05 in bfloat16."""
 
 
 class RuntimeConfig(Table):
@@ -190,15 +193,25 @@ class Config(Table):
     """So many non-finite updates in a row stop the run, with the batch saved."""
 
     task: TaskConfig
+    """Where problems come from."""
     verifier: VerifierConfig
+    """What is right."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    """How to learn from the verified replies."""
     pool: PoolConfig = PoolConfig()
+    """Where the agents' trajectories meet."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Each agent alone on held-out problems."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When weights are written and how many are kept."""
     sampler: SamplerConfig = SamplerConfig()
+    """Which log-probabilities count, and the sampler/trainer agreement check."""
     runtime: RuntimeConfig = RuntimeConfig()
+    """Where and when agents run."""
     log: LogConfig = LogConfig()
+    """Where metrics go besides metrics.jsonl."""
     agents: list[AgentConfig] = Field(min_length=1)
+    """The team: one table for each member."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

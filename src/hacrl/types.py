@@ -205,6 +205,8 @@ class Trajectory:
     """Name and version of the verifier that judged it."""
     sampling: Sampling
     shareable: bool
+    tokenizer: str = ""
+    """Fingerprint of the source's tokenizer: tells a learner when it is its own."""
     tokens: Tokens | None = None
     schema: int = SCHEMA
 
@@ -284,7 +286,7 @@ class Sample:
     """Mean log-probability of the source over its own tokens, at the weights that sampled."""
     old_logprobs: tuple[float, ...] | None = None
     """The learner's log-probabilities of the reply's tokens before the first update of the step:
-    always there for own samples; for peers' samples when the algorithm asks (scores_peers)."""
+    always there for own samples; for peers' samples when the algorithm asks (needs_old_logprobs)."""
     advantage: float = 0.0
     weight: float = 1.0
     """w(source, learner) for a peer's sample; 1 for an own one."""
@@ -319,7 +321,7 @@ class Batch:
     """Tensors of one micro-batch: B sequences, T reply tokens (padded right), and the divisors of
     the whole minibatch, so that the losses of its micro-batches add up to the minibatch's loss.
 
-    Example: see tests/algorithms/test_hacpo.py, which builds one by hand.
+    Example: see tests/algorithms/test_losses.py, which builds some by hand.
     """
 
     logprobs_BT: Tensor
@@ -353,7 +355,7 @@ class Batch:
 class LossOutput:
     """What a loss returns: a scalar with gradient and facts about it without.
 
-    Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), sums={"clipped": 3.0})
+    Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), used_B=tensor([True, False]))
     """
 
     loss: Tensor

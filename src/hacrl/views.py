@@ -9,7 +9,7 @@ view and counted by source and reason; its reward still counts in the group.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
@@ -116,13 +116,9 @@ def learner_view(
     peers: bool,
     needs_behaviour: bool,
     mask_truncated: bool = False,
-    same_tokenizer: Collection[str] = (),
 ) -> tuple[list[Sample], ViewReport]:
     """The learner's samples of one step: groups in the cut's order, in each the own ones first,
     then by source and index.
-
-    `same_tokenizer` names sources known to use the learner's tokenizer, for the count of other
-    splits; sources whose trajectories carry token ids are recognised without it.
     """
     report = ViewReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
@@ -153,7 +149,7 @@ def learner_view(
             continue
         source = place.trajectory.agent
         shown = _peer_sample(
-            place, next(encoded), renderer, report, limits, mask_truncated, same_tokenizer
+            place, next(encoded), renderer, report, limits, mask_truncated
         )
         if isinstance(shown, DropReason):
             report.drops[source, shown] += 1
@@ -235,7 +231,6 @@ def _peer_sample(
     report: ViewReport,
     limits: ViewLimits,
     mask_truncated: bool,
-    same_tokenizer: Collection[str],
 ) -> Sample | DropReason:
     """A peer's reply in the learner's ids, with its end token and within the limits."""
     t, prompt = candidate.trajectory, candidate.prompt_ids
@@ -258,7 +253,7 @@ def _peer_sample(
     report.learner_tokens[t.agent] += len(whole)
     report.source_tokens[t.agent] += t.num_tokens
     if t.begun == renderer.settings.reply_start:
-        _compare_split(t, whole, renderer, report, same_tokenizer)
+        _compare_split(t, whole, renderer, report)
     return Sample(
         problem_id=t.problem_id,
         index=t.index,
@@ -276,14 +271,13 @@ def _compare_split(
     reply: Ids,
     renderer: Renderer,
     report: ViewReport,
-    same_tokenizer: Collection[str],
 ) -> None:
     """Count replies of the same tokenizer that read back as other ids (end tokens aside)."""
     if t.tokens is not None and t.tokens.tokenizer == renderer.vocabulary_hash:
         stop = t.finish is Finish.STOP
         mine, theirs = (reply[:-1], t.tokens.ids[:-1]) if stop else (reply, t.tokens.ids)
         other = mine != tuple(theirs)
-    elif t.tokens is None and t.agent in same_tokenizer:
+    elif t.tokens is None and t.tokenizer == renderer.vocabulary_hash:
         other = len(reply) != t.num_tokens
     else:
         return

@@ -95,7 +95,7 @@ def test_answers_are_right_everywhere() -> None:
 
 @pytest.mark.parametrize("operations", [(), ("add", "div"), ("add", "add")])
 def test_bad_operations(operations: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="task.operations"):
+    with pytest.raises(UserError, match=r"task\.operations"):
         ArithmeticTask(0, operations)
 
 

@@ -46,6 +46,10 @@ def spin(actor: Actor) -> None:
         pass
 
 
+def nap(actor: Actor) -> None:
+    time.sleep(0.25)
+
+
 def deep_hang(actor: Actor) -> None:
     """Never leaves C code, so no Python timer, signal handler or thread could stop it."""
     re.match(r"(a+)+$", "a" * 60 + "b")
@@ -107,7 +111,7 @@ ACTS = {
     f.__name__: f
     for f in (
         *(spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask),
-        *(fork_and_die, with_child),
+        *(fork_and_die, with_child, nap),
     )
 }
 

@@ -229,7 +229,7 @@ def test_poison_costs_one_time_out_and_nothing_else() -> None:
         pool.wait_ready()
         began = time.monotonic()
         verdicts = pool.judge_all(items)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
     assert verdicts[20].status is Status.TIMEOUT
     for i, verdict in enumerate(verdicts):
         if i != 20:

@@ -118,6 +118,11 @@ def test_many_hangs_are_each_charged_once(actor: VerifierPool) -> None:
     assert all((v.status is Status.TIMEOUT) == (i % 5 == 0) for i, v in enumerate(verdicts))
 
 
+def test_each_call_has_its_own_clock(actor: VerifierPool) -> None:
+    """16 naps of 0.25 s: up to five wait on one worker, longer together than the limit of 0.8 s."""
+    assert all(v.status is Status.OK for v in actor.judge_all([("nap", problem())] * 16))
+
+
 def test_noise_does_not_break_the_talk(actor: VerifierPool) -> None:
     verdicts = actor.judge_all([("noise", problem()), ("quiet", problem())] * 4)
     assert [v.detail for v in verdicts] == ["42:noise", "42:quiet"] * 4

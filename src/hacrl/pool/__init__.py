@@ -1,7 +1,7 @@
 """Where agents meet: the verified trajectories of every step, and the committed cut of closed ones.
 
 A pool is chosen by URL. To add one: write a class with the methods of `Pool` and give its scheme an
-entry in POOLS.
+entry in POOLS, or name it by import path: pool.url = "package.module:Class://ADDRESS".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hacrl.errors import UserError
+from hacrl.importing import import_object
 from hacrl.types import Cut, Group, Trajectory
 
 Key = tuple[int, str, str, int]
@@ -61,9 +62,14 @@ def open_pool(url: str, base: Path, create: bool = True) -> Pool:
     """
     scheme, separator, _ = url.partition("://")
     factory = POOLS.get(scheme.partition("+")[0]) if separator else None
+    if factory is None and ":" in scheme and separator:
+        factory = import_object(scheme, "pool.url")
     if factory is None:
         known = ", ".join(f"{name}://" for name in POOLS)
-        raise UserError(f"pool.url = {url!r}: no such kind of pool; there are {known}")
+        raise UserError(
+            f"pool.url = {url!r}: no such kind of pool; there are {known}, or your own as "
+            "package.module:Class://ADDRESS"
+        )
     return factory(url, base, create)
 
 

@@ -9,6 +9,7 @@ run side by side, one thread each; else in turn. Everything lies in one folder:
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,12 +31,12 @@ from hacrl.runtime import start
 from hacrl.verify.settings import usable_cores
 
 
-def run_demo(place: Path, steps: int | None = None, seed: int | None = None) -> None:
-    """Train both halves under `place` and print one table and one sentence."""
+def run_demo(place: Path, changes: Sequence[str] = ()) -> None:
+    """Train both halves under `place`, with `key=value` changes to the config of both, and print one
+    table and one sentence."""
     out = console()
     if (place / "together").exists() or (place / "alone").exists():
         raise UserError(f"{place} holds a demo already; choose another directory with --run")
-    changes = [f"{k}={v}" for k, v in (("steps", steps), ("seed", seed)) if v is not None]
     path = place / "pocket.toml"
     write_atomic(path, POCKET_TOML)
     config = load_config(path, changes)
@@ -116,8 +117,6 @@ def _wait(other: subprocess.Popen[bytes], alone: Path, steps: int) -> None:
 
 def steps_done(run: Path) -> int:
     """Read off the metrics of a run that another process writes."""
-    import json
-
     lines = read_whole_lines(run / "metrics.jsonl")
     steps = [row["step"] + 1 for row in map(json.loads, lines) if row["kind"] == "train"]
     return max(steps, default=0)

@@ -10,7 +10,7 @@ POCKET_TOML = """\
 # A minute or two on a CPU:  hacrl train configs/pocket.toml
 # Each agent for itself:     hacrl train configs/pocket.toml algorithm.name=gspo
 
-steps = 40
+steps = 24
 prompts_per_step = 32
 samples_per_prompt = 8
 minibatch_samples = 256
@@ -45,15 +45,15 @@ threads = 1
 [[agents]]
 name = "wren"
 model = "pocket:wren"
-learning_rate = 3e-4
+learning_rate = 2e-4
 
 [[agents]]
 name = "finch"
 model = "pocket:finch"
-learning_rate = 3e-4
+learning_rate = 2e-4
 
 [[agents]]
 name = "heron"
 model = "pocket:heron"
-learning_rate = 3e-4
+learning_rate = 2e-4
 """

@@ -95,7 +95,5 @@ def _interval(e: Estimate, sign: str) -> str:
 def duration(seconds: float) -> str:
     """e.g. 8.3 s, 2:05, 1:02:05"""
     return (
-        f"{seconds:.1f} s"
-        if seconds < 60
-        else str(timedelta(seconds=round(seconds))).removeprefix("0:")
+        f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds))).lstrip("0:")
     )

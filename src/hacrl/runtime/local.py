@@ -103,9 +103,9 @@ class LocalTeam:
                 rows[member.name] |= member.learn(step)
             self._log(step, rows)
             done = step + 1
-            best = self._evaluate(done) if self._due(done, self.config.evaluation.every) else {}
-            if best or self._due(done, self.config.checkpoint.every):
-                self._checkpoint(done, best)
+            improved = self._due(done, self.config.evaluation.every) and self._evaluate(done)
+            if improved or self._due(done, self.config.checkpoint.every):
+                self._checkpoint(done)
             self._log_times(step)
 
     def _due(self, done: int, every: int) -> bool:
@@ -120,27 +120,26 @@ class LocalTeam:
         self.run.rewind(step)
         return step
 
-    def _checkpoint(self, done: int, best: Mapping[str, float]) -> None:
+    def _checkpoint(self, done: int) -> None:
         """All learners first, then prune: at every moment some step is whole for everybody."""
+        if not self.config.checkpoint.save:
+            return
         self.observer.phase("checkpoint")
         with self.clock("checkpoint"):
             for agent in self.learners:
                 self.checkpoints[agent.name].save(agent.policy.snapshot(done))
-            for name, score in best.items():
-                self.checkpoints[name].mark_best(done, score)
             for agent in self.learners:
                 self.checkpoints[agent.name].prune()
 
-    def _evaluate(self, done: int) -> dict[str, float]:
-        """Every agent alone on the held-out problems; the scores of learners that are now at their
-        best."""
+    def _evaluate(self, done: int) -> bool:
+        """Every agent alone on the held-out problems; True if a learner is now at its best."""
         settings = self.config.evaluation
         if not settings.problems:
-            return {}
+            return False
         self.observer.phase("evaluating")
         problems = self.task.held_out(settings.problems)
         rows: Rows = []
-        best: dict[str, float] = {}
+        improved = False
         for agent in self.agents:
             if not agent.agent.learns and done:
                 continue  # frozen: the first result stands
@@ -161,16 +160,11 @@ class LocalTeam:
             rows.append(
                 {"kind": "evaluation", "step": done, "agent": agent.name, **result.metrics()}
             )
-            if done and agent.agent.learns and self._is_best(agent.name, done, result.score.mean):
-                best[agent.name] = result.score.mean
+            if done and agent.agent.learns:
+                improved |= self.checkpoints[agent.name].mark_best(done, result.score.mean)
         self._write(rows)
         self.observer.evaluated(done, rows)
-        return best
-
-    def _is_best(self, name: str, done: int, score: float) -> bool:
-        """Better than every earlier one; a replayed step that was the best is so again."""
-        known = self.checkpoints[name].best()
-        return known is None or score > known[1] or known[0] >= done
+        return improved
 
     # ------------------------------------------------------------ what is written
 

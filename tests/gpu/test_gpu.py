@@ -1,0 +1,70 @@
+"""What only a GPU can show. Run where one exists: python -m pytest -m gpu tests/gpu"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import hacrl
+from hacrl.config import AgentConfig
+from hacrl.journal import Journal
+from hacrl.noise import gumbel_noise, stream_key
+from hacrl.policy.policy import Policy
+from hacrl.policy.sampler import Request
+from hacrl.types import Message
+
+pytestmark = pytest.mark.gpu
+
+
+def helpers():
+    path = Path(__file__).parent.parent / "runtime" / "team.py"
+    spec = importlib.util.spec_from_file_location("team", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_noise_is_the_same_stream_on_both_devices() -> None:
+    keys = torch.tensor([stream_key(0, "wren", 0, f"p{i}", 0) for i in range(50)])
+    positions = torch.arange(50)
+    cpu = gumbel_noise(keys, positions, 1000)
+    gpu = gumbel_noise(keys.cuda(), positions.cuda(), 1000).cpu()
+    assert torch.allclose(cpu, gpu, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["wren", "finch", "heron"])
+def test_float32_on_gpu_draws_what_the_cpu_draws(name: str) -> None:
+    """The same weights and streams: nearly every reply is the same, to the last token."""
+    replies = []
+    for device in ("cpu", "cuda"):
+        agent = AgentConfig(name="a", model=f"pocket:{name}", dtype="float32")
+        policy = Policy(agent, device=device, temperature=1.0, beta=0.0)
+        asked = [
+            Request(policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]), stream_key(0, "a", 0, str(i), 0), 24)
+            for i in range(100)
+        ]
+        replies.append([r.token_ids for r in policy.sampler.sample(asked, 1.0)])
+    same = sum(a == b for a, b in zip(*replies, strict=True))
+    assert same >= 98
+
+
+def test_a_team_in_bfloat16_on_one_gpu_learns_and_replays_its_journal(tmp_path: Path) -> None:
+    h = helpers()
+    config = h.team(h.member("wren"), h.member("finch"), h.member("heron"))
+    config["runtime"] = {"device": "cuda"}
+    config |= {"steps": 6, "prompts_per_step": 16, "samples_per_prompt": 8, "minibatch_samples": 64}
+    run = hacrl.train(config, tmp_path / "run")
+    rewards = [r["reward"] for r in run.metrics() if r["kind"] == "train"]
+    assert sum(rewards[-6:]) > sum(rewards[:6])  # the last two steps against the first two
+    before = {
+        (a, s): Journal(run.journal(a)).read(s) for a in ("wren", "finch", "heron") for s in range(6)
+    }
+    for name in ("wren", "finch", "heron"):  # lose the newest checkpoint: step 5 is replayed
+        shutil.rmtree(run.checkpoints(name) / "step-000006")
+    hacrl.resume(run.path)
+    after = {key: Journal(run.journal(key[0])).read(key[1]) for key in before}
+    assert after == before

@@ -1,0 +1,178 @@
+"""Progress, curves, failures and doctor's small parts."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from hacrl.config import parse_config
+from hacrl.errors import RunStopped, UserError
+from hacrl.plan import make_plan
+from hacrl.pocket import pocket_path
+from hacrl.report import progress
+from hacrl.report.curves import plot, smooth
+from hacrl.report.doctor import plan_cells
+from hacrl.report.failures import calm, explain
+from hacrl.report.memory import count_parameters, estimate_need, size_text
+from hacrl.report.samples import one_line
+from hacrl.rundir import RunDirectory
+
+CONFIG = {
+    "steps": 30,
+    "prompts_per_step": 64,
+    "max_prompt_tokens": 10,
+    "max_response_tokens": 20,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number"},
+    "agents": [
+        {"name": "wren", "model": "pocket:wren"},
+        {"name": "finch", "model": "pocket:finch", "learn": False},
+    ],
+}
+
+
+def test_plain_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty steps of one second: lines at steps 1, 11, 21 and, being the last, 30."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    screen = io.StringIO()
+    with progress.ProgressLine(Console(file=screen, width=200)) as line:
+        line.phase("loading")
+        line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 0)
+        for step in range(30):
+            line.phase("rollouts")
+            clock[0] += 1.0
+            line.stepped(step, [{"agent": "wren", "reward": 0.25}, {"agent": "b", "reward": None}])
+        line.note("[odd] words")
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == "hacpo, wren, finch: steps 0 to 30 in runs/x"
+    assert [x.split()[1] for x in lines[1:5]] == ["1/30", "11/30", "21/30", "30/30"]
+    assert lines[1] == "step 1/30  reward wren 0.25  b -  0:00:29 left"
+    assert lines[5] == "note: [odd] words"
+    assert len(lines) == 6
+
+
+def test_progress_in_a_terminal_is_one_line_that_goes_away() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    with progress.ProgressLine(console, beside=lambda: "alone: step 2") as line:
+        line.phase("loading")
+        line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 10)
+        line.stepped(10, [{"agent": "wren", "reward": 0.25}])
+        line._bar.refresh()
+    text = screen.getvalue()
+    assert "step 11/30" in text
+    assert "wren 0.25" in text
+    assert "alone: step 2" in text
+
+
+def test_plot_of_a_rising_line() -> None:
+    """From the lower left corner to the upper right one: the first drawn character of the lowest row
+    is at the left, the last of the highest row at the right; rows between rise."""
+    lines = plot({"a": [(0, 0.0), (100, 1.0)]}, width=47, height=4).plain.splitlines()
+    first = [len(line) - len(line[6:].lstrip()) for line in lines[:4]]
+    assert first == sorted(first, reverse=True)
+    assert lines[3][6] != " "
+    assert lines[0].rstrip()[-1] != " "
+    assert len(lines[0].rstrip()) == 46
+    assert lines[0].startswith(" 1.05")
+    assert lines[3].startswith(" 0.00")
+    assert lines[4].split() == ["0", "step", "100"]
+    assert "a" in lines[5]
+
+
+def test_plot_of_one_point_and_of_a_flat_line() -> None:
+    for curve in ([(3, 0.5)], [(0, 0.5), (9, 0.5)], [(0, -1.0), (1, -1.0)]):
+        assert plot({"a": curve, "empty": []}).plain.count("\n") == 10
+
+
+def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:
+    short = [(i, float(i)) for i in range(19)]
+    assert smooth(short) == short
+    long = smooth([(i, float(i)) for i in range(20)])
+    assert long[0] == (0, 0.0)
+    assert long[3] == (3, 1.5)
+    assert long[19] == (19, 17.0)  # mean of 15 .. 19
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UserError("place: value. Way out."), 2, "error: place: value. Way out."),
+        (RunStopped("stale"), 3, "error: stale"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "no room left on the disk"),
+        (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
+        (MemoryError("big"), 2, "microbatch_tokens"),
+    ],
+)
+def test_failures_are_calm(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+) -> None:
+    with pytest.raises(typer.Exit) as end, calm():
+        raise error
+    assert end.value.exit_code == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback_and_an_exit_its_code() -> None:
+    with pytest.raises(ZeroDivisionError), calm():
+        raise ZeroDivisionError
+    with pytest.raises(typer.Exit) as end, calm():
+        raise typer.Exit(7)
+    assert end.value.exit_code == 7
+
+
+def test_a_wrapped_full_disk_is_found() -> None:
+    outer = RuntimeError("the writer's thread failed")
+    outer.__cause__ = OSError(errno.EDQUOT, "over quota")
+    assert "no room left" in (explain(outer) or "")
+    assert explain(RuntimeError("other")) is None
+
+
+def test_plan_in_words() -> None:
+    """128 prompts x 8, one peer, minibatches of 512: two and two, the peers' floors .85 and .875."""
+    plan = make_plan(
+        learner="a",
+        prompts=128,
+        samples_per_prompt={"a": 8, "b": 8},
+        minibatch_samples=512,
+        order="own_first",
+        shares=True,
+        floor=0.8,
+        last_floor=0.875,
+    )
+    assert plan_cells(plan) == ["2 own + 2 peers", "0.85 to 0.875"]
+    assert plan_cells(None) == ["none (frozen)", "-"]
+
+
+def test_parameters_and_memory_by_hand() -> None:
+    """Parameters against the loaded model. In float32: 4 bytes a weight; a learner 12 more (gradient
+    and two moments); the cache 2 x layers x kv width x rows x tokens x 4 bytes."""
+    from transformers import AutoModelForCausalLM
+
+    folder = pocket_path("wren")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    parameters = count_parameters(folder)
+    assert parameters == sum(p.numel() for p in model.parameters())
+    config = parse_config(CONFIG)
+    need = estimate_need(config, config.agents[0], folder, on_gpu=False)
+    assert need is not None
+    shape = model.config
+    kv = shape.num_key_value_heads * shape.head_dim
+    assert need.weights == 4 * parameters
+    assert need.training == 12 * parameters
+    assert need.cache == 2 * shape.num_hidden_layers * kv * 512 * 30 * 4
+    frozen = estimate_need(config, config.agents[1], pocket_path("finch"), on_gpu=True)
+    assert frozen is not None
+    assert frozen.training == 0
+    assert [size_text(s) for s in (5.4e5, 2.1e7, 1.64e9)] == ["0.5 MB", "21 MB", "1.6 GB"]
+
+
+def test_model_text_stays_on_its_line() -> None:
+    assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
