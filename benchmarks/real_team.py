@@ -72,7 +72,15 @@ def main() -> None:
     for arm in sorted(options.arms, key=lambda a: "x2" not in a):  # the long ones first
         for seed in options.seeds:
             run = options.out / f"{arm}-{seed}"
-            command = [sys.executable, "-m", "hacrl", "train", str(options.config), "--run", str(run)]
+            command = [
+                sys.executable,
+                "-m",
+                "hacrl",
+                "train",
+                str(options.config),
+                "--run",
+                str(run),
+            ]
             changes = [f"seed={seed}", "checkpoint.save=false", "log.tensorboard=false"]
             jobs.append((run, [*command, *changes, *ARMS[arm], *options.overrides]))
     start = time.time()

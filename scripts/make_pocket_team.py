@@ -474,6 +474,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--count", type=int, default=100, help="held-out problems in the table")
     args = parser.parse_args()
+    if unknown := set(args.members) - set(TEAM):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TEAM)}")
     torch.set_num_threads(args.threads)
     tokenizers = {"bytes": byte_tokenizer(), "pieces": piece_tokenizer()}
     for name in args.members:

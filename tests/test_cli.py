@@ -215,6 +215,25 @@ def test_demo_compares_both_halves(tmp_path: Path) -> None:
     assert "holds a demo already" in refused("demo", "--run", tmp_path / "demo")
 
 
+def test_data_then_a_suite(tmp_path: Path) -> None:
+    """GSM8K's form into the uniform one, and a pocket model on it as a benchmark."""
+    source, target = tmp_path / "raw.jsonl", tmp_path / "gsm8k_test.jsonl"
+    rows = [{"q": f"{i}+1", "a": f"so\n#### {i + 1}"} for i in range(3)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ("--question", "q", "--answer", "a", "--answer-form", "hashes")
+    code, _, err = hacrl("data", source, target, *columns)
+    assert code == 0, err
+    assert [json.loads(x)["answer"] for x in target.open()] == ["1", "2", "3"]
+    suite = ("eval", "pocket:wren", "--suite", "math7", "--benchmarks", "gsm8k_test")
+    assert "--data" in refused(*suite)
+    code, out, err = hacrl(
+        *suite, "--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out"
+    )
+    assert code == 0, err
+    assert "GSM8K" in out
+    assert (tmp_path / "out/gsm8k_test/wren/replies.jsonl").is_file()
+
+
 # ---------------------------------------------------------------- bad input
 
 

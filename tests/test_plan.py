@@ -8,7 +8,7 @@ from hacrl.types import Sample
 
 
 def plan(prompts=128, team=None, minibatch_samples=512, **changes):
-    settings = dict(order="own_first", shares=True, floor=0.8, last_floor=0.875) | changes
+    settings = {"order": "own_first", "shares": True, "floor": 0.8, "last_floor": 0.875} | changes
     return make_plan(
         learner="a",
         prompts=prompts,
@@ -30,7 +30,7 @@ def test_the_papers_numbers() -> None:
 
 @pytest.mark.parametrize(("agents", "updates"), [(1, 2), (2, 4), (3, 6), (5, 10)])
 def test_floor_reaches_last_floor_for_any_team(agents: int, updates: int) -> None:
-    made = plan(team={name: 8 for name in "abcde"[:agents]})
+    made = plan(team=dict.fromkeys("abcde"[:agents], 8))
     assert len(made.floors) == updates
     assert made.floors[0] == 0.8
     assert made.floors[-1] == pytest.approx(0.875)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 from hacrl.errors import UserError
@@ -92,7 +93,7 @@ def _floors(updates: int, floor: float, last_floor: float) -> tuple[float, ...]:
 def _equal_parts(items: Sequence[str], count: int) -> list[Sequence[str]]:
     """Consecutive parts whose sizes differ by at most one."""
     edges = [round(i * len(items) / count) for i in range(count + 1)]
-    return [items[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [items[a:b] for a, b in pairwise(edges)]
 
 
 def minibatch(samples: Sequence[Sample], update: Update) -> list[Sample]:

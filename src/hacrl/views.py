@@ -148,9 +148,7 @@ def learner_view(
             samples.append(place)
             continue
         source = place.trajectory.agent
-        shown = _peer_sample(
-            place, next(encoded), renderer, report, limits, mask_truncated
-        )
+        shown = _peer_sample(place, next(encoded), renderer, report, limits, mask_truncated)
         if isinstance(shown, DropReason):
             report.drops[source, shown] += 1
         else:

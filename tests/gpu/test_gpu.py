@@ -44,7 +44,11 @@ def test_float32_on_gpu_draws_what_the_cpu_draws(name: str) -> None:
         agent = AgentConfig(name="a", model=f"pocket:{name}", dtype="float32")
         policy = Policy(agent, device=device, temperature=1.0, beta=0.0)
         asked = [
-            Request(policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]), stream_key(0, "a", 0, str(i), 0), 24)
+            Request(
+                policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]),
+                stream_key(0, "a", 0, str(i), 0),
+                24,
+            )
             for i in range(100)
         ]
         replies.append([r.token_ids for r in policy.sampler.sample(asked, 1.0)])
@@ -61,7 +65,9 @@ def test_a_team_in_bfloat16_on_one_gpu_learns_and_replays_its_journal(tmp_path: 
     rewards = [r["reward"] for r in run.metrics() if r["kind"] == "train"]
     assert sum(rewards[-6:]) > sum(rewards[:6])  # the last two steps against the first two
     before = {
-        (a, s): Journal(run.journal(a)).read(s) for a in ("wren", "finch", "heron") for s in range(6)
+        (a, s): Journal(run.journal(a)).read(s)
+        for a in ("wren", "finch", "heron")
+        for s in range(6)
     }
     for name in ("wren", "finch", "heron"):  # lose the newest checkpoint: step 5 is replayed
         shutil.rmtree(run.checkpoints(name) / "step-000006")

@@ -108,7 +108,10 @@ def test_nobody_touches_anothers_stream(tmp_path: Path) -> None:
         for step in range(2 if name == "microbatch" else 3):
             assert rollouts(other, "wren", step) == rollouts(plain, "wren", step), (name, step)
         if name in ("third", "reordered"):
-            known = [{k: r[k] for k in p} for r, p in zip(rows(other, "wren"), rows(plain, "wren"))]
+            known = [
+                {k: r[k] for k in p}
+                for r, p in zip(rows(other, "wren"), rows(plain, "wren"), strict=True)
+            ]
             assert known == rows(plain, "wren"), name
 
 

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from hacrl.policy.load import (
     model_source,
 )
 from hacrl.policy.logprobs import LogProbs, Rows, make_rows
-from hacrl.policy.lora import add_adapter, adapter_off, merge_into
+from hacrl.policy.lora import adapter_off, add_adapter, merge_into
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.sampler import Sampler
 from hacrl.types import Batch, LossOutput, Sample, Update

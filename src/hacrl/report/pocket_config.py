@@ -10,7 +10,7 @@ POCKET_TOML = """\
 # A minute or two on a CPU:  hacrl train configs/pocket.toml
 # Each agent for itself:     hacrl train configs/pocket.toml algorithm.name=gspo
 
-steps = 24
+steps = 18
 prompts_per_step = 32
 samples_per_prompt = 8
 minibatch_samples = 256

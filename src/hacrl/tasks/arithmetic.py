@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
 from operator import add, mul, sub
 
 from hacrl.errors import UserError
@@ -91,15 +92,19 @@ class ArithmeticTask:
             attempt += 1
         return list(taken.values())
 
-    def held_out(self, count: int) -> list[Problem]:
-        """The first `count` of the held-out problems in a fixed order, operations in turn."""
-        self._check(count, held_out=True, setting="the number of held-out problems")
+    def held_out(self, count: int | None) -> list[Problem]:
+        """The first `count` of the held-out problems in a fixed order, operations in turn.
+
+        None gives as many as there are in equal parts (483 for the three operations).
+        """
+        if count is not None:
+            self._check(count, held_out=True, setting="the number of held-out problems")
         ordered = [
             sorted(all_problems(operation, held_out=True), key=lambda p: draw("order", p.id))
             for operation in self.operations
         ]
         turns = (problem for turn in zip(*ordered, strict=False) for problem in turn)
-        return [problem for problem, _ in zip(turns, range(count), strict=False)]
+        return list(islice(turns, count))
 
     def _check(self, count: int, held_out: bool, setting: str) -> None:
         fewest = min(len(all_problems(o, held_out)) for o in self.operations)
