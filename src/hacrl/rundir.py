@@ -13,9 +13,11 @@ checkpoints/AGENT/      weights and optimizer
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,6 +65,17 @@ class RunDirectory:
                 "`hacrl train` writes, by default under runs/."
             )
         return run
+
+    def forget_if_not_begun(self) -> None:
+        """Take back what `create` and opening the team wrote, if nothing has been sampled yet."""
+        if any((self.path / begun).exists() for begun in ("journal", "evaluation")):
+            return
+        names = ("config.toml", "environment.json", "metrics.jsonl", "times.jsonl")
+        for path in [self.path / name for name in names] + list(self.path.glob("pool.db*")):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        with contextlib.suppress(OSError):  # something else lies there: leave it
+            self.path.rmdir()
 
     @property
     def config_path(self) -> Path:

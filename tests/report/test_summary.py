@@ -105,7 +105,16 @@ def row(agent: str, margin: tuple[float, float, float]) -> Row:
     middle = Estimate(0.5, 0.4, 0.6, 100)
     gain = Estimate(0.2, 0.1, 0.3, 100)
     return Row(
-        agent, middle, middle, middle, gain, gain, Estimate(*margin, 100), (8, 8), (1.0, 2.0)
+        agent,
+        middle,
+        middle,
+        middle,
+        gain,
+        gain,
+        Estimate(*margin, 100),
+        (8, 8),
+        (2, 6),
+        (1.0, 2.0),
     )
 
 
@@ -117,6 +126,7 @@ def test_the_sentence_says_what_came_out_whichever_way() -> None:
     assert "a did better together than alone" in text
     assert "b did worse together than alone" in text
     assert "for c the interval contains zero" in text
+    assert "updates are not: 2 alone, 6 together" in text
     only = sentence([unclear])
     assert "better" not in only
     assert "worse" not in only

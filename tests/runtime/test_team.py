@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.policy import policy as policy_module
 from hacrl.pool import open_pool
+from hacrl.pool.sql import SqlPool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Finish
 
@@ -271,3 +273,53 @@ def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
     first = hacrl.train(team(member("wren"), steps=2), tmp_path / "first")
     second = hacrl.train(first.config_path, tmp_path / "second")
     assert second.metrics_path.read_bytes() == first.metrics_path.read_bytes()
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The mended config can take the same place; another file in it is left alone."""
+    place = tmp_path / "run"
+    broken = team(member("wren"), minibatch_samples=2, **NO_EVALUATION)
+    with pytest.raises(UserError, match="minibatch_samples"):
+        hacrl.train(broken, place)
+    assert not place.exists()
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="does not exist"):
+        hacrl.train(team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION), place)
+    assert [p.name for p in place.iterdir()] == ["notes.txt"]
+    hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), place)
+
+
+# ---------------------------------------------------------------- journal before publish
+
+
+def test_rollouts_are_on_disk_before_anyone_sees_them(tmp_path: Path, monkeypatch) -> None:
+    """At every publication the journal of that agent and step is whole, verdicts and all."""
+    real, seen = SqlPool.publish, []
+
+    def watched(self, trajectories) -> None:
+        agent, step = trajectories[0].agent, trajectories[0].step
+        entry = Journal(tmp_path / "run" / "journal" / agent).read(step)
+        assert entry is not None, f"{agent} published step {step} before journalling it"
+        assert [r.verdict for r in entry[0]] == [t.verdict for t in trajectories]
+        seen.append((agent, step))
+        real(self, trajectories)
+
+    monkeypatch.setattr(SqlPool, "publish", watched)
+    hacrl.train(team(member("wren"), member("finch"), steps=2, **NO_EVALUATION), tmp_path / "run")
+    assert seen == [("wren", 0), ("finch", 0), ("wren", 1), ("finch", 1)]
+
+
+def test_what_is_journalled_is_never_sampled_or_judged_again(tmp_path: Path, monkeypatch) -> None:
+    """All checkpoints lost: the whole run is learned again from the journal alone."""
+    run = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "run")
+    before = run.metrics_path.read_bytes()
+    shutil.rmtree(run.path / "checkpoints")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("sampled or judged what the journal holds")
+
+    monkeypatch.setattr("hacrl.agent.attempt", refuse)
+    monkeypatch.setattr("hacrl.agent.judge", refuse)
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Row:
 
     Example: Row("wren", Estimate(0.25, ...), Estimate(0.41, ...), Estimate(0.52, ...),
              gain=Estimate(0.27, ...), gain_alone=Estimate(0.16, ...), margin=Estimate(0.11, ...),
-             rollouts=(10240, 10240), seconds=(40.0, 60.0))
+             rollouts=(10240, 10240), updates=(40, 120), seconds=(40.0, 60.0))
     """
 
     agent: str
@@ -37,6 +37,8 @@ class Row:
     """together - alone, paired by problem."""
     rollouts: tuple[int, int]
     """Drawn by the agent alone and together."""
+    updates: tuple[int, int]
+    """Made alone and together: sharing brings more samples, so more minibatches."""
     seconds: tuple[float, float]
 
 
@@ -69,6 +71,7 @@ def _row(left: RunDirectory, right: RunDirectory, alone: AgentSummary, team: Age
         gain_alone=gain_alone,
         margin=margin,
         rollouts=(alone.rollouts, team.rollouts),
+        updates=(alone.updates, team.updates),
         seconds=(alone.seconds, team.seconds),
     )
 
@@ -119,8 +122,15 @@ def sentence(rows: Sequence[Row]) -> str:
         parts.append(f"for {_and(open_)} the interval contains zero, so this run does not tell")
     return (
         f"Together the agents gained {100 * gain:+.1f} points on average; with as many rollouts "
-        f"each, {'; '.join(parts)}."
+        f"each, {'; '.join(parts)}. Rollouts are equal, updates are not: "
+        f"{_span(r.updates[0] for r in rows)} alone, {_span(r.updates[1] for r in rows)} together. "
+        "One seed is an anecdote."
     )
+
+
+def _span(values: Iterable[int]) -> str:
+    low, *_, high = sorted([*values] * 2)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _and(names: Sequence[str]) -> str:

@@ -31,7 +31,11 @@ def start(
         config = parse_config(config)
     config = _changed(config, overrides or {})
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
-    _runtime(config)(config, directory, observer or Quiet())
+    try:
+        _runtime(config)(config, directory, observer or Quiet())
+    except UserError:
+        directory.forget_if_not_begun()  # so that the mended config can take the same place
+        raise
     return directory
 
 
