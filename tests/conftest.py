@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ CHATML = (
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_works() -> None:
+    """A suite started in the background of a shell inherits an ignored SIGINT, and so would the
+    processes that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
