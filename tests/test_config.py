@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hacrl.config import dump_config, load_config, parse_config
+from hacrl.errors import UserError
+
+TREE = {
+    "steps": 4,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number"},
+    "agents": [
+        {"name": "wren", "model": "pocket:wren"},
+        {"name": "finch", "model": "pocket:finch", "learning_rate": 1e-5},
+    ],
+}
+TEXT = """
+steps = 4
+[task]
+kind = "arithmetic"
+[verifier]
+kind = "number"
+[[agents]]
+name = "wren"
+model = "pocket:wren"
+[[agents]]
+name = "finch"
+model = "pocket:finch"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "team.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_the_papers_defaults() -> None:
+    """arXiv 2603.02604, settings of section 5 and appendix."""
+    config = parse_config(TREE)
+    a = config.algorithm
+    assert (config.prompts_per_step, config.samples_per_prompt, config.minibatch_samples) == (
+        128,
+        8,
+        512,
+    )
+    assert (a.name, a.alpha, a.floor, a.last_floor, a.capability_window) == (
+        "hacpo",
+        1,
+        0.8,
+        0.875,
+        5,
+    )
+    assert (a.epsilon_low, a.epsilon_high) == (3e-4, 4e-4)
+    assert (a.token_epsilon_low, a.token_epsilon_high) == (0.2, 0.28)
+    agent = config.agents[0]
+    assert (agent.learning_rate, agent.weight_decay, agent.max_grad_norm) == (1e-6, 0.01, 1.0)
+    assert agent.betas == (0.9, 0.999)
+    assert (config.max_prompt_tokens, config.max_response_tokens) == (1024, 4096)
+
+
+def test_overrides(path: Path) -> None:
+    changes = ["steps=9", "agents.0.learning_rate=2e-6", "agents.finch.learn=false"]
+    changes += ["algorithm.name=gspo", "agents.wren.template_args.enable_thinking=false"]
+    config = load_config(path, changes)
+    assert config.steps == 9
+    assert config.agent("wren").learning_rate == 2e-6
+    assert config.agent("wren").template_args == {"enable_thinking": False}
+    assert not config.agent("finch").learns
+    assert config.algorithm.name == "gspo"
+
+
+def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
+    config = load_config(path, ["agents.0.lora.rank=4", "algorithm.options.mine=[1, 2]"])
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.toml") == config
+
+
+def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    config = load_config(path, ["agents.0.model=models", "agents.1.model=org/name"])
+    assert config.agents[0].model == str((tmp_path / "models").resolve())
+    assert config.agents[1].model == "org/name"  # a hub name
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algoritm.alpha=1", ["algoritm", "did you mean 'algorithm'"]),
+        ("agents.0.learning_rat=1e-6", ["agents.0.learning_rat", "'learning_rate'"]),
+        ("steps=many", ["steps", "integer", "'many'"]),
+        ("steps=0", ["steps", "greater than or equal to 1"]),
+        ("agents.0.name=finch", ["'finch' is used twice"]),
+        ("agents.7.learn=false", ["agents.7", "'7'", "0 to 1", "wren"]),
+        ("agents.0.name=a/b", ["agents.0.name"]),
+        ("agents.0.replay=runs/x", ["either `model` or `replay`"]),
+        ("steps.more=1", ["steps is a value"]),
+        ("nonsense", ["key=value"]),
+    ],
+)
+def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(path, [override])
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_nobody_learns(path: Path) -> None:
+    with pytest.raises(UserError, match="none of them learns"):
+        load_config(path, ["agents.0.learn=false", "agents.1.learn=false"])
+
+
+def test_config_and_algorithms_import_without_heavy_packages() -> None:
+    """DESIGN section 3: neither transformers, ray nor vllm may be needed to read a config."""
+    code = (
+        "import sys; import hacrl.config, hacrl.algorithms; "
+        "print([m for m in ('transformers', 'ray', 'vllm', 'peft', 'sqlalchemy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
