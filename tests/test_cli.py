@@ -120,7 +120,10 @@ def test_samples_show_what_the_files_say(run: Path) -> None:
         if row is None:
             assert [ratio, advantage, weight] == ["-", "-", "-"]
             continue
-        assert float(ratio) == pytest.approx(row["ratio"], abs=5e-5)
+        if row["ratio"] is None:  # advantage 0: the model never saw it
+            assert (ratio, row["advantage"]) == ("-", 0)
+        else:
+            assert float(ratio) == pytest.approx(row["ratio"], abs=5e-5)
         assert float(advantage) == pytest.approx(row["advantage"], abs=5e-3)
         assert float(weight) == pytest.approx(row["weight"], abs=5e-3)
         assert used == ("yes" if row["used"] and row["advantage"] else "no")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hacrl.errors import UserError
-from hacrl.plan import make_plan, minibatch
+from hacrl.plan import make_plan, minibatch, replaced
 from hacrl.types import Sample
 
 
@@ -87,3 +87,31 @@ def test_a_minibatch_smaller_than_a_group_is_refused() -> None:
 def test_a_floor_that_reaches_one_is_refused(floor: float, last: float) -> None:
     with pytest.raises(UserError, match="stay below 1"):
         plan(floor=floor, last_floor=last)
+
+
+def test_joined_peers_leave_the_learners_own_plan() -> None:
+    """Two peers or none, any order: 128 x 8 in minibatches of 512 are 2 updates."""
+    team = {"a": 8, "b": 8, "c": 16}
+    for order in ("own_first", "peers_first", "mixed"):
+        assert plan(team=team, order=order, joined=True).parts == (("mixed", 2),)
+
+
+def test_replaced_problems_come_last_and_the_rest_stays_in_order() -> None:
+    ids = [f"p{i}" for i in range(12)]
+    made = plan(prompts=12, minibatch_samples=32, joined=True)
+    plain = [p for u in made.updates(ids, seed=1, step=4) for p in u.problems]
+    last = {plain[0], plain[5]}
+    updates = made.updates(ids, seed=1, step=4, last=last)
+    assert [p for u in updates for p in u.problems] == [
+        *(p for p in plain if p not in last),
+        plain[0],
+        plain[5],
+    ]
+    assert [len(u.problems) for u in updates] == [4, 4, 4]
+
+
+def test_replaced_are_the_problems_left_to_peers_alone() -> None:
+    """p: own and peer's; q: peer's only; r: own only."""
+    sources = [("p", "a"), ("p", "b"), ("q", "b"), ("q", "b"), ("r", "a")]
+    samples = [Sample(p, i, s, s == "a", (1,), (1,), 0.0) for i, (p, s) in enumerate(sources)]
+    assert replaced(samples) == {"q"}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from math import sqrt
+from math import inf, pi, sqrt
 
 import pytest
 from hypothesis import given
@@ -13,10 +13,18 @@ from hacrl.statistics import (
     best_at_k,
     bootstrap,
     compare_paired,
+    crossed_bootstrap,
     estimate,
     estimate_scores,
+    first_reach,
+    holm,
     majority_at_k,
+    mean_height,
     pass_at_k,
+    t_interval,
+    t_quantile,
+    t_test,
+    t_within,
     wilson,
 )
 
@@ -143,3 +151,93 @@ def test_a_tie_goes_to_the_first_seen() -> None:
 def test_no_answer_has_no_vote() -> None:
     assert majority_at_k([(None, 0.0), (None, 0.0), ("8", 1.0)], 3) == 1.0
     assert majority_at_k([(None, 0.0), (None, 0.0)], 2) == 0.0
+
+
+# ---------------------------------------------------------------- a few seeds
+
+
+def test_student_by_hand() -> None:
+    """v = 1 is Cauchy's: 2/pi atan(1) = 1/2. v = 2: t / sqrt(2 + t^2) = 1 / sqrt(3). With t = sqrt(v)
+    theta is pi/4, sin cos = cos^2 = 1/2: v = 3 gives 2/pi (pi/4 + 1/2), v = 4 sqrt(1/2) (1 + 1/4),
+    v = 5 gives 2/pi (pi/4 + 1/2 (1 + 2/3 1/2))."""
+    assert t_within(1.0, 1) == pytest.approx(0.5)
+    assert t_within(1.0, 2) == pytest.approx(1 / sqrt(3))
+    assert t_within(sqrt(3), 3) == pytest.approx(0.5 + 1 / pi)
+    assert t_within(2.0, 4) == pytest.approx(sqrt(0.5) * 1.25)
+    assert t_within(sqrt(5), 5) == pytest.approx(0.5 + 2 / pi * 2 / 3)
+
+
+def test_student_as_in_the_tables() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045}
+    assert {v: round(t_quantile(v), 3) for v in table} == table
+    assert t_quantile(1_000) == pytest.approx(Z95, abs=3e-3)
+
+
+def test_interval_over_three_seeds() -> None:
+    """0.1, 0.2, 0.3: deviation 0.1, so half is 4.302653 x 0.1 / sqrt(3) = 0.248414. For the test
+    t = 0.2 / (0.1 / sqrt(3)) = sqrt(12), and 1 - sqrt(12) / sqrt(2 + 12) = 0.074180."""
+    found = t_interval([0.1, 0.2, 0.3])
+    assert found.mean == pytest.approx(0.2)
+    assert found.high - found.mean == pytest.approx(0.248414, abs=1e-6)
+    assert found.mean - found.low == pytest.approx(0.248414, abs=1e-6)
+    assert (found.count, found.method) == (3, "t")
+    assert t_test([0.1, 0.2, 0.3]) == pytest.approx(0.074180, abs=1e-6)
+
+
+def test_one_seed_says_nothing() -> None:
+    found = t_interval([0.3])
+    assert (found.mean, found.low, found.high) == (0.3, -inf, inf)
+    assert t_test([0.3]) == 1.0
+    assert (t_test([0.0, 0.0]), t_test([0.1, 0.1])) == (1.0, 0.0)
+
+
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=6))
+def test_the_test_and_the_interval_agree(numbers: list[int]) -> None:
+    values = [n / 100 for n in numbers]
+    found = t_interval(values)
+    edge = min(abs(found.low), abs(found.high))
+    if edge > 1e-9:  # on the edge rounding decides
+        assert (t_test(values) < 0.05) == (found.low > 0 or found.high < 0)
+
+
+def test_crossed_bootstrap_by_hand() -> None:
+    """Two seeds, one problem, 0 and 1: resampled means 0, 1/2, 1 with chances 1/4, 1/2, 1/4, so
+    [0, 1]; the same for one seed and two problems. A table of equal values has no width."""
+    for table in ([[0.0], [1.0]], [[0.0, 1.0]]):
+        found = crossed_bootstrap(table)
+        assert (found.mean, found.low, found.high) == (0.5, 0.0, 1.0)
+    assert (
+        crossed_bootstrap([[0.5, 0.5]] * 3).low == crossed_bootstrap([[0.5, 0.5]] * 3).high == 0.5
+    )
+
+
+def test_crossed_bootstrap_adds_both_variances() -> None:
+    """Entry a_i + b_j: the mean's variance under resampling is var(a) / S + var(b) / P, with the
+    variances of the values themselves (divided by S and P). a in 0 and 0.2 (variance 0.01), 40
+    seeds; b in 0 and 0.4 (variance 0.04), 50 problems: 0.00025 + 0.0008, half 1.96 sqrt = 0.0635.
+    Without the problems it would be 0.031, without the seeds 0.055."""
+    table = [[0.2 * (i % 2) + 0.4 * (j % 2) for j in range(50)] for i in range(40)]
+    found = crossed_bootstrap(table)
+    assert found == crossed_bootstrap(table)
+    assert found.mean == pytest.approx(0.3)
+    assert (found.high - found.low) / 2 == pytest.approx(0.0635, abs=0.003)
+
+
+def test_holm_by_hand() -> None:
+    """0.01 x 3 = 0.03; 0.03 x 2 = 0.06; 0.04 x 1 = 0.04, but never less than the one before."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([0.04]) == [0.04]
+    assert holm([]) == []
+
+
+def test_learning_curves_by_hand() -> None:
+    """Area 10 x 0.2 + 10 x 0.4 = 6 over a width of 20. From 0.2 to 0.6 within 10, 0.5 is passed at
+    three quarters; a later dip does not count."""
+    assert mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == pytest.approx(0.3)
+    assert mean_height([(0, 0.4)]) is None
+    assert mean_height([(0, 0.4), (0, 0.4)]) is None
+    curve = [(0, 0.2), (10, 0.6), (20, 0.4)]
+    assert first_reach(curve, 0.5) == pytest.approx(7.5)
+    assert first_reach(curve, 0.2) == 0
+    assert first_reach(curve, 0.7) is None

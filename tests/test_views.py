@@ -93,6 +93,7 @@ def view(
     limits: ViewLimits = LIMITS,
     peers: bool = True,
     needs_behaviour: bool = True,
+    needs_tokens: bool = False,
     mask_truncated: bool = False,
 ) -> tuple[list[Sample], ViewReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
@@ -106,6 +107,7 @@ def view(
         limits,
         peers=peers,
         needs_behaviour=needs_behaviour,
+        needs_tokens=needs_tokens,
         mask_truncated=mask_truncated,
     )
 
@@ -324,3 +326,59 @@ def test_metrics_name_every_reason_always() -> None:
     assert dropped["view/drop/not_shareable"] == 1.0
     assert dropped["view/dropped/bee"] == 1.0
     assert all(isinstance(v, float) for v in dropped.values())
+
+
+# ---------------------------------------------------------------- for algorithms that need tokens
+
+
+def test_tokens_are_taken_as_they_are() -> None:
+    """Letter by letter is not how I would split "the", and 0 is not the end token I would put."""
+    r = renderer()
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    letters = tuple(i for c in "the" for i in (r.continuation(prompt, c) or ()))
+    tokens = Tokens(r.vocabulary_hash, (*letters, 0), (-0.1, -0.2, -0.3, -0.4))
+    rollout = own(0, (33, 33, 2))
+    mine, theirs = view(
+        own_row(rollout), peer("the", tokens=tokens), rollouts=(rollout,), needs_tokens=True
+    )[0]
+    assert theirs.token_ids == (*prompt, *letters, 0)
+    assert theirs.source_logprobs == (-0.1, -0.2, -0.3, -0.4)
+    assert theirs.loss_mask == (0,) * len(prompt) + (1,) * 4
+    assert mine.source_logprobs == rollout.completion.logprobs
+    # Nobody asks: the text, and no log-probabilities.
+    [plain], _ = view(peer("the", tokens=tokens))
+    assert plain.source_logprobs is None
+    assert plain.token_ids != theirs.token_ids
+
+
+def test_tokens_that_cannot_be_taken() -> None:
+    r = renderer()
+    tokens = Tokens(r.vocabulary_hash, (33, 2), (-0.1, -0.2))
+
+    def why(**other: object) -> DropReason:
+        return reason(peer("x", **{"tokens": tokens, **other}), needs_tokens=True)  # type: ignore[arg-type]
+
+    other = replace(tokens, tokenizer="sha256:other")
+    assert why(tokens=other) is DropReason.OTHER_VOCABULARY
+    assert why(tokens=None, tokenizer="sha256:other") is DropReason.OTHER_VOCABULARY
+    assert why(tokens=None, tokenizer=r.vocabulary_hash) is DropReason.NO_LOGPROB
+    assert why(begun="The") is DropReason.BEGUN_REPLY
+    assert why(tokens=replace(tokens, ids=(33, 10**6))) is DropReason.NOT_RENDERABLE
+    assert why(tokens=replace(tokens, ids=(33, -1))) is DropReason.NOT_RENDERABLE
+    assert why(shareable=False) is DropReason.NOT_SHAREABLE
+    empty = replace(tokens, ids=(), logprobs=())
+    assert why(tokens=empty, finish=Finish.LENGTH) is DropReason.EMPTY
+
+
+def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
+    r = renderer()
+    tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
+    short = ViewLimits(200, 6)
+    assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
+    [sample], report = view(
+        peer("x", tokens=tokens), limits=replace(short, too_long="cut"), needs_tokens=True
+    )
+    assert sample.num_reply_tokens == 6
+    assert sample.source_logprobs == tokens.logprobs[:6]
+    assert sample.finish is Finish.LENGTH
+    assert report.cut == {"bee": 1}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hacrl.algorithms import Algorithm
+from hacrl.algorithms import Algorithm, skips_zero_advantage
 from hacrl.attempt import attempt, judge, split_by_length
 from hacrl.capability import CapabilityHistory
 from hacrl.config import AgentConfig, Config
@@ -18,8 +18,9 @@ from hacrl.errors import RunStopped
 from hacrl.journal import Journal
 from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
-from hacrl.plan import minibatch
-from hacrl.policy.policy import Policy, UpdateReport
+from hacrl.plan import minibatch, replaced
+from hacrl.policy.policy import Policy
+from hacrl.policy.update import UpdateReport
 from hacrl.pool import Pool
 from hacrl.rundir import RunDirectory, sample_rows
 from hacrl.tasks import Task
@@ -30,6 +31,7 @@ from hacrl.types import (
     Rollout,
     Sample,
     Sampling,
+    Tokens,
     Trajectory,
     Turn,
     Update,
@@ -73,7 +75,12 @@ class Agent:
         self.task, self.verifier, self.pool, self.run = task, verifier, pool, run
         self.journal = Journal(run.journal(agent.name))
         self.clock = Clock()
-        self.plan = config.plan_of(agent, shares=algorithm.shares) if agent.learns else None
+        self.plan = (
+            config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
+            if agent.learns
+            else None
+        )
+        self.skips = skips_zero_advantage(algorithm)
         self.capability = CapabilityHistory(
             pool.gather,
             window=config.algorithm.capability_window,
@@ -125,6 +132,7 @@ class Agent:
                 self.limits,
                 peers=self.algorithm.shares,
                 needs_behaviour=self.algorithm.needs_behaviour,
+                needs_tokens=self.algorithm.needs_tokens,
                 mask_truncated=self.agent.mask_truncated,
             )
             samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
@@ -133,10 +141,13 @@ class Agent:
                 samples = self._score_peers(samples)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
-            for update in self.plan.updates(problems, self.config.seed, step):
+            last = replaced(samples) if self.algorithm.peers_join else ()
+            for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
-                    report = self.policy.update(batch, self.algorithm.loss, update)
+                    report = self.policy.update(
+                        batch, self.algorithm.loss, update, zero_advantage_is_zero_loss=self.skips
+                    )
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
         if self.config.log.samples:
@@ -235,10 +246,16 @@ class Agent:
                 sampling=sampling,
                 shareable=r.shareable,
                 tokenizer=self.policy.renderer.vocabulary_hash,
+                tokens=self._tokens(r) if self.algorithm.needs_tokens else None,
             )
             for r in rollouts
         ]
         return attempted + [not_attempted(p, self.name, step, sampling) for p in too_long]
+
+    def _tokens(self, r: Rollout) -> Tokens:
+        return Tokens(
+            self.policy.renderer.vocabulary_hash, r.completion.token_ids, r.completion.logprobs
+        )
 
     def _stop_if_broken(self, step: int, batch: Sequence[Sample], report: UpdateReport) -> None:
         if self.policy.skipped_in_a_row < self.config.skip_limit:

@@ -95,6 +95,24 @@ def evaluate(
         console().print(f"every reply: {folder}", soft_wrap=True)
 
 
+@commands.command("compare")
+def compare_arms(
+    suite: Annotated[Path, typer.Argument(metavar="SUITE", help="Arms, teams and seeds (TOML).")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/compare/NAME by default.")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Cells side by side.")] = None,
+    only: Annotated[str, typer.Option(help="Run only these arms, with commas.")] = "",
+) -> None:
+    """Train every arm, team and seed of SUITE, as far as missing, and judge them with intervals."""
+    with calm():
+        from hacrl.compare import compare
+
+        place = out or Path("runs") / "compare" / suite.stem
+        arms = [name for name in only.split(",") if name]
+        typer.echo(compare(suite, place, overrides or [], parallel, arms))
+        typer.echo(f"\nreport: {place / 'report.html'} (and report.md, results.json)")
+
+
 @commands.command()
 def export(
     run: Run,

@@ -158,6 +158,8 @@ class AgentConfig(Table):
     """Train a low-rank adapter instead of the whole weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
     """Most tokens (padding included) in one forward pass; changes time and memory, not results."""
+    prune: bool = True
+    """Leave out of updates what adds exactly nothing: time, not results, but for rounding."""
     sampler_rows: int = Field(512, ge=1)
     """Most sequences sampled side by side."""
 
@@ -237,7 +239,7 @@ class Config(Table):
     def response_limit(self, agent: AgentConfig) -> int:
         return agent.max_response_tokens or self.max_response_tokens
 
-    def plan_of(self, agent: AgentConfig, *, shares: bool) -> Plan:
+    def plan_of(self, agent: AgentConfig, *, shares: bool, joined: bool = False) -> Plan:
         """The learner's plan; a UserError where sizes or floors are impossible."""
         return make_plan(
             learner=agent.name,
@@ -248,6 +250,7 @@ class Config(Table):
             shares=shares,
             floor=self.algorithm.floor,
             last_floor=self.algorithm.last_floor,
+            joined=joined,
         )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from hacrl.capability import Capability
 from hacrl.plan import Plan
-from hacrl.policy.policy import UpdateReport
+from hacrl.policy.update import UpdateReport
 from hacrl.types import Finish, Rollout, Sample, Status, Update
 
 Done = Sequence[tuple[Update, Sequence[Sample], UpdateReport]]
@@ -18,6 +19,16 @@ Done = Sequence[tuple[Update, Sequence[Sample], UpdateReport]]
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A sample in an update, as the model saw it."""
+
+    sample: Sample
+    floor: float
+    ratio: float
+    used: bool
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], too_long: int) -> dict[str, Any]:
@@ -47,14 +58,17 @@ def agreement_facts(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> di
 def learning_metrics(
     done: Done, plan: Plan, capability: Capability, members: Sequence[str], learner: str
 ) -> dict[str, Any]:
-    """What the updates of a step did, for own samples and for each source."""
-    rows = [
-        (update, sample, report.ratios[i], report.used[i])
-        for update, batch, report in done
-        for i, sample in enumerate(batch)
-    ]
-    own = [r for r in rows if r[1].is_own]
-    peers = [r for r in rows if not r[1].is_own]
+    """What the updates of a step did, for own samples and for each source.
+
+    A ratio, and whether the clip left a gradient, are known of the samples that went forward; means
+    and shares of them are over those. The samples without (advantage 0, see `prune`) are counted in
+    pruned/forward. peers/forwarded says over how many peers' samples their shares are.
+    """
+    samples = [s for _, batch, _ in done for s in batch]
+    own = [s for s in samples if s.is_own]
+    rows = _forwarded(done)
+    mine = [r for r in rows if r.sample.is_own]
+    peers = [r for r in rows if not r.sample.is_own]
     metrics: dict[str, Any] = {
         "loss": _mean([report.loss for _, _, report in done]),
         "grad_norm": _mean([report.grad_norm for _, _, report in done]),
@@ -63,32 +77,46 @@ def learning_metrics(
         "updates": sum(not report.skipped for _, _, report in done),
         "updates_planned": len(plan.floors),
         "updates_skipped": sum(report.skipped for _, _, report in done),
+        "pruned/forward": sum(report.pruned_forward for _, _, report in done),
+        "pruned/backward": sum(report.pruned_backward for _, _, report in done),
         "own/samples": len(own),
-        "own/advantage_zero": _mean([float(s.advantage == 0) for _, s, _, _ in own]),
-        "own/clipped": _mean([float(not used) for _, _, _, used in own]),
-        "own/ratio": _mean([ratio for _, _, ratio, _ in own]),
-        "peers/samples": len(peers),
+        "own/advantage_zero": _mean([float(s.advantage == 0) for s in own]),
+        "own/clipped": _mean([float(not r.used) for r in mine]),
+        "own/ratio": _mean([r.ratio for r in mine]),
+        "peers/samples": len(samples) - len(own),
     }
-    if peers:
+    if len(samples) > len(own):
         metrics |= {
-            "peers/below_floor": _mean([float(r < u.floor) for u, _, r, _ in peers]),
-            "peers/above_one": _mean([float(r > 1) for _, _, r, _ in peers]),
-            "peers/used": _mean([float(used) for _, _, _, used in peers]),
+            "peers/forwarded": len(peers),
+            "peers/below_floor": _mean([float(r.ratio < r.floor) for r in peers]),
+            "peers/above_one": _mean([float(r.ratio > 1) for r in peers]),
+            "peers/used": _mean([float(r.used) for r in peers]),
             "peers/effective_samples": effective_samples(
-                [ratio * s.weight if used else 0.0 for _, s, ratio, used in peers]
+                [r.ratio * r.sample.weight if r.used else 0.0 for r in peers]
             ),
         }
     for source in members:
         metrics[f"capability/{source}"] = capability.of(source)
-        if source != learner and (theirs := [r for r in peers if r[1].source == source]):
-            metrics[f"weight/{source}"] = _mean([s.weight for _, s, _, _ in theirs])
-            metrics |= _ratio_by_length(source, [(s.num_reply_tokens, r) for _, s, r, _ in theirs])
+        if source != learner and (theirs := [s for s in samples if s.source == source]):
+            metrics[f"weight/{source}"] = _mean([s.weight for s in theirs])
+            metrics |= _ratio_by_length(source, [r for r in peers if r.sample.source == source])
     return metrics
 
 
-def _ratio_by_length(source: str, pairs: Sequence[tuple[int, float]]) -> Mapping[str, Any]:
+def _forwarded(done: Done) -> list[_Row]:
+    """The samples of which the updates know the ratio."""
+    rows = []
+    for update, batch, report in done:
+        for sample, ratio, used in zip(batch, report.ratios, report.used, strict=True):
+            if ratio is not None and used is not None:
+                rows.append(_Row(sample, update.floor, ratio, used))
+    return rows
+
+
+def _ratio_by_length(source: str, rows: Sequence[_Row]) -> Mapping[str, Any]:
     """Mean s of a source, of its short and its long answers (split at the median)."""
-    middle = median(length for length, _ in pairs)
+    pairs = [(r.sample.num_reply_tokens, r.ratio) for r in rows]
+    middle = median([length for length, _ in pairs] or [0])
     return {
         f"ratio/{source}": _mean([r for _, r in pairs]),
         f"ratio/{source}/short": _mean([r for length, r in pairs if length <= middle]),

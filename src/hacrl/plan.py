@@ -6,7 +6,7 @@ its floors are known beforehand: a part left empty by drops makes no update, but
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -33,9 +33,12 @@ class Plan:
     floors: tuple[float, ...]
     """One for each update."""
 
-    def updates(self, problem_ids: Iterable[str], seed: int, step: int) -> list[Update]:
-        """Cut the step's problems, in seeded order, into the planned updates."""
-        ordered = sorted(problem_ids, key=lambda p: (order_key(seed, step, p), p))
+    def updates(
+        self, problem_ids: Iterable[str], seed: int, step: int, last: Collection[str] = ()
+    ) -> list[Update]:
+        """Cut the step's problems, in seeded order but those of `last` behind the others, into the
+        planned updates."""
+        ordered = sorted(problem_ids, key=lambda p: (p in last, order_key(seed, step, p), p))
         updates: list[Update] = []
         for name, count in self.parts:
             for part in _equal_parts(ordered, count):
@@ -54,8 +57,10 @@ def make_plan(
     shares: bool,
     floor: float,
     last_floor: float,
+    joined: bool = False,
 ) -> Plan:
-    """The plan of `learner` in a team with these samples a prompt of every member."""
+    """The plan of `learner` in a team with these samples a prompt of every member. `joined`: peers'
+    samples join the updates of the own ones, so sizes and number are those of the learner alone."""
     own = samples_per_prompt[learner]
     peers = sum(g for name, g in samples_per_prompt.items() if name != learner) if shares else 0
     blocks: list[Block] = {
@@ -63,6 +68,8 @@ def make_plan(
         "peers_first": [("peers", peers), ("own", own)],
         "mixed": [("mixed", own + peers)],
     }[order]
+    if joined:
+        blocks = [("mixed", own)]
     parts = tuple(
         (name, ceil(prompts * group / minibatch_samples)) for name, group in blocks if group > 0
     )
@@ -94,6 +101,14 @@ def _equal_parts(items: Sequence[str], count: int) -> list[Sequence[str]]:
     """Consecutive parts whose sizes differ by at most one."""
     edges = [round(i * len(items) / count) for i in range(count + 1)]
     return [items[a:b] for a, b in pairwise(edges)]
+
+
+def replaced(samples: Iterable[Sample]) -> set[str]:
+    """Problems of which only peers' samples are left."""
+    own = {True: set[str](), False: set[str]()}
+    for s in samples:
+        own[s.is_own].add(s.problem_id)
+    return own[False] - own[True]
 
 
 def minibatch(samples: Sequence[Sample], update: Update) -> list[Sample]:

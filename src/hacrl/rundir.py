@@ -41,7 +41,7 @@ class RunDirectory:
         run = cls(path)
         if run.config_path.exists():
             stored = run.config()
-            changed = _first_difference(stored.model_dump(), config.model_dump())
+            changed = first_difference(stored.model_dump(), config.model_dump())
             if changed:
                 raise UserError(
                     f"{path} holds a run of another config: {changed}. Choose another directory "
@@ -140,7 +140,8 @@ class RunDirectory:
 
 
 def sample_rows(done: Iterable[tuple[Any, Sequence[Sample], Any]]) -> list[Row]:
-    """One row a training sample: what `hacrl show RUN samples` prints beside its text."""
+    """One row a training sample: what `hacrl show RUN samples` prints beside its text. Ratio and
+    used are null where the sample did not go through the model (advantage 0, `prune`)."""
     return [
         {
             "problem": s.problem_id,
@@ -163,16 +164,16 @@ def _before(row: Row, step: int) -> bool:
     return row["step"] <= step if row["kind"] == "evaluation" else row["step"] < step
 
 
-def _first_difference(old: Any, new: Any, where: str = "") -> str | None:
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(set(old) | set(new)):
-            found = _first_difference(old.get(key), new.get(key), f"{where}.{key}".strip("."))
+            found = first_difference(old.get(key), new.get(key), f"{where}.{key}".strip("."))
             if found:
                 return found
         return None
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for i, (a, b) in enumerate(zip(old, new, strict=True)):
-            if found := _first_difference(a, b, f"{where}.{i}"):
+            if found := first_difference(a, b, f"{where}.{i}"):
                 return found
         return None
     return None if old == new else f"{where} is {old!r} there and {new!r} here"

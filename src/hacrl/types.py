@@ -287,6 +287,9 @@ class Sample:
     old_logprobs: tuple[float, ...] | None = None
     """The learner's log-probabilities of the reply's tokens before the first update of the step:
     always there for own samples; for peers' samples when the algorithm asks (needs_old_logprobs)."""
+    source_logprobs: tuple[float, ...] | None = None
+    """The source's log-probabilities of the reply's tokens, where its tokens are the learner's own;
+    only when the algorithm asks (needs_tokens)."""
     advantage: float = 0.0
     weight: float = 1.0
     """w(source, learner) for a peer's sample; 1 for an own one."""
@@ -344,6 +347,11 @@ class Batch:
     """Own samples in the whole minibatch."""
     num_tokens: int
     """Reply tokens in the whole minibatch."""
+    num_own_tokens: int = 0
+    """Reply tokens of its own samples."""
+    source_logprobs_BT: Tensor | None = None
+    """The source's log-probabilities of the same tokens; None when the algorithm does not ask for
+    them (needs_tokens)."""
 
     @property
     def mean_logprob_B(self) -> Tensor:

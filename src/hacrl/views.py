@@ -4,6 +4,9 @@ Own samples are the ids exactly as sampled. A peer's reply is its text, read by 
 tokenizer as a continuation of the learner's own prompt; the learner's end token follows if and only
 if the peer stopped by itself. What cannot be shown to the learner unchanged is dropped from the
 view and counted by source and reason; its reward still counts in the group.
+
+For an algorithm that needs a peer's tokens a view has the peer's ids as they are, with their
+log-probabilities, instead: only where the trajectory carries them in the learner's vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from hacrl.types import Finish, Group, Problem, Rollout, Sample, Trajectory
+from hacrl.types import Finish, Group, Problem, Rollout, Sample, Tokens, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.literal import Ids
@@ -30,6 +33,7 @@ class DropReason(StrEnum):
     NOT_SHAREABLE = "not_shareable"  # the peer's text does not carry its ids
     NO_LOGPROB = "no_logprob"  # no behaviour log-probability, which the algorithm needs
     BEGUN_REPLY = "begun_reply"  # does not start with the learner's begun reply
+    OTHER_VOCABULARY = "other_vocabulary"  # its tokens are needed and are not of the learner
     NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot keep the text
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
@@ -98,11 +102,13 @@ class ViewReport:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A peer's trajectory on its way into the view: its text after the learner's prompt."""
+    """A peer's trajectory on its way into the view: its text after the learner's prompt, or its
+    tokens where the algorithm needs them."""
 
     trajectory: Trajectory
     prompt_ids: Ids
     text: str
+    tokens: Tokens | None
 
 
 def learner_view(
@@ -115,6 +121,7 @@ def learner_view(
     *,
     peers: bool,
     needs_behaviour: bool,
+    needs_tokens: bool = False,
     mask_truncated: bool = False,
 ) -> tuple[list[Sample], ViewReport]:
     """The learner's samples of one step: groups in the cut's order, in each the own ones first,
@@ -127,20 +134,23 @@ def learner_view(
         own = [t for t in group.trajectories if t.agent == learner]
         others = [t for t in group.trajectories if t.agent != learner] if peers else []
         for t in sorted(own, key=lambda t: t.index):
-            made = _own_sample(t, own_rollouts.get((t.step, t.problem_id, t.index)), mask_truncated)
+            rollout = own_rollouts.get((t.step, t.problem_id, t.index))
+            made = _own_sample(t, rollout, needs_tokens, mask_truncated)
             if isinstance(made, DropReason):
                 report.drops[learner, made] += 1
             else:
                 report.kept[learner] += 1
                 places.append(made)
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
-            found = _candidate(t, problems, renderer, limits, needs_behaviour, mask_truncated)
+            found = _candidate(
+                t, problems, renderer, limits, needs_behaviour, needs_tokens, mask_truncated
+            )
             if isinstance(found, DropReason):
                 report.drops[t.agent, found] += 1
             else:
                 places.append(found)
 
-    waiting = [p for p in places if isinstance(p, _Candidate)]
+    waiting = [p for p in places if isinstance(p, _Candidate) and p.tokens is None]
     encoded = iter(renderer.continuations((c.prompt_ids, c.text) for c in waiting))
     samples: list[Sample] = []
     for place in places:
@@ -148,7 +158,8 @@ def learner_view(
             samples.append(place)
             continue
         source = place.trajectory.agent
-        shown = _peer_sample(place, next(encoded), renderer, report, limits, mask_truncated)
+        reply = place.tokens.ids if place.tokens else _reply(place, next(encoded), report)
+        shown = _peer_sample(place, reply, renderer, report, limits, mask_truncated)
         if isinstance(shown, DropReason):
             report.drops[source, shown] += 1
         else:
@@ -171,7 +182,7 @@ def _why_not(t: Trajectory, *, needs_behaviour: bool, mask_truncated: bool) -> D
 
 
 def _own_sample(
-    t: Trajectory, rollout: Rollout | None, mask_truncated: bool
+    t: Trajectory, rollout: Rollout | None, needs_tokens: bool, mask_truncated: bool
 ) -> Sample | DropReason:
     """The ids exactly as sampled, never encoded again."""
     reason = _why_not(t, needs_behaviour=False, mask_truncated=mask_truncated)
@@ -191,6 +202,7 @@ def _own_sample(
         loss_mask=(0,) * len(prompt) + (1,) * len(reply),
         behaviour=rollout.mean_logprob,
         old_logprobs=rollout.completion.logprobs,
+        source_logprobs=rollout.completion.logprobs if needs_tokens else None,
         finish=rollout.completion.finish,
     )
 
@@ -201,6 +213,7 @@ def _candidate(
     renderer: Renderer,
     limits: ViewLimits,
     needs_behaviour: bool,
+    needs_tokens: bool,
     mask_truncated: bool,
 ) -> _Candidate | DropReason:
     """Everything that can be said of a peer's trajectory before it is encoded."""
@@ -209,6 +222,8 @@ def _candidate(
         return reason
     if not t.shareable:
         return DropReason.NOT_SHAREABLE
+    if needs_tokens and (lost := _why_no_tokens(t, renderer)) is not None:
+        return lost
     begun = renderer.settings.reply_start
     if t.begun == begun:
         text = t.text
@@ -219,32 +234,51 @@ def _candidate(
     prompt_ids = renderer.prompt(problems[t.problem_id].messages)
     if len(prompt_ids) > limits.max_prompt_tokens:
         return DropReason.TOO_LONG
-    return _Candidate(t, prompt_ids, text)
+    return _Candidate(t, prompt_ids, text, t.tokens if needs_tokens else None)
+
+
+def _why_no_tokens(t: Trajectory, renderer: Renderer) -> DropReason | None:
+    """Why the trajectory's tokens cannot serve this learner as they are."""
+    carried = t.tokens.tokenizer if t.tokens else t.tokenizer
+    if carried != renderer.vocabulary_hash:
+        return DropReason.OTHER_VOCABULARY
+    if t.tokens is None:
+        return DropReason.NO_LOGPROB
+    if t.begun != renderer.settings.reply_start:
+        return DropReason.BEGUN_REPLY  # text could be cut where the begun reply ends; ids cannot
+    words = len(renderer.tokenizer)
+    return None if all(0 <= i < words for i in t.tokens.ids) else DropReason.NOT_RENDERABLE
+
+
+def _reply(candidate: _Candidate, ids: Ids | None, report: ViewReport) -> Ids | None:
+    """An encoded text with the learner's end token, if the peer stopped by itself."""
+    if ids is None or candidate.trajectory.finish is not Finish.STOP:
+        return ids
+    return (*ids, report.end_token)
 
 
 def _peer_sample(
     candidate: _Candidate,
-    ids: Ids | None,
+    whole: Ids | None,
     renderer: Renderer,
     report: ViewReport,
     limits: ViewLimits,
     mask_truncated: bool,
 ) -> Sample | DropReason:
-    """A peer's reply in the learner's ids, with its end token and within the limits."""
-    t, prompt = candidate.trajectory, candidate.prompt_ids
-    if ids is None:
+    """A peer's whole reply in the learner's ids, brought within the limits."""
+    t, prompt, tokens = candidate.trajectory, candidate.prompt_ids, candidate.tokens
+    if whole is None:
         return DropReason.NOT_RENDERABLE
-    finish = t.finish
-    reply = (*ids, report.end_token) if finish is Finish.STOP else ids
-    if not reply:
+    if not whole:
         return DropReason.EMPTY
-    whole = reply
+    finish, reply = t.finish, whole
     if len(reply) > limits.max_response_tokens:
         # A cut reply is a truncated one: where those are masked, nothing is left of it.
         if limits.too_long == "drop" or mask_truncated:
             return DropReason.TOO_LONG
+        body = whole[:-1] if finish is Finish.STOP else whole
         finish = Finish.LENGTH
-        reply = renderer.shorten(prompt, ids, limits.max_response_tokens)
+        reply = renderer.shorten(prompt, body, limits.max_response_tokens)
         if not reply:
             return DropReason.TOO_LONG
         report.cut[t.agent] += 1
@@ -260,6 +294,7 @@ def _peer_sample(
         token_ids=prompt + reply,
         loss_mask=(0,) * len(prompt) + (1,) * len(reply),
         behaviour=t.mean_logprob,
+        source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
         finish=finish,
     )
 

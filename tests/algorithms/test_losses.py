@@ -334,5 +334,16 @@ def test_negative_rewards_are_refused() -> None:
 
 
 def test_unknown_algorithm_names_the_known_ones() -> None:
-    with pytest.raises(UserError, match="hacpo, gspo, grpo, naive"):
+    with pytest.raises(UserError, match="hacpo, gspo, grpo, naive, sgt, graft, f-tis"):
         algorithm("hapco")
+
+
+def test_an_algorithm_from_elsewhere_must_declare_what_it_needs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "silent_rule.py").write_text(
+        "class Rule:\n"
+        "    shares = needs_behaviour = needs_old_logprobs = peers_join = False\n"
+        "    def __init__(self, settings, reward_range): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="needs_tokens = False"):
+        algorithm("silent_rule:Rule")

@@ -10,6 +10,7 @@ Against gspo: every token has its own ratio and long answers weigh more.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.maths import add_kl, clip_leaves, clipped, sequence_ratio
@@ -18,14 +19,20 @@ from hacrl.types import Batch, LossOutput, Update
 
 class Grpo(Gspo):
     needs_old_logprobs = True
+    zero_advantage_is_zero_loss = True
 
-    def loss(self, batch: Batch, update: Update) -> LossOutput:
+    def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """J_t of every token, 0 where padded, and the rows that the clip leaves a gradient."""
         assert batch.old_logprobs_BT is not None
         low, high = self.settings.token_epsilon_low, self.settings.token_epsilon_high
         ratio_BT = torch.exp((batch.logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT)
         advantage_B1 = batch.advantage_B.unsqueeze(1)
         objective_BT = clipped(ratio_BT, advantage_B1, low, high) * batch.mask_BT
+        used_BT = clip_leaves(ratio_BT, advantage_B1, low, high) & (batch.mask_BT > 0)
+        return objective_BT, used_BT.any(1)
+
+    def loss(self, batch: Batch, update: Update) -> LossOutput:
+        objective_BT, used_B = self.objective(batch)
         loss = -objective_BT.sum() / batch.num_tokens
         loss, kl = add_kl(loss, batch, self.settings.beta)
-        used_BT = clip_leaves(ratio_BT, advantage_B1, low, high) & (batch.mask_BT > 0)
-        return LossOutput(loss, sequence_ratio(batch).detach(), used_BT.any(1), kl)
+        return LossOutput(loss, sequence_ratio(batch).detach(), used_B, kl)

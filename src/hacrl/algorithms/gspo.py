@@ -30,6 +30,9 @@ class Gspo:
     shares = False
     needs_behaviour = True
     needs_old_logprobs = False
+    zero_advantage_is_zero_loss = True
+    needs_tokens = False
+    peers_join = False
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         self.settings = settings
@@ -41,19 +44,16 @@ class Gspo:
         capability: Capability,
         learner: str,
     ) -> list[Sample]:
-        rewards = {
-            (t.problem_id, t.index): t.reward
-            for g in groups
-            for t in g.judged
-            if t.agent == learner
-        }
-        by_problem: dict[str, list[float]] = {}
-        for (problem_id, _), reward in rewards.items():
-            by_problem.setdefault(problem_id, []).append(reward)
+        """Every sample by the group it was drawn in: its author's own replies to the problem."""
+        rewards = {(t.problem_id, t.agent, t.index): t.reward for g in groups for t in g.judged}
+        drawn: dict[tuple[str, str], list[float]] = {}
+        for (problem_id, agent, _), reward in rewards.items():
+            drawn.setdefault((problem_id, agent), []).append(reward)
         credited = []
         for sample in samples:
-            group = by_problem[sample.problem_id]
-            a = advantage(rewards[(sample.problem_id, sample.index)], mean(group), group)
+            group = drawn[(sample.problem_id, sample.source)]
+            reward = rewards[(sample.problem_id, sample.source, sample.index)]
+            a = advantage(reward, mean(group), group)
             credited.append(replace(sample, advantage=a, weight=1.0))
         return credited
 

@@ -39,6 +39,9 @@ class Hacpo:
     shares = True
     needs_behaviour = True
     needs_old_logprobs = False
+    zero_advantage_is_zero_loss = True
+    needs_tokens = False
+    peers_join = False
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         if reward_range[0] < 0:

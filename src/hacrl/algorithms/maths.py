@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hacrl.types import Batch
+from hacrl.types import Batch, Group, Status
 
 SMALL = 1e-6
 """Added to the standard deviation (eq. 6)."""
@@ -30,6 +30,18 @@ def advantage(reward: float, baseline: float, rewards: Sequence[float]) -> float
     if len(rewards) < 2 or min(rewards) == max(rewards):
         return 0.0
     return (reward - baseline) / (deviation(rewards) + SMALL)
+
+
+def successes(group: Group, agent: str) -> tuple[int, int]:
+    """How many of the agent's replies to the problem are right (status OK), of how many judged."""
+    found = [t.verdict.status for t in group.judged if t.agent == agent and t.verdict]
+    return found.count(Status.OK), len(found)
+
+
+def all_failed(group: Group, agent: str) -> bool:
+    """Something of the agent was judged and nothing was right."""
+    right, judged = successes(group, agent)
+    return judged > 0 and right == 0
 
 
 def sequence_ratio(batch: Batch) -> Tensor:

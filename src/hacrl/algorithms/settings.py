@@ -14,7 +14,8 @@ class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str = "hacpo"
-    """hacpo, gspo, grpo, naive, or an import path `package.module:Class` of your own algorithm."""
+    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, or an import path `package.module:Class` of your
+    own algorithm."""
 
     # The clip of own samples.
     epsilon_low: float = Field(3e-4, gt=0, lt=1)
@@ -22,9 +23,9 @@ class AlgorithmSettings(BaseModel):
     epsilon_high: float = Field(4e-4, gt=0)
     """Sequence-ratio clip above 1 for own samples."""
     token_epsilon_low: float = Field(0.2, gt=0, lt=1)
-    """Token-ratio clip below 1; grpo only."""
+    """Token-ratio clip below 1; grpo, sgt and graft only."""
     token_epsilon_high: float = Field(0.28, gt=0)
-    """Token-ratio clip above 1; grpo only."""
+    """Token-ratio clip above 1; grpo, sgt and graft only."""
 
     # The four mechanisms of HACPO.
     alpha: float = Field(1.0, ge=0)
@@ -55,10 +56,24 @@ class AlgorithmSettings(BaseModel):
 
     # The plan of a step.
     order: Literal["own_first", "peers_first", "mixed"] = "own_first"
-    """Order of a step's updates (open point; the published codes differ)."""
+    """Order of a step's updates (open point; the published codes differ). Without meaning for sgt and
+    graft, where peers' samples join the own updates."""
     normaliser: Literal["mean", "paper"] = "mean"
     """For mixed order only. mean: one mean over the mixture. paper: own and peer sums each over the
     learner's own count (eq. 53), so with n > 2 agents peers weigh n - 1 times."""
+
+    # The rivals.
+    sgt_lambda: float = Field(0.1, ge=0)
+    """sgt: weight of the imitation of a peer's success (arXiv 2605.07244)."""
+    graft_threshold: float = Field(0.8, ge=0)
+    """graft: a peer's sample with a ratio s at or below it has weight 0 (arXiv 2609.37868)."""
+    graft_cap: float = Field(1.0, gt=0)
+    """graft: largest weight of a peer's sample."""
+    tis_cap: float = Field(2.0, gt=0)
+    """f-tis: the token weights are truncated here (arXiv 2605.22537)."""
+    tis_kl_threshold: float = Field(50.0, ge=0)
+    """f-tis: a peer's sample of negative advantage is dropped if its log-probability, summed over its
+    tokens, lies further than this below the source's."""
 
     # The KL term.
     beta: float = Field(0.0, ge=0)

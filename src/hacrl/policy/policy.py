@@ -8,12 +8,12 @@ sampler, which holds the same tensors, needs no sync. On the CPU weights and mas
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hacrl.checkpoint import Snapshot
 from hacrl.config import AgentConfig
@@ -29,29 +29,8 @@ from hacrl.policy.logprobs import LogProbs, Rows, make_rows
 from hacrl.policy.lora import adapter_off, add_adapter, merge_into
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.sampler import Sampler
+from hacrl.policy.update import Loss, UpdateReport, repeat_pays, survivors
 from hacrl.types import Batch, LossOutput, Sample, Update
-
-Loss = Callable[[Batch, Update], LossOutput]
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """What one update did.
-
-    Example: UpdateReport(loss=0.01, grad_norm=0.4, kl=0.0, skipped=False, ratios=(1.0, 0.9),
-             used=(True, True), learning_rate=1e-6)
-    """
-
-    loss: float
-    grad_norm: float
-    kl: float
-    skipped: bool
-    """Loss or gradient was not finite; nothing was changed."""
-    ratios: tuple[float, ...]
-    """s of every sample, in the order given."""
-    used: tuple[bool, ...]
-    """Whether its gradient survived the clip."""
-    learning_rate: float
 
 
 class Policy:
@@ -124,28 +103,45 @@ class Policy:
 
     # ------------------------------------------------------------ learning
 
-    def update(self, samples: Sequence[Sample], loss: Loss, update: Update) -> UpdateReport:
-        """One parameter update on a minibatch, in micro-batches whose losses add up to its loss."""
+    def update(
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        update: Update,
+        *,
+        zero_advantage_is_zero_loss: bool = False,
+    ) -> UpdateReport:
+        """One parameter update on a minibatch, in micro-batches whose losses add up to its loss.
+
+        With `prune`, exact zeros make no work: rows without gradient take no backward, and rows of
+        advantage 0 no forward where the algorithm says that they add nothing. Divisors and the
+        optimizer's step are as if they had been there.
+        """
         for parameter in self.master.values():
             parameter.grad = None
         total, kl = 0.0, 0.0
-        ratios, used = [0.0] * len(samples), [False] * len(samples)
-        for rows in plan_microbatches(
-            [len(s.token_ids) for s in samples], self.agent.microbatch_tokens
-        ):
-            batch = self._batch([samples[i] for i in rows], samples)
-            output = loss(batch, update)
-            output.loss.backward()
-            self._gather_gradients()
+        ratios: list[float | None] = [None] * len(samples)
+        used: list[bool | None] = [None] * len(samples)
+        skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
+        forward = [i for i, s in enumerate(samples) if s.advantage != 0 or not skip]
+        repeat: dict[int, Tensor] = {}
+        backward = 0
+        for rows in self._microbatches(samples, forward):
+            output, survived, done = self._pass(rows, samples, loss, update)
+            repeat |= survived
+            backward += done
             total += output.loss.item()
             kl += output.kl
             for i, ratio, kept in zip(
                 rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
             ):
                 ratios[i], used[i] = ratio, kept
-        norm = torch.nn.utils.clip_grad_norm_(self.master.values(), self.agent.max_grad_norm).item()
-        finite = all(map(_finite, (total, norm)))
+        for rows in self._microbatches(samples, list(repeat)):
+            gradient_BT = pad_sequence([repeat[i] for i in rows], batch_first=True)
+            self._backward(self.logprobs(self._rows([samples[i] for i in rows])), gradient_BT)
         rate = self._learning_rate()
+        norm = self._gradient_norm()
+        finite = all(map(_finite, (total, norm)))
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -153,30 +149,87 @@ class Policy:
             self._write_back()
             self.updates_made += 1
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        return UpdateReport(total, norm, kl, not finite, tuple(ratios), tuple(used), rate)
+        return UpdateReport(
+            loss=total,
+            grad_norm=norm,
+            kl=kl,
+            skipped=not finite,
+            ratios=tuple(ratios),
+            used=tuple(used),
+            learning_rate=rate,
+            pruned_forward=len(samples) - len(forward),
+            pruned_backward=len(forward) - backward - len(repeat),
+        )
 
-    def _batch(self, rows: Sequence[Sample], minibatch: Sequence[Sample]) -> Batch:
-        tensors = make_rows(
-            [s.token_ids for s in rows],
-            [s.loss_mask for s in rows],
+    def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
+        lengths = [len(samples[i].token_ids) for i in rows]
+        planned = plan_microbatches(lengths, self.agent.microbatch_tokens)
+        return [[rows[i] for i in batch] for batch in planned]
+
+    def _pass(
+        self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
+    ) -> tuple[LossOutput, dict[int, Tensor], int]:
+        """Forward, loss, its gradient by the log-probabilities, and backward; how many rows took it.
+
+        Where few rows survive (update.py) the graph is dropped, on return and so before the next is
+        built, and the survivors' gradients are returned instead, for a pass of their own.
+        """
+        tensors = self._rows([samples[i] for i in rows])
+        logprobs_BT = self.logprobs(tensors)
+        batch = self._batch(
+            tensors, logprobs_BT.detach().requires_grad_(), [samples[i] for i in rows], samples
+        )
+        output = loss(batch, update)
+        (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
+        if self.agent.prune:
+            alive = survivors(gradient_BT, batch.mask_BT)
+            if repeat_pays([len(samples[i].token_ids) for i in rows], alive):
+                gradients = {
+                    i: gradient_T[: samples[i].num_reply_tokens]
+                    for i, gradient_T, kept in zip(rows, gradient_BT, alive, strict=True)
+                    if kept
+                }
+                return output, gradients, 0
+        self._backward(logprobs_BT, gradient_BT)
+        return output, {}, len(rows)
+
+    def _backward(self, logprobs_BT: Tensor, gradient_BT: Tensor) -> None:
+        logprobs_BT.backward(gradient_BT)
+        self._gather_gradients()
+
+    def _rows(self, samples: Sequence[Sample]) -> Rows:
+        return make_rows(
+            [s.token_ids for s in samples],
+            [s.loss_mask for s in samples],
             self.renderer.pad_id,
             self.device,
         )
 
+    def _batch(
+        self,
+        tensors: Rows,
+        logprobs_BT: Tensor,
+        rows: Sequence[Sample],
+        minibatch: Sequence[Sample],
+    ) -> Batch:
         def column(values: Sequence[float | None]) -> Tensor:
             filled = [float("nan") if v is None else v for v in values]
             return torch.tensor(filled, dtype=torch.float32, device=self.device)
 
-        old = None
-        if all(s.old_logprobs is not None for s in rows):
-            old = torch.zeros_like(tensors.reply_mask_BT)
-            for i, s in enumerate(rows):
-                old[i, : len(s.old_logprobs or ())] = torch.tensor(s.old_logprobs)
+        def grid(rows_of_tokens: Sequence[Sequence[float] | None]) -> Tensor | None:
+            """Tokens' values in rows padded with 0; None where a row has none."""
+            filled_BT = torch.zeros_like(tensors.reply_mask_BT)
+            for i, values in enumerate(rows_of_tokens):
+                if values is None:
+                    return None
+                filled_BT[i, : len(values)] = torch.tensor(values)
+            return filled_BT
+
         return Batch(
-            logprobs_BT=self.logprobs(tensors),
+            logprobs_BT=logprobs_BT,
             mask_BT=tensors.reply_mask_BT,
             behaviour_B=column([s.behaviour for s in rows]),
-            old_logprobs_BT=old,
+            old_logprobs_BT=grid([s.old_logprobs for s in rows]),
             ref_logprobs_BT=self._start_logprobs(tensors) if self._kl else None,
             advantage_B=column([s.advantage for s in rows]),
             weight_B=column([s.weight for s in rows]),
@@ -184,6 +237,8 @@ class Policy:
             num_samples=len(minibatch),
             num_own=sum(s.is_own for s in minibatch),
             num_tokens=sum(s.num_reply_tokens for s in minibatch),
+            num_own_tokens=sum(s.num_reply_tokens for s in minibatch if s.is_own),
+            source_logprobs_BT=grid([s.source_logprobs for s in rows]),
         )
 
     @torch.no_grad()
@@ -208,6 +263,18 @@ class Policy:
                 grad = parameter.grad.float()
                 master.grad = grad if master.grad is None else master.grad + grad
                 parameter.grad = None
+
+    def _gradient_norm(self) -> float:
+        """Scale the gradient down to the allowed norm; its norm before that.
+
+        A parameter that no row reached gets a gradient of zero: the optimizer would pass over it
+        otherwise, and its step would depend on what was pruned.
+        """
+        for parameter in self.master.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        limit = self.agent.max_grad_norm
+        return torch.nn.utils.clip_grad_norm_(self.master.values(), limit).item()
 
     @torch.no_grad()
     def _write_back(self) -> None:

@@ -191,7 +191,7 @@ def _print_plan(console: Console, config: Config) -> None:
     from hacrl.algorithms import make_algorithm
     from hacrl.policy.load import choose_device, model_source
 
-    shares = make_algorithm(config.algorithm, (0.0, 1.0)).shares
+    algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     table = plain_table("\na step of each agent")
     table.caption = "memory: without the activations of a micro-batch (microbatch_tokens)"
     table.add_column("agent", no_wrap=True)
@@ -206,7 +206,9 @@ def _print_plan(console: Console, config: Config) -> None:
     ):
         table.add_column(name, justify="right")
     for agent in config.agents:
-        plan = config.plan_of(agent, shares=shares) if agent.learns else None
+        plan = None
+        if agent.learns:
+            plan = config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
         sizes = ["-"] * 4
         try:
             folder = Path(model_source(agent.model, agent.name)) if agent.model else None

@@ -168,7 +168,7 @@ def _cells(row: SampleRow, full: bool) -> list[str]:
     numbers = ["-", "-", "-", "no view"]
     if view is not None:
         numbers = [
-            f"{view['ratio']:.4f}",
+            "-" if view["ratio"] is None else f"{view['ratio']:.4f}",  # None: not computed (prune)
             f"{view['advantage']:+.2f}",
             f"{view['weight']:.2f}",
             "yes" if view["used"] and view["advantage"] else "no",

@@ -159,9 +159,11 @@ def paired_difference(before: Path, after: Path) -> Estimate | None:
 
 
 def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
-    """Over all steps, each peer sample counting once."""
+    """Over all steps, each peer sample that was compared (`prune`) counting once."""
     counts = [
-        (row["peers/samples"], row["peers/used"]) for row in train if row.get("peers/samples")
+        (row.get("peers/forwarded", row["peers/samples"]), row["peers/used"])
+        for row in train
+        if row.get("peers/used") is not None
     ]
     total = sum(n for n, _ in counts)
     return sum(n * used for n, used in counts) / total if total else None

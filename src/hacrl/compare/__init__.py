@@ -1,0 +1,56 @@
+"""`hacrl compare SUITE.toml`: arms x teams x seeds, run side by side, counted and judged.
+
+OUT/suite.toml                         the suite, as it was read last
+OUT/cells/TEAM/ARM/seed-N/             one cell: an ordinary run directory
+OUT/cells/TEAM/ARM/seed-N.toml, .log   its config and what it said
+OUT/results.json                       every figure of the report, with the files it came from
+OUT/report.md, report.html             the same for people; the second is one file without a network
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hacrl.compare.run import run_cells
+from hacrl.compare.suite import make_cells, read_suite
+from hacrl.errors import UserError
+from hacrl.files import write_atomic
+
+
+def compare(
+    path: Path,
+    out: Path,
+    changes: Sequence[str] = (),
+    parallel: int | None = None,
+    only: Sequence[str] = (),
+) -> str:
+    """Run what is missing of the suite at `path`, write the report into `out`, and return its
+    verdicts. The report covers every finished cell, also where `only` ran a part of the arms."""
+    suite = read_suite(path)
+    cells = make_cells(suite, out, changes)
+    if unknown := set(only) - {arm.name for arm in suite.arms}:
+        names = ", ".join(arm.name for arm in suite.arms)
+        raise UserError(f"--only {sorted(unknown)[0]}: there is no such arm; there are {names}")
+    for cell in cells:
+        cell.check_stored()
+    write_atomic(out / "suite.toml", path.read_bytes())
+    wanted = [cell for cell in cells if not only or cell.arm in only]
+    failed = run_cells(wanted, parallel or suite.parallel)
+    if not any(cell.finished for cell in cells):
+        raise UserError(f"no cell is finished, so there is nothing to compare. {_told(failed)}")
+    from hacrl.compare.report import write_report  # transformers: not before
+    from hacrl.compare.results import collect
+
+    results = collect(suite, cells, changes)
+    verdicts = write_report(results, out)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(wanted)} cells failed; {out / 'report.md'} covers the others. "
+            f"{_told(failed)} The same command tries them again"
+        )
+    return verdicts
+
+
+def _told(failed: Sequence[tuple[str, str, Path]]) -> str:
+    return " ".join(f"{name}: {last} (all of it: {log})." for name, last, log in failed[:3])

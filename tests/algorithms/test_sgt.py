@@ -1,0 +1,129 @@
+"""SGT by hand: grpo, and a peer's success where all own failed.
+
+Two replies with rewards 1, 0: mean 1/2, std (ddof 1) sqrt(1/2), A = +-(1/2) / (sqrt(1/2) + 1e-6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log, sqrt
+
+import pytest
+import torch
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.capability import Capability
+from hacrl.types import Update
+
+HALF = 0.5 / (sqrt(0.5) + 1e-6)
+UPDATE = Update(0, 1, 0.8, "mixed", ("q1", "q2", "q3", "q4"))
+NOBODY = Capability({})
+
+
+def sgt(**settings):
+    return make_algorithm(AlgorithmSettings(name="sgt", **settings), (0.0, 1.0))
+
+
+def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
+    """a fails q1 whole and b solves it once: that reply. q2: a solved it itself. q3: everybody fails.
+    q4: nothing of a was judged, so it did not fail. q5: b's group has nothing but successes; one."""
+    groups = groups_of(
+        {
+            "q1": {"a": "0u", "b": "010"},
+            "q2": {"a": "10", "b": "111"},
+            "q3": {"a": "00", "b": "00"},
+            "q4": {"a": "tt", "b": "11"},
+            "q5": {"a": "0t", "b": "11"},
+        }
+    )
+    credited = sgt().credit(seen_by(groups, "a"), groups, NOBODY, "a")
+    own = [s for s in credited if s.is_own]
+    assert [(s.problem_id, s.index) for s in own] == [
+        ("q1", 0), ("q1", 1), ("q2", 0), ("q2", 1), ("q3", 0), ("q3", 1), ("q5", 0)
+    ]  # fmt: skip
+    assert [s.advantage for s in own] == pytest.approx([0, 0, HALF, -HALF, 0, 0, 0], abs=1e-12)
+    peers = [s for s in credited if not s.is_own]
+    assert [s.problem_id for s in peers] == ["q1", "q5"]
+    assert peers[0].index == 1
+    assert all((s.advantage, s.weight) == (1.0, 0.1) for s in peers)
+
+
+def test_one_success_of_many_whoever_comes_first(groups_of, seen_by) -> None:
+    """The choice is a hash: the same in any order of samples, another from step to step, and no
+    member is always the chosen one. What the view lost cannot be chosen."""
+    replies = {f"q{i}": {"a": "00", "b": "11", "c": "11"} for i in range(40)}
+    groups = groups_of(replies)
+    seen = seen_by(groups, "a")
+
+    def chosen(samples, groups=groups):
+        credited = sgt().credit(samples, groups, NOBODY, "a")
+        return {s.problem_id: (s.source, s.index) for s in credited if not s.is_own}
+
+    picked = chosen(seen)
+    assert picked == chosen(seen[::-1])
+    assert len(picked) == 40
+    assert 8 < sum(source == "b" for source, _ in picked.values()) < 32
+    later = groups_of(replies, step=1)
+    assert chosen(seen_by(later, "a"), later) != picked
+    lost = [s for s in seen if (s.source, s.index) != picked[s.problem_id]]
+    assert len(chosen(lost)) == 40
+    assert not picked.items() & chosen(lost).items()
+
+
+def test_loss_by_hand(batch_of) -> None:
+    """Own row of two tokens, old (-1, -1), now ratios 1.1 and 1: J = (1.1 + 1) * 2 with A = 2; three
+    own tokens in all, the other own row having A = 0. GRPO: -4.2 / 3.
+    The success has tokens -0.5 and -1.5: NLL 1, times lambda 0.1, over the 4 prompts of the update.
+    loss = -1.4 + 0.025. Gradients: -2.2/3 and -2/3 on the first row, 0 on the second, and
+    -0.1 / 2 / 4 on each token of the success, whatever its ratio."""
+    b = batch_of(
+        [[-1 + log(1.1), -1.0], [-1.0, 0.0], [-0.5, -1.5]],
+        [True, True, False],
+        mask=[[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]],
+        old=[[-1.0, -1.0], [-1.0, 0.0], [-9.0, -0.1]],
+        advantage=[2.0, 0.0, 1.0],
+        weight=[1.0, 1.0, 0.1],
+        behaviour=[-1.0, -1.0, float("nan")],
+    )
+    output = sgt().loss(b, UPDATE)
+    assert output.loss.item() == pytest.approx(-1.4 + 0.025, abs=1e-12)
+    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
+    assert gradient.tolist() == [
+        pytest.approx([-2.2 / 3, -2 / 3], abs=1e-12),
+        [0.0, 0.0],
+        pytest.approx([-0.0125, -0.0125], abs=1e-12),
+    ]
+    assert output.used_B.tolist() == [True, True, True]
+    assert output.ratio_B.isfinite().all()  # a source without log-probabilities
+
+
+def test_without_peers_it_is_grpo(groups_of, seen_by, batch_of) -> None:
+    groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
+    grpo = make_algorithm(AlgorithmSettings(name="grpo", beta=0.2), (0.0, 1.0))
+    seen = seen_by(groups, "a")
+    credited = sgt(beta=0.2).credit(seen, groups, NOBODY, "a")
+    assert credited == grpo.credit(seen, groups, NOBODY, "a")
+    b = batch_of(
+        [[-1.3, -0.2], [-0.4, -0.9]],
+        [True, True],
+        old=[[-1.0, -0.3], [-0.6, -0.9]],
+        ref=[[-1.1, -0.2], [-0.5, -1.0]],
+        advantage=[HALF, -HALF],
+    )
+    ours, theirs = sgt(beta=0.2).loss(b, UPDATE), grpo.loss(b, UPDATE)
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), abs=1e-12)
+    assert ours.kl == theirs.kl
+
+
+def test_the_term_is_the_same_however_many_prompts_need_it(batch_of) -> None:
+    """Twice the same success in one update: twice the gradient of one."""
+    one = batch_of([[-0.5]], [False], old=[[-0.5]], advantage=[1.0], weight=[0.1])
+    two = batch_of(
+        [[-0.5]] * 2, [False] * 2, old=[[-0.5]] * 2, advantage=[1.0] * 2, weight=[0.1] * 2
+    )
+    assert 2 * sgt().loss(one, UPDATE).loss.item() == pytest.approx(
+        sgt().loss(two, UPDATE).loss.item()
+    )
+    more = replace(UPDATE, problems=UPDATE.problems * 2)
+    assert sgt().loss(two, more).loss.item() == pytest.approx(sgt().loss(one, UPDATE).loss.item())

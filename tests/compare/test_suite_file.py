@@ -1,0 +1,136 @@
+"""SUITE.toml: cells, budgets, and mistakes with a way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from hacrl.compare.suite import Cell, make_cells, read_suite
+from hacrl.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+BASE = {
+    "steps": 6,
+    "prompts_per_step": 8,
+    "samples_per_prompt": 4,
+    "minibatch_samples": 32,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number"},
+    "agents": [
+        {"name": "wren", "model": "pocket:wren"},
+        {"name": "finch", "model": "pocket:finch"},
+        {"name": "heron", "model": "pocket:heron"},
+    ],
+}
+ARMS = [{"name": "hacpo"}, {"name": "gspo", "overrides": ["algorithm.name=gspo"]}]
+
+
+def write(folder: Path, **settings: Any) -> Path:
+    path = folder / "suite.toml"
+    tree = {"base": BASE, "seeds": [1, 2], "reference": "gspo", "arms": ARMS} | settings
+    path.write_text(tomli_w.dumps(tree))
+    return path
+
+
+def cells(folder: Path, *changes: str, **settings: Any) -> list[Cell]:
+    return make_cells(read_suite(write(folder, **settings)), folder / "out", changes)
+
+
+def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
+    teams = [
+        {"name": "pair", "agents": ["heron", "wren"], "overrides": ["agents.wren.learn=false"]},
+        {"name": "one", "agents": [{"name": "ant", "model": "pocket:wren"}]},
+    ]
+    arms = [*ARMS, {"name": "naive", "overrides": ["algorithm.name=naive"], "teams": ["one"]}]
+    found = cells(tmp_path, "temperature=0.5", teams=teams, arms=arms, overrides=["steps=3"])
+    assert [cell.name for cell in found[:5]] == [
+        "pair/hacpo/seed-1",
+        "pair/gspo/seed-1",
+        "one/hacpo/seed-1",
+        "one/gspo/seed-1",
+        "one/naive/seed-1",
+    ]
+    assert len(found) == 10
+    assert {c.config.seed for c in found[:5]} == {1} and {c.config.seed for c in found[5:]} == {2}
+    assert {(c.config.steps, c.config.temperature) for c in found} == {(3, 0.5)}
+    assert found[0].learners == ["heron"] and found[2].learners == ["ant"]
+    assert [c.config.algorithm.name for c in found[:5]] == ["hacpo", "gspo"] * 2 + ["naive"]
+    assert found[4].folder == tmp_path / "out/cells/one/naive/seed-1"
+
+
+def test_equal_rollouts_set_the_steps(tmp_path: Path) -> None:
+    """The reference draws 6 x 8 x 4 = 192 rollouts. Eight a prompt: 3 steps for as many, 6 for twice
+    as many. Five a prompt: 192 / 40 is no whole number."""
+    wide = {"name": "wide", "overrides": ["samples_per_prompt=8"]}
+    twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
+    found = cells(tmp_path, arms=[*ARMS, wide, twice], seeds=[1])
+    assert {c.arm: c.config.steps for c in found} == {"hacpo": 6, "gspo": 6, "wide": 3, "twice": 6}
+    odd = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
+    with pytest.raises(UserError, match="192 rollouts of 'wren', and a step makes 40"):
+        cells(tmp_path, arms=[*ARMS, odd])
+
+
+def test_the_reference_may_be_the_one_with_twice_the_rollouts(tmp_path: Path) -> None:
+    """Twice is 6 x 8 x 8 = 384, so an arm of factor 1 has 192: again 6 steps of 32."""
+    twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
+    found = cells(tmp_path, arms=[ARMS[0], twice], reference="twice", seeds=[1])
+    assert {c.arm: c.config.steps for c in found} == {"hacpo": 6, "twice": 6}
+
+
+def test_equal_updates_set_the_steps(tmp_path: Path) -> None:
+    """Alone a step is 32 / 32 = 1 update; three agents make 1 + 64 / 32 = 3. So 6 updates are 2 steps
+    of hacpo; sgt's peers join the own updates: 6 steps. With 5 steps of gspo it does not divide."""
+    arms = [*ARMS, {"name": "sgt", "overrides": ["algorithm.name=sgt"]}]
+    found = cells(tmp_path, arms=arms, budget="updates", seeds=[1])
+    assert {c.arm: c.config.steps for c in found} == {"hacpo": 2, "gspo": 6, "sgt": 6}
+    with pytest.raises(UserError, match="5 updates of 'wren', and a step makes 3"):
+        cells(tmp_path, "steps=5", budget="updates")
+
+
+def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> None:
+    assert {c.config.steps for c in cells(tmp_path, budget="time")} == {6}
+    with pytest.raises(UserError, match=r"set evaluation\.every"):
+        cells(tmp_path, "evaluation.every=0", budget="time")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reference": "gspo_x2"}, "reference = 'gspo_x2' is no arm"),
+        ({"seeds": [1, 1]}, "seeds: '1' is there twice"),
+        ({"seeds": [1, 11], "chosen_on": [11]}, "11 is in chosen_on"),
+        ({"arms": [*ARMS, ARMS[0]]}, "arms: 'hacpo' is there twice"),
+        ({"arms": [{"name": "../up"}]}, "arms.0.name"),
+        ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "names no team 'none'"),
+        ({"base": "no.toml"}, "there is no file"),
+        ({"bugdet": "time"}, "bugdet"),
+        ({"teams": [{"name": "t", "agents": ["owl"]}]}, "the base has no agent 'owl'"),
+        ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
+        ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as told:
+        cells(tmp_path, **settings)
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").glob("*.toml")), ids=str)
+def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
+    """Every cell parses; rollouts are equal up to the factor; every plan is possible."""
+    from hacrl.algorithms import make_algorithm
+
+    loaded = read_suite(path)
+    factor = {arm.name: arm.factor for arm in loaded.arms}
+    spent: dict[tuple[str, str], set[float]] = {}
+    for cell in make_cells(loaded, tmp_path):
+        config = cell.config
+        algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
+        for agent in config.agents:
+            config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
+            rollouts = config.steps * config.prompts_per_step * config.samples_of(agent)
+            spent.setdefault((cell.team, agent.name), set()).add(rollouts / factor[cell.arm])
+    assert all(len(values) == 1 for values in spent.values())
