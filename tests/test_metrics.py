@@ -5,7 +5,7 @@ import pytest
 from hacrl.capability import Capability
 from hacrl.metrics import agreement_facts, effective_samples, learning_metrics, rollout_metrics
 from hacrl.plan import Plan
-from hacrl.policy.policy import UpdateReport
+from hacrl.policy.update import UpdateReport
 from hacrl.types import Completion, Finish, Rollout, Sample, Status, Update, Verdict
 
 
@@ -60,14 +60,24 @@ def test_learning_metrics_by_hand() -> None:
     def sample(source: str, tokens: int) -> Sample:
         ids = (1,) * (tokens + 1)
         return Sample(
-            "q", 0, source, source == "a", ids, (0,) + (1,) * tokens, -1.0, None, 0.5, 2.0
+            "q",
+            0,
+            source,
+            source == "a",
+            ids,
+            (0,) + (1,) * tokens,
+            -1.0,
+            advantage=0.5,
+            weight=2.0,
         )
 
     own = [sample("a", 2)]
     peers = [sample("b", n) for n in (1, 2, 3, 4)]
     reports = [
-        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3),
-        UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3),
+        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3, 0, 0),
+        UpdateReport(
+            0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3, 0, 0
+        ),
     ]
     done = [
         (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),

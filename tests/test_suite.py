@@ -337,6 +337,7 @@ def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
             "prompts_per_step": 3,
             "samples_per_prompt": 2,
             "minibatch_samples": 12,
+            "max_prompt_tokens": 64,
             "max_response_tokens": 24,
             "task": {"kind": "arithmetic"},
             "verifier": {"kind": "number", "workers": 1},

@@ -14,7 +14,7 @@ from hacrl.algorithms import Algorithm, skips_zero_advantage
 from hacrl.attempt import attempt, judge, split_by_length
 from hacrl.capability import CapabilityHistory
 from hacrl.config import AgentConfig, Config
-from hacrl.errors import RunStopped
+from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
@@ -92,6 +92,13 @@ class Agent:
         self.limits = ViewLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
+        longest = self.limits.max_prompt_tokens + self.limits.max_response_tokens
+        if policy.context and longest > policy.context:
+            raise UserError(
+                f"agent {self.name!r}: max_prompt_tokens + max_response_tokens = {longest}, but its "
+                f"model reads at most {policy.context} tokens. Lower one of the two, for the run or for "
+                "this agent."
+            )
 
     # ------------------------------------------------------------ the loop
 
@@ -171,7 +178,7 @@ class Agent:
         )
 
     def _score(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
-        """Put the trainer's log-probabilities in the place of the sampler's (DESIGN section 7).
+        """Put the trainer's log-probabilities in the place of the sampler's.
 
         With behaviour = "sampler" only a probe is scored, and the sampler's own stay while the two
         agree to within a tenth of the clip.
@@ -183,6 +190,11 @@ class Agent:
         scored = self._scored(probe)
         facts = agreement_facts(probe, scored)
         gap, allowed = facts["agreement/mean_gap"], settings.tolerance or self._tolerance()
+        if gap != gap:
+            raise RunStopped(
+                f"agent {self.name!r}: log-probabilities are not numbers (nan): the weights have "
+                "diverged. Lower the learning rate and start again, or resume from an older checkpoint."
+            )
         if not gap <= allowed:
             raise RunStopped(
                 f"agent {self.name!r}: sampler and trainer differ by {gap:.3g} in a sequence's mean "

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,11 +22,15 @@ from hacrl.plan import Plan, make_plan
 from hacrl.tasks.settings import TaskConfig
 from hacrl.verify.settings import VerifierConfig
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Table(BaseModel):
     """Base of every table: unknown keys refused, values frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class PoolConfig(Table):
@@ -53,8 +57,8 @@ class CheckpointConfig(Table):
     every: int = Field(10, ge=0)
     """Write a checkpoint every so many steps, and after the last; 0: only after the last."""
     save: bool = True
-    """False: write none at all, for comparisons that keep only figures. Such a run can be neither
-    resumed nor exported."""
+    """False: write none at all, for comparisons that keep only figures. Such a run cannot be
+    exported, and a resume learns again from the journal, from the first step on."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept; each agent's best by held-out score is kept besides."""
 
@@ -95,15 +99,13 @@ class LoraSettings(Table):
     """Rank of the adapter."""
     alpha: float | None = None
     """Scale; twice the rank where absent."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Only 0 keeps sampler and trainer equal; other values are refused by the agreement check."""
     targets: str | list[str] = "all-linear"
     """Which modules get an adapter."""
 
 
 class AgentConfig(Table):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Unique in the team; names files, streams and metrics."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
+    """Unique in the team; names files, streams and metrics. Letters, digits, '.', '_' and '-'."""
     model: str = ""
     """A model folder, a hub name, or pocket:NAME for a model of the pocket team."""
     learn: bool = True
@@ -119,7 +121,7 @@ class AgentConfig(Table):
     """Updates over which the learning rate rises from 0 in equal steps."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
@@ -296,7 +298,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
     ]
     task = config.task.model_copy(
         update={
-            field: absolute(value)
+            field: absolute(value) if config.task.kind == "hub" else str((base / value).resolve())
             for field in ("train", "held_out", "exclude")
             if isinstance(value := getattr(config.task, field, None), str)
         }

@@ -37,8 +37,9 @@ class Evaluation:
     step: int
     samples: int
     """Replies a problem."""
-    score: Estimate
-    """Mean over problems of the mean reward of its judged replies: avg@k."""
+    score: Estimate | None
+    """Mean over problems of the mean reward of its judged replies: avg@k. None when nothing could be
+    judged: a broken verifier must not look like a weak model."""
     by_task: Mapping[str, float]
     verdicts: Mapping[str, int]
     not_attempted: int
@@ -48,9 +49,10 @@ class Evaluation:
 
     def metrics(self) -> dict[str, Any]:
         return {
-            "accuracy": self.score.mean,
-            "accuracy/low": self.score.low,
-            "accuracy/high": self.score.high,
+            "accuracy": self.score.mean if self.score else None,
+            "accuracy/low": self.score.low if self.score else None,
+            "accuracy/high": self.score.high if self.score else None,
+            "problems": self.score.count if self.score else 0,
             **{f"accuracy/{task}": value for task, value in self.by_task.items()},
             **{f"verdict/{status}": n for status, n in self.verdicts.items()},
             "not_attempted": self.not_attempted,
@@ -95,7 +97,7 @@ def evaluate(
         agent=agent,
         step=step,
         samples=samples,
-        score=estimate(list(scores.values()) or [0.0]),
+        score=estimate(list(scores.values())) if scores else None,
         by_task={task: fmean(values) for task, values in sorted(task_scores.items())},
         verdicts={status.value: counts[status] for status in Status},
         not_attempted=len(too_long),

@@ -54,9 +54,28 @@ class ReplayMember:
                 )
             stored[t.problem_id][t.step].append(t)
         pool.dispose()
+        if not stored:
+            raise UserError(
+                f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r} "
+                f"(its pool is {run.config().pool.url}); there is nothing to replay."
+            )
         return stored
 
     def rollout(self, step: int) -> dict[str, Any]:
+        # What was published once stays, even if the stored run has grown since.
+        rows = list(self.pool.rows(agent=self.name, step=step)) or self._choose(step)
+        self.pool.publish(rows)
+        self.pool.arrive(step, self.name)
+        attempted = [t for t in rows if t.judged]
+        rewards = [t.reward for t in attempted]
+        return {
+            "reward": sum(rewards) / len(rewards) if rewards else None,
+            "rollouts": 0,
+            "replayed": len(attempted),
+            "not_attempted": sum(t.finish is Finish.NOT_ATTEMPTED for t in rows),
+        }
+
+    def _choose(self, step: int) -> list[Trajectory]:
         rows: list[Trajectory] = []
         problems = self.task.batch(step, self.config.prompts_per_step)
         for problem in problems:
@@ -68,16 +87,7 @@ class ReplayMember:
                 rows.append(
                     not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0))
                 )
-        self.pool.publish(rows)
-        self.pool.arrive(step, self.name)
-        attempted = [t for t in rows if t.judged]
-        rewards = [t.reward for t in attempted]
-        return {
-            "reward": sum(rewards) / len(rewards) if rewards else None,
-            "rollouts": 0,
-            "replayed": len(attempted),
-            "not_attempted": sum(t.finish is Finish.NOT_ATTEMPTED for t in rows),
-        }
+        return rows
 
     def learn(self, step: int) -> dict[str, Any]:
         return {}

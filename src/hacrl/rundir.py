@@ -14,12 +14,14 @@ checkpoints/AGENT/      weights and optimizer
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,11 @@ class RunDirectory:
                 f"{path} holds a run of this config already. Go on with `hacrl resume {path}`, "
                 "choose another directory with --run, or delete this one."
             )
+        if path.exists() and any(path.iterdir()):
+            raise UserError(
+                f"{path} is not empty and is not a run. Choose a new directory with --run: a run "
+                "keeps its files for itself."
+            )
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(run.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         write_atomic(run.config_path, dump_config(config))
@@ -67,15 +74,21 @@ class RunDirectory:
         return run
 
     def forget_if_not_begun(self) -> None:
-        """Take back what `create` and opening the team wrote, if nothing has been sampled yet."""
-        if any((self.path / begun).exists() for begun in ("journal", "evaluation")):
-            return
-        names = ("config.toml", "environment.json", "metrics.jsonl", "times.jsonl")
-        for path in [self.path / name for name in names] + list(self.path.glob("pool.db*")):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        with contextlib.suppress(OSError):  # something else lies there: leave it
-            self.path.rmdir()
+        """Take the directory back, which `create` made, if nothing has been sampled yet."""
+        if not any((self.path / begun).exists() for begun in ("journal", "evaluation")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time may write a run. The lock ends with the process, however."""
+        with open(self.path / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    f"another process is working on {self.path}. Wait for it, or stop it first."
+                ) from error
+            yield
 
     @property
     def config_path(self) -> Path:
@@ -109,11 +122,22 @@ class RunDirectory:
         """Every whole line, in order."""
         if not self.metrics_path.exists():
             return []
-        return [json.loads(line) for line in read_whole_lines(self.metrics_path)]
+        rows = []
+        for number, line in enumerate(read_whole_lines(self.metrics_path), start=1):
+            try:
+                row = json.loads(line)
+                assert {"kind", "step", "agent"} <= set(row)
+            except (ValueError, TypeError, AssertionError) as error:
+                raise UserError(
+                    f"{self.metrics_path}, line {number} is not a metrics row: the file was changed "
+                    "outside hacrl. Delete the line to go on."
+                ) from error
+            rows.append(row)
+        return rows
 
     def add_metrics(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            append_line(self.metrics_path, json.dumps(row), sync=True)
+            append_line(self.metrics_path, json.dumps(_plain(row), allow_nan=False), sync=True)
 
     def add_times(self, row: Row) -> None:
         append_line(self.path / "times.jsonl", json.dumps(row))
@@ -157,6 +181,11 @@ def sample_rows(done: Iterable[tuple[Any, Sequence[Sample], Any]]) -> list[Row]:
         for update, batch, report in done
         for i, s in enumerate(batch)
     ]
+
+
+def _plain(row: Row) -> Row:
+    """JSON knows no nan: what is not finite is null."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
 
 def _before(row: Row, step: int) -> bool:

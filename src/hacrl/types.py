@@ -121,7 +121,7 @@ class Rollout:
     step: int
     prompt_ids: tuple[int, ...]
     completion: Completion
-    """Its logprobs are the behaviour log-probabilities of DESIGN section 7."""
+    """Its logprobs are the behaviour log-probabilities: the trainer's, at the sampling weights."""
     verdict: Verdict | None = None
     """None until verified."""
     shareable: bool = True

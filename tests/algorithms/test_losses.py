@@ -277,6 +277,29 @@ def test_baseline_guard_off_punishes_success() -> None:
     assert algorithm("hacpo").baseline(group, capability, "a") == 0.5
     off = algorithm("hacpo", baseline_guard=False)
     assert off.baseline(group, capability, "a") == pytest.approx(2.75)
+    # without own rewards the judged ones' plain mean stands in: 1, 0 -> 0.5, not (10 + 0) / 2
+    peers = Group("q", "t", tuple(t for t in group.trajectories if t.agent == "b"))
+    assert algorithm("hacpo").baseline(peers, capability, "a") == 0.5
+
+
+def test_capability_by_task_reaches_baseline_and_weight() -> None:
+    """On task t, a has 0.5 and b 1.0; over the whole run both are equal. By task: mu_a = (1 + 0 + 0.5
+    + 0.5) / 4 = 0.5 and w(b, a) = 2; over the run: 0.75 and 1."""
+    group = Group(
+        "q",
+        "t",
+        (
+            *(trajectory("a", i, 1.0 - i) for i in (0, 1)),
+            *(trajectory("b", i, 1.0) for i in (0, 1)),
+        ),
+    )
+    values = {("a", "t"): 0.5, ("b", "t"): 1.0, ("a", ""): 0.7, ("b", ""): 0.7}
+    for by_task, mu, weight in ((True, 0.5, 2.0), (False, 0.75, 1.0)):
+        capability = Capability(values, by_task)
+        rule = algorithm("hacpo")
+        assert rule.baseline(group, capability, "a") == pytest.approx(mu)
+        (credited,) = rule.credit([sample("b", 0)], [group], capability, "a")
+        assert credited.weight == pytest.approx(weight)
 
 
 def test_unjudged_samples_leave_the_credit() -> None:

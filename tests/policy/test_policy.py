@@ -12,6 +12,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import logprobs as logprobs_module
+from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
 from hacrl.policy.sampler import Request
@@ -273,6 +274,7 @@ def test_lora_trains_adapters_and_exports_base_plus_adapter(family: str, request
     start = policy(p.source).score([(prompt, reply)])[0]
     assert p.score([(prompt, reply)])[0] == pytest.approx(start, abs=1e-6)
     assert all("lora_" in name for name in p.master)
+    assert {layer.scaling["default"] for _, layer in adapter_layers(p.model)} == {2.0}
     for _ in range(3):
         report = p.update(samples(p), loss_of(beta=0.1), UPDATE)
     assert report.kl > 0  # against the start weights, without a second copy

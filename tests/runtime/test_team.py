@@ -246,6 +246,32 @@ def test_the_samplers_own_logprobs_may_serve_while_they_agree(tmp_path: Path) ->
         assert 0 < b["agreement/max_gap"] < 1e-6
 
 
+def test_the_samplers_own_logprobs_do_not_serve_where_they_disagree(tmp_path: Path) -> None:
+    """With a clip of 1e-9 no rounding is small enough: every sequence is scored, as by default."""
+    clip = {"name": "hacpo", "epsilon_low": 1e-9, "epsilon_high": 1e-9}
+    runs = [
+        hacrl.train(
+            team(member("wren"), steps=1, algorithm=clip, sampler=sampler, **NO_EVALUATION),
+            tmp_path / sampler["behaviour"],
+        )
+        for sampler in ({"behaviour": "score"}, {"behaviour": "sampler", "check_samples": 4})
+    ]
+    scored, own = (Journal(run.journal("wren")).read(0)[0] for run in runs)
+    assert [r.completion.logprobs for r in own] == [r.completion.logprobs for r in scored]
+
+
+def test_evaluation_draws_do_not_depend_on_the_step(tmp_path: Path) -> None:
+    """A frozen model evaluated "after" two different numbers of steps gives the same replies, so that
+    differences between evaluations are differences between weights."""
+    texts = []
+    for steps in (1, 2):
+        config = team(member("wren", learning_rate=1e-30), evaluation={"every": 0, "problems": 12})
+        run = hacrl.train(config, tmp_path / str(steps), steps=steps)
+        texts.append((run.evaluation(steps, "wren") / "replies.jsonl").read_text())
+        texts.append((run.evaluation(0, "wren") / "replies.jsonl").read_text())
+    assert len(set(texts)) == 1
+
+
 def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
     tmp_path: Path, monkeypatch
 ) -> None:
@@ -276,18 +302,108 @@ def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The mended config can take the same place; another file in it is left alone."""
+    """The mended config can take the same place."""
     place = tmp_path / "run"
-    broken = team(member("wren"), minibatch_samples=2, **NO_EVALUATION)
-    with pytest.raises(UserError, match="minibatch_samples"):
-        hacrl.train(broken, place)
-    assert not place.exists()
-    place.mkdir()
-    (place / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="does not exist"):
-        hacrl.train(team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION), place)
-    assert [p.name for p in place.iterdir()] == ["notes.txt"]
+    for broken, words in (
+        (team(member("wren"), minibatch_samples=2, **NO_EVALUATION), "minibatch_samples"),
+        (team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION), "does not exist"),
+        (team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION), "reads at most"),
+    ):
+        with pytest.raises(UserError, match=words):
+            hacrl.train(broken, place)
+        assert not place.exists()
     hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), place)
+
+
+def test_a_folder_of_someone_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path)
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
+    with run.locked(), pytest.raises(UserError, match="another process"):
+        hacrl.resume(run.path, steps=2)
+    hacrl.resume(run.path, steps=2)
+
+
+def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> None:
+    unsaved = team(member("wren"), steps=1, evaluation={"problems": 0}, checkpoint={"save": False})
+    saved = team(member("wren"), steps=2, **NO_EVALUATION)
+    for config, steps, words in ((unsaved, 2, "no checkpoints"), (saved, 1, "done 2 steps")):
+        run = hacrl.train(config, tmp_path / words.replace(" ", "-"))
+        before = [run.config_path.read_bytes(), run.metrics_path.read_bytes()]
+        with pytest.raises(UserError, match=words):
+            hacrl.resume(run.path, steps=steps)
+        assert [run.config_path.read_bytes(), run.metrics_path.read_bytes()] == before
+
+
+def test_two_runs_in_one_pool_are_told_apart(tmp_path: Path) -> None:
+    pool = {"url": f"sqlite:///{tmp_path / 'shared.db'}"}
+    hacrl.train(team(member("wren"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "one")
+    with pytest.raises(UserError, match=r"closed by a run whose members are wren, not finch"):
+        hacrl.train(team(member("finch"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "two")
+
+
+def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
+    """The sampler must not be left in training mode, where transformers has no cache."""
+    plain = hacrl.train(team(member("wren")), tmp_path / "plain")
+    config = team(member("wren", gradient_checkpointing=True))
+    saving = hacrl.train(config, tmp_path / "saving")
+    for step in range(3):
+        assert rollouts(saving, "wren", step) == rollouts(plain, "wren", step)
+    assert rows(saving, "wren", "evaluation") == rows(plain, "wren", "evaluation")
+
+
+def test_a_broken_verifier_does_not_look_like_a_weak_model(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "always_raises.py").write_text(
+        "def score(completion, **columns):\n    raise ValueError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    verifier = {"kind": "function", "workers": 1, "options": {"path": "always_raises:score"}}
+    config = team(member("wren"), steps=1, verifier=verifier)
+    with pytest.warns(UserWarning, match="made no update"):
+        run = hacrl.train(config, tmp_path / "run")
+    assert [r["accuracy"] for r in rows(run, "wren", "evaluation")] == [None, None]
+    assert rows(run, "wren")[0]["reward"] is None
+    assert Checkpoints(run.checkpoints("wren"), 2).best() is None
+
+
+def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
+    """The stored run grows between a kill and the resume: the published rows stay."""
+    stored = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
+    run = hacrl.train(team(member("wren"), replay, steps=2, seed=3, **settings), tmp_path / "run")
+    before = run.metrics_path.read_bytes()
+    hacrl.resume(stored.path, steps=3)
+    shutil.rmtree(run.path / "checkpoints")
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_a_replayed_run_must_have_something_stored(tmp_path: Path) -> None:
+    config = team(member("finch"), steps=1, pool={"url": "memory://"}, **NO_EVALUATION)
+    stored = hacrl.train(config, tmp_path / "stored")
+    with pytest.raises(UserError, match="nothing to replay"):
+        hacrl.train(
+            team(member("wren"), {"name": "old", "replay": str(stored.path)}), tmp_path / "run"
+        )
+
+
+def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = team(member("wren"), log={"tensorboard": True}, evaluation={"every": 1, "problems": 6})
+    run = hacrl.train(config, tmp_path / "run", steps=2)
+    hacrl.resume(run.path, steps=3)
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    steps = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps["evaluation/wren/accuracy"] == [0, 1, 2, 3]
+    assert steps["train/wren/reward"] == [0, 1, 2]
 
 
 # ---------------------------------------------------------------- journal before publish

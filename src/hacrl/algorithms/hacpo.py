@@ -64,8 +64,8 @@ class Hacpo:
         )  # (7)
         mu = total / len(judged)  # (7)
         own = [t.reward for t in judged if t.agent == learner]
-        if self.settings.baseline_guard and mu > self.largest_reward and own:
-            return mean(own)
+        if self.settings.baseline_guard and mu > self.largest_reward:
+            return mean(own or rewards)
         return mu
 
     def credit(

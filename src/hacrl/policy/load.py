@@ -28,6 +28,8 @@ def choose_device(wanted: str) -> torch.device:
         raise UserError(
             f"device = {wanted!r} is not a device. Use auto, cpu, cuda or cuda:N."
         ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device = {wanted!r} is not supported. Use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device = {wanted!r}, but torch sees no GPU here. Use device = 'cpu'.")
     return device

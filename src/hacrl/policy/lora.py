@@ -28,7 +28,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
             LoraConfig(
                 r=settings.rank,
                 lora_alpha=settings.alpha or 2 * settings.rank,
-                lora_dropout=settings.dropout,
+                lora_dropout=0.0,  # sampler and trainer must be the same function
                 target_modules=settings.targets,
                 task_type="CAUSAL_LM",
             ),

@@ -41,11 +41,12 @@ class Policy:
         self.source = model_source(agent.model, agent.name)
         model = load_model(self.source, agent)
         self.renderer = load_renderer(self.source, agent, model)
+        self.context: int | None = getattr(model.config, "max_position_embeddings", None)
+        """Longest sequence that the model was made for, where its config tells."""
         self.model = add_adapter(model, agent.lora) if agent.lora else model
         self.master = self._place(dtype)
         if agent.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # transformers checkpoints in training mode only; dropout is 0
         self.logprobs = LogProbs(self.model, temperature)
         self.sampler = Sampler(
             self.model, self.renderer.end_ids, self.renderer.pad_id, agent.sampler_rows
@@ -119,6 +120,8 @@ class Policy:
         """
         for parameter in self.master.values():
             parameter.grad = None
+        # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
+        self.model.train(self.agent.gradient_checkpointing)
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
         used: list[bool | None] = [None] * len(samples)
@@ -139,6 +142,7 @@ class Policy:
         for rows in self._microbatches(samples, list(repeat)):
             gradient_BT = pad_sequence([repeat[i] for i in rows], batch_first=True)
             self._backward(self.logprobs(self._rows([samples[i] for i in rows])), gradient_BT)
+        self.model.eval()
         rate = self._learning_rate()
         norm = self._gradient_norm()
         finite = all(map(_finite, (total, norm)))

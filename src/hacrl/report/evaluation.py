@@ -5,6 +5,7 @@ Every set of problems is a name and a list (`problem_sets`): a suite of benchmar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,8 @@ def candidate_of_model(model: str, config: Config) -> Candidate:
     """A model folder under the settings of the config's first agent (limits, prompt style)."""
     like = next((a for a in config.agents if not a.replay), None)
     settings = like.model_dump() if like else {}
-    name = Path(model).name.removeprefix("pocket:") or "model"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(model).name.removeprefix("pocket:")).strip("-._")
+    name = name[:64] or "model"
     settings |= {"name": name, "model": model, "learn": False, "lora": None}
     return Candidate(AgentConfig.model_validate(settings), 0)
 
@@ -159,9 +161,9 @@ def evaluation_table(results: Sequence[tuple[str, Evaluation]]) -> Table:
         by_task = [f"{100 * r.by_task[t]:.1f}" if t in r.by_task else "-" for t in tasks]
         table.add_row(
             r.agent,
-            f"{name} ({r.score.count} x {r.samples})",
+            f"{name} ({r.score.count if r.score else 0} x {r.samples})",
             str(r.step),
-            percent(r.score),
+            percent(r.score) if r.score else "-",
             *(by_task if 1 < len(tasks) <= 6 else ()),
             f"{r.reply_tokens:.0f}",
             f"{r.truncated:.0%}",

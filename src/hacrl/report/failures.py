@@ -60,6 +60,8 @@ def explain(error: BaseException) -> str | None:
         )
     if isinstance(error, PermissionError):
         return f"{error.filename}: no permission to use it; choose another place"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another place"
     return None
 
 

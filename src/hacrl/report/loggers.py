@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -27,10 +29,14 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard:
-    def __init__(self, run: RunDirectory, step: int) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step or None)
+        folder = run.path / "tensorboard"
+        shutil.rmtree(folder, ignore_errors=True)  # a resumed run writes it anew from its metrics
+        self.writer = SummaryWriter(str(folder))
+        for row in run.metrics():
+            self.log(row)
 
     def log(self, row: Mapping[str, Any]) -> None:
         for key, value in numbers(row).items():
@@ -52,7 +58,7 @@ class WeightsAndBiases:
             dir=str(run.path),
             config=config.model_dump(mode="json"),
             resume="allow",
-            id=run.path.resolve().name,
+            id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
         )
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -62,14 +68,12 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-LOGGERS: dict[str, Callable[[RunDirectory, Config, int], Logger | None]] = {
-    "tensorboard": lambda run, config, step: (
-        TensorBoard(run, step) if config.log.tensorboard else None
-    ),
-    "wandb": lambda run, config, step: WeightsAndBiases(run, config) if config.log.wandb else None,
+LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger | None]] = {
+    "tensorboard": lambda run, config: TensorBoard(run) if config.log.tensorboard else None,
+    "wandb": lambda run, config: WeightsAndBiases(run, config) if config.log.wandb else None,
 }
 
 
-def open_loggers(run: RunDirectory, config: Config, step: int) -> list[Logger]:
-    made = (factory(run, config, step) for factory in LOGGERS.values())
+def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:
+    made = (factory(run, config) for factory in LOGGERS.values())
     return [logger for logger in made if logger is not None]

@@ -72,6 +72,8 @@ class ProgressLine:
         scores = "  ".join(
             f"{row['agent']} {100 * row['accuracy']:.1f}"
             f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f} %"
+            if row["accuracy"] is not None
+            else f"{row['agent']} not judged"
             for row in rows
         )
         self._print(f"held out after step {step}: {scores}")

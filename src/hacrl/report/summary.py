@@ -120,7 +120,7 @@ def _agent(
     scores = tuple(
         Score(row["step"], _accuracy(row))
         for row in sorted(mine, key=lambda row: row["step"])
-        if row["kind"] == "evaluation"
+        if row["kind"] == "evaluation" and row["accuracy"] is not None
     )
     return AgentSummary(
         name=name,
@@ -137,8 +137,8 @@ def _agent(
 
 
 def _accuracy(row: Mapping[str, Any]) -> Estimate:
-    problems = row.get("problems", 0)
-    return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], problems)
+    count = row.get("problems", 0)
+    return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
 
 
 def _gain(run: RunDirectory, agent: str, scores: Sequence[Score]) -> Estimate | None:

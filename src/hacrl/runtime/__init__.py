@@ -32,7 +32,8 @@ def start(
     config = _changed(config, overrides or {})
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     try:
-        _runtime(config)(config, directory, observer or Quiet())
+        with directory.locked():
+            _runtime(config)(config, directory, observer or Quiet())
     except UserError:
         directory.forget_if_not_begun()  # so that the mended config can take the same place
         raise
@@ -50,16 +51,29 @@ def go_on(
             f"resume: {sorted(other)[0]} cannot change inside a run; only steps can. For another "
             "setting start a new run."
         )
-    if overrides:
-        config = _changed(config, overrides)
-        directory.set_config(config)
     if config.pool.url == "memory://":
         raise UserError(
             f"{run} used the pool memory://, which ended with its process, so the run cannot be "
             "resumed. Use pool.url = 'sqlite:///pool.db' in runs that should be."
         )
-    _runtime(config)(config, directory, observer or Quiet())
+    with directory.locked():
+        if not config.checkpoint.save and _steps_done(directory) >= config.steps:
+            raise UserError(
+                f"{run} is finished and wrote no checkpoints (checkpoint.save = false), so there is "
+                "nothing to go on from. Start a new run."
+            )
+        if overrides:
+            config = _changed(config, overrides)
+            done = _steps_done(directory)
+            if config.steps < done:
+                raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
+            directory.set_config(config)
+        _runtime(config)(config, directory, observer or Quiet())
     return directory
+
+
+def _steps_done(run: RunDirectory) -> int:
+    return max((row["step"] + 1 for row in run.metrics() if row["kind"] == "train"), default=0)
 
 
 def free_name(path: Path) -> Path:

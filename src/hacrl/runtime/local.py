@@ -12,6 +12,7 @@ from hacrl.agent import Agent, Member
 from hacrl.algorithms import make_algorithm
 from hacrl.checkpoint import Checkpoints, newest_common
 from hacrl.config import Config
+from hacrl.errors import UserError
 from hacrl.evaluate import evaluate, write_evaluation
 from hacrl.policy.policy import Policy
 from hacrl.pool import open_pool
@@ -82,8 +83,10 @@ class LocalTeam:
             for a in self.learners
         }
         self.clock = Clock()
+        self._idle: set[str] = set()
+        """Learners of which it was told that a step brought them no update."""
         self.first = self._restore()
-        self.loggers = open_loggers(run, config, self.first)
+        self.loggers = open_loggers(run, config)
         for logger in self.loggers:
             stack.callback(logger.close)
 
@@ -97,7 +100,7 @@ class LocalTeam:
             names = [m.name for m in self.members]
             self.observer.phase("rollouts")
             rows = {m.name: m.rollout(step) for m in self.members}
-            self.pool.close(step, names)
+            self._close(step, names)
             self.observer.phase("learning")
             for member in self.members:
                 rows[member.name] |= member.learn(step)
@@ -107,6 +110,16 @@ class LocalTeam:
             if improved or self._due(done, self.config.checkpoint.every):
                 self._checkpoint(done)
             self._log_times(step)
+
+    def _close(self, step: int, names: list[str]) -> None:
+        """Commit the step's cut; whoever closed it before must have meant the same members."""
+        self.pool.close(step, names)
+        members = self.pool.gather(step).members
+        if set(members) != set(names):
+            raise UserError(
+                f"pool {self.config.pool.url}: step {step} was closed by a run whose members are "
+                f"{', '.join(members)}, not {', '.join(names)}. Give each run its own pool.url."
+            )
 
     def _due(self, done: int, every: int) -> bool:
         return done == self.config.steps or (every > 0 and done % every == 0)
@@ -160,7 +173,7 @@ class LocalTeam:
             rows.append(
                 {"kind": "evaluation", "step": done, "agent": agent.name, **result.metrics()}
             )
-            if done and agent.agent.learns:
+            if done and agent.agent.learns and result.score is not None:
                 improved |= self.checkpoints[agent.name].mark_best(done, result.score.mean)
         self._write(rows)
         self.observer.evaluated(done, rows)
@@ -174,6 +187,19 @@ class LocalTeam:
         ]
         self._write(rows)
         self.observer.stepped(step, rows)
+        for row in rows:
+            self._tell_if_idle(row)
+
+    def _tell_if_idle(self, row: Mapping[str, Any]) -> None:
+        """Once for each learner: a step in which it could learn nothing."""
+        if row.get("updates") == 0 and row["agent"] not in self._idle:
+            self._idle.add(row["agent"])
+            unjudged = row["verdict/timeout"] + row["verdict/error"]
+            self.observer.note(
+                f"step {row['step']}: agent {row['agent']!r} made no update: {row['rollouts']} "
+                f"rollouts, {unjudged} of them not judged, {row['not_attempted']} problems not "
+                f"attempted, {row['updates_skipped']} updates skipped as not finite."
+            )
 
     def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.run.add_metrics(rows)

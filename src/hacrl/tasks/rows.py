@@ -74,7 +74,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 if not line.strip():
                     continue
                 try:
-                    values = json.loads(line.decode("utf-8"))
+                    values = json.loads(line.decode("utf-8-sig" if line_number == 1 else "utf-8"))
                 except UnicodeDecodeError as error:
                     raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
                 except json.JSONDecodeError as error:
