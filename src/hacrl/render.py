@@ -119,7 +119,7 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self.settings = settings or RenderSettings()
-        self._template = _find_template(tokenizer, self.settings)
+        self.template = _find_template(tokenizer, self.settings)
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._added: dict[int, AddedToken] = self._backend.get_added_tokens_decoder()
         self._template_end = self._find_template_end()
@@ -230,7 +230,7 @@ class Renderer:
         try:
             return self.tokenizer.apply_chat_template(
                 turns,
-                chat_template=self._template,
+                chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **{"strftime_now": _DAY.strftime, **self.settings.template_args},

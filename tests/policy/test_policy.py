@@ -255,8 +255,12 @@ def test_bfloat16_has_a_float32_master(llama: Path) -> None:
 # ---------------------------------------------------------------- saving and adapters
 
 
-def test_export_is_an_ordinary_model_folder(llama: Path, tmp_path: Path) -> None:
-    p = policy(llama)
+@pytest.mark.parametrize("template", [None, "plain"])
+def test_export_is_an_ordinary_model_folder(
+    llama: Path, tmp_path: Path, template: str | None
+) -> None:
+    """It asks as it was trained to be asked."""
+    p = policy(llama, template=template)
     p.update(samples(p), loss_of(), UPDATE)
     p.export(tmp_path / "out")
     again = policy(tmp_path / "out")

@@ -140,6 +140,11 @@ def test_rows_without_ids_are_named_by_file_and_number(tmp_path: Path) -> None:
         (["\n"], {}, "train.jsonl: the file is empty"),
         ([*rows(1), '{"id": \n'], {}, "train.jsonl, line 2: not JSON"),
         ([*rows(1), "[1]\n"], {}, "line 2: a list; every line must be one JSON object"),
+        (
+            ['{"id": "a", "question": "\\ud800", "answer": "1"}\n'],
+            {},
+            "line 1: half of a surrogate",
+        ),
         ([{"id": "a", "answer": "1"}], {}, "line 1: there is no 'question'.*are: id, answer"),
         ([{"question": "a?"}], {}, "line 1: there is no 'answer'"),
         ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' should be a text"),

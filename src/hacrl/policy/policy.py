@@ -335,6 +335,9 @@ class Policy:
         if self.agent.lora:
             model = merge_into(load_model(self.source, self.agent), self.model)
         model.save_pretrained(folder)
+        self.renderer.tokenizer.chat_template = (
+            self.renderer.template
+        )  # the one it was trained with
         self.renderer.tokenizer.save_pretrained(folder)
 
 

@@ -82,6 +82,10 @@ def _json_lines(path: Path) -> Iterator[Row]:
                         f"{where}: not JSON: {error.msg} at column {error.colno}; every line must "
                         "be one JSON object"
                     ) from error
+                if not _is_text(values):
+                    raise UserError(
+                        f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is no text"
+                    )
                 if not isinstance(values, dict):
                     raise UserError(
                         f"{where}: a {type(values).__name__}; every line must be one JSON object"
@@ -90,6 +94,15 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 number += 1
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file ({error})") from error
+
+
+def _is_text(values: object) -> bool:
+    """JSON can write what UTF-8 cannot."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet(path: Path) -> list[Row]:
