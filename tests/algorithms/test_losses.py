@@ -302,6 +302,30 @@ def test_capability_by_task_reaches_baseline_and_weight() -> None:
         assert credited.weight == pytest.approx(weight)
 
 
+def test_each_use_of_capability_can_be_switched_off_alone() -> None:
+    """The same group: with both, mu_a = 0.5 and weight 2; without the baseline the plain mean of 1, 0,
+    1, 1 is 0.75; without the weight it is 1."""
+    group = Group(
+        "q",
+        "t",
+        (
+            *(trajectory("a", i, 1.0 - i) for i in (0, 1)),
+            *(trajectory("b", i, 1.0) for i in (0, 1)),
+        ),
+    )
+    capability = Capability({("a", ""): 0.5, ("b", ""): 1.0})
+    for off, mu, weight in (
+        ({}, 0.5, 2.0),
+        ({"capability_baseline": False}, 0.75, 2.0),
+        ({"capability_weight": False}, 0.5, 1.0),
+    ):
+        rule = algorithm("hacpo", **off)
+        (credited,) = rule.credit([sample("b", 0)], [group], capability, "a")
+        assert rule.baseline(group, capability, "a") == pytest.approx(mu)
+        assert credited.advantage == pytest.approx((1 - mu) / 0.500001)
+        assert credited.weight == pytest.approx(weight)
+
+
 def test_unjudged_samples_leave_the_credit() -> None:
     """A timed-out peer must not move mean or std: a: 1, 0 alone remain."""
     group = Group(

@@ -288,6 +288,19 @@ def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
     assert list((tmp_path / "run").glob("broken-wren-step-*.jsonl"))
 
 
+def test_adapters_and_whole_weights_in_one_team(tmp_path: Path) -> None:
+    """wren trains an adapter, finch its whole weights; both learn, resume and export."""
+    config = team(member("wren", lora={"rank": 4}, learning_rate=2e-3), member("finch"), steps=2)
+    run = hacrl.train(config, tmp_path / "run")
+    run = hacrl.resume(run.path, steps=3)
+    unbroken = hacrl.train(config, tmp_path / "unbroken", steps=3)
+    for name in ("wren", "finch"):
+        assert all(r["updates"] == 4 and r["peers/samples"] > 0 for r in rows(run, name))
+        assert rows(run, name) == rows(unbroken, name)
+    tensors = Checkpoints(run.checkpoints("wren"), 2).load(3).model
+    assert tensors and all("lora_" in name for name in tensors)
+
+
 def test_a_memory_pool_trains_but_cannot_be_resumed(tmp_path: Path) -> None:
     config = team(member("wren"), steps=1, **NO_EVALUATION, pool={"url": "memory://"})
     hacrl.train(config, tmp_path / "run")

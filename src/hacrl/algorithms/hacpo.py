@@ -59,6 +59,8 @@ class Hacpo:
         rewards = [t.reward for t in judged]
         if min(rewards) == max(rewards):  # uniform: nothing to learn, the baseline is the reward
             return rewards[0]
+        if not self.settings.capability_baseline:
+            return mean(rewards)
         total = sum(
             capability.ratio(learner, t.agent, group.task) * t.reward for t in judged
         )  # (7)
@@ -90,6 +92,7 @@ class Hacpo:
                 reward[(sample.problem_id, sample.source, sample.index)], mu, rewards
             )  # (6)
             w = capability.ratio(sample.source, learner, group.task)  # (8), (10): w(j,k)
+            w = w if self.settings.capability_weight else 1.0
             credited.append(replace(sample, advantage=a, weight=w))
         return credited
 

@@ -50,6 +50,11 @@ class AlgorithmSettings(BaseModel):
     peer_advantage: Literal["learner", "source"] = "learner"
     """Whose advantage a peer's sample carries: the learner's A_k (both published codes) or the
     source's A_j (eq. 10 as printed)."""
+    capability_baseline: bool = True
+    """Bring every source's rewards to the learner's level in the baseline (section 4.1, eq. 7). Off:
+    the plain pooled mean, for ablations."""
+    capability_weight: bool = True
+    """Weigh a peer's sample by w(source, learner) (section 4.2, eq. 10). Off: 1, for ablations."""
     baseline_guard: bool = True
     """A baseline above the verifier's largest reward falls back to the learner's own mean: otherwise
     even a right answer would be punished (open point; section 4.1)."""
