@@ -116,7 +116,7 @@ def test_nobody_learns(path: Path) -> None:
 
 
 def test_config_and_algorithms_import_without_heavy_packages() -> None:
-    """DESIGN section 3: neither transformers, ray nor vllm may be needed to read a config."""
+    """Neither transformers, ray nor vllm may be needed to read a config."""
     code = (
         "import sys; import hacrl.config, hacrl.algorithms; "
         "print([m for m in ('transformers', 'ray', 'vllm', 'peft', 'sqlalchemy') if m in sys.modules])"

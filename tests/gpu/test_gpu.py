@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from team import member, team
 
 import hacrl
 from hacrl.config import AgentConfig
@@ -18,14 +18,6 @@ from hacrl.policy.sampler import Request
 from hacrl.types import Message
 
 pytestmark = pytest.mark.gpu
-
-
-def helpers():
-    path = Path(__file__).parent.parent / "runtime" / "team.py"
-    spec = importlib.util.spec_from_file_location("team", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_noise_is_the_same_stream_on_both_devices() -> None:
@@ -57,8 +49,7 @@ def test_float32_on_gpu_draws_what_the_cpu_draws(name: str) -> None:
 
 
 def test_a_team_in_bfloat16_on_one_gpu_learns_and_replays_its_journal(tmp_path: Path) -> None:
-    h = helpers()
-    config = h.team(h.member("wren"), h.member("finch"), h.member("heron"))
+    config = team(member("wren"), member("finch"), member("heron"))
     config["runtime"] = {"device": "cuda"}
     config |= {"steps": 6, "prompts_per_step": 16, "samples_per_prompt": 8, "minibatch_samples": 64}
     run = hacrl.train(config, tmp_path / "run")

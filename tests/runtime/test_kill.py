@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from team import member, team
 
 import hacrl
 from hacrl.pool import open_pool
@@ -27,15 +27,7 @@ MOMENTS = [
 ]
 
 
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-helpers = load("team")
-CONFIG = helpers.team(helpers.member("wren"), helpers.member("finch"))
+CONFIG = team(member("wren"), member("finch"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections import defaultdict
@@ -10,22 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from team import member, team
 
 import hacrl
 from hacrl.pool import open_pool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Cut, Status
-
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-helpers = load("team")
-member, team = helpers.member, helpers.team
 
 
 def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> RunDirectory:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from team import member, team
 
 import hacrl
 from hacrl.checkpoint import Checkpoints
@@ -20,16 +20,6 @@ from hacrl.pool.sql import SqlPool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Finish
 
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-helpers = load("team")
-member, team = helpers.member, helpers.team
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
