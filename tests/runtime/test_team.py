@@ -162,6 +162,25 @@ def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
     assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
 
 
+def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) -> None:
+    """Six problems, six a step: every problem comes in every step, and each step replays its own."""
+    lines = [
+        f'{{"id": "p{i}", "question": "{i + 20}+{i + 31}", "answer": "{2 * i + 51}"}}'
+        for i in range(6)
+    ]
+    (tmp_path / "six.jsonl").write_text("\n".join(lines) + "\n")
+    task = {"kind": "jsonl", "train": str(tmp_path / "six.jsonl"), "held_out_share": 0.0}
+    stored = hacrl.train(team(member("finch"), task=task, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")
+
+    def texts(cut, agent: str) -> list[str]:
+        return [t.text for g in cut.groups for t in g.trajectories if t.agent == agent]
+
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        assert texts(now, "old") == texts(before, "finch")
+
+
 def test_a_replay_member_names_its_agent(tmp_path: Path) -> None:
     stored = hacrl.train(
         team(member("wren"), member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored"
