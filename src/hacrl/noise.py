@@ -38,11 +38,14 @@ def order_key(seed: int, step: int, problem_id: str) -> int:
     return _hash64("order", seed, step, problem_id)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser; the masks make the arithmetic shifts logical."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX1
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX2
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+def _mix_(x: Tensor) -> Tensor:
+    """splitmix64's finaliser, in place; the masks make the arithmetic shifts logical."""
+    x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
+    x *= _MIX1
+    x ^= (x >> 27).bitwise_and_((1 << 37) - 1)
+    x *= _MIX2
+    x ^= (x >> 31).bitwise_and_((1 << 33) - 1)
+    return x
 
 
 def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
@@ -54,8 +57,8 @@ def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
     """
     import torch
 
-    row_B1 = _mix(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
+    row_B1 = _mix_(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
     word_V = torch.arange(1, words + 1, device=keys_B.device, dtype=torch.int64) * _GOLDEN
-    bits_BV = (_mix(row_B1 + word_V) >> 32) & 0xFFFFFFFF
-    uniform_BV = (bits_BV.to(torch.float32) + 0.5) * 2.0**-32
-    return -torch.log(-torch.log1p(-uniform_BV.clamp_(max=1 - 2.0**-24)))
+    bits_BV = _mix_(row_B1 + word_V).bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
+    uniform_BV = bits_BV.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform_BV.neg_().log1p_().neg_().log_().neg_()

@@ -1,22 +1,29 @@
-"""The built-in sampler: the trainer's own weights, a key-value cache, counter-based noise.
+"""The built-in sampler: the trainer's own weights, a cache of our own, counter-based noise.
 
-Axis suffixes: R distinct prompts, B rows being written, L tokens, V words.
+Rows are written side by side; a finished row makes place for a waiting one, the samples of a prompt
+share its prefill, and what a row writes depends on nothing but weights, prompt and key.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from hacrl.noise import gumbel_noise
+from hacrl.errors import UserError
+from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, Work, doing
+from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix, SlotCache
+from hacrl.policy.decode import Decoder, DeviceDecoder, HostDecoder, Rows
+from hacrl.policy.plain_sampler import PlainSampler
 
-COMPACT_SHARE = 0.25
-"""Finished rows are dropped from the batch once so many of its rows are done."""
+AHEAD = 16
+"""Prompts that are prefilled along with one that is needed now."""
 
 
 @dataclass(frozen=True)
@@ -46,96 +53,236 @@ class Reply:
 
 
 class Sampler:
-    """Writes replies side by side, at most `rows` at a time, from the weights the trainer updates."""
+    """Writes replies side by side, at most `rows` at a time, from the weights the trainer updates.
 
-    def __init__(self, model: Any, end_ids: Sequence[int], pad_id: int, rows: int) -> None:
+    Keys and values take at most `cache_share` of a GPU's memory; where that is too little for all
+    rows, fewer are written side by side. A model whose attention does not go through transformers'
+    interface is sampled with the library's own cache (plain_sampler.py).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        end_ids: Sequence[int],
+        pad_id: int,
+        rows: int,
+        *,
+        cache_share: float = 0.2,
+    ) -> None:
         self.model = model
         self.end_ids = tuple(end_ids)
         self.pad_id = pad_id
         self.rows = rows
+        self.cache_share = cache_share
+        self._switch = Switch(model)
+        self._shape: CacheShape | None = None
+        self._known = False
+        self._pages: PagedCache | None = None
+        self._captured: DeviceDecoder | None = None
+
+    def weights_changed(self) -> None:
+        """Nothing to do: the weights are the trainer's own tensors."""
 
     @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         """Replies in the order of the requests. Temperature 0 is greedy."""
-        replies: list[Reply] = []
-        for first in range(0, len(requests), self.rows):
-            replies += self._sample_rows(requests[first : first + self.rows], temperature)
-        return replies
+        if not requests:
+            return []
+        if not self._known:
+            self._shape, self._known = self._find_shape(), True
+        if self._shape is None:
+            plain = PlainSampler(self.model, self.end_ids, self.pad_id, self.rows)
+            return [Reply(*r) for r in plain.sample(requests, temperature)]
+        with self._switch.on():
+            cache, decoder, rows = self._set_up(self._shape, requests, temperature)
+            return _Writing(self, requests, cache, decoder, rows).run()
 
-    def _sample_rows(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
+    # ------------------------------------------------------------ what it works with
+
+    def _set_up(
+        self, shape: CacheShape, requests: Sequence[Request], temperature: float
+    ) -> tuple[Cache, Decoder, int]:
+        rows = min(self.rows, len(requests))
+        longest = max(len(r.prompt_ids) + r.limit for r in requests)
+        if self.model.device.type == "cpu":
+            slots = SlotCache(shape, rows, longest)
+            return slots, HostDecoder(self.model, slots, temperature), rows
         device = self.model.device
-        cache, logits_BV, mask_BL = self._prefill([r.prompt_ids for r in requests])
-        alive = torch.arange(len(requests), device=device)  # which request each row writes
-        keys_B = torch.tensor([r.key for r in requests], device=device)
-        limits_B = torch.tensor([r.limit for r in requests], device=device)
-        end_ids = torch.tensor(self.end_ids, device=device)
+        if self._pages is None:
+            self._pages = PagedCache(shape, device, self.rows)
+        width = -(-longest // PAGE) + 1
+        wanted = rows * width + sum(-(-len(p) // PAGE) for p in {r.prompt_ids for r in requests})
+        whole = torch.cuda.get_device_properties(device).total_memory
+        pages = min(wanted, int(self.cache_share * whole) // self._pages.page_bytes)
+        if pages < 2 * width:
+            raise UserError(
+                f"a sequence of {longest} tokens needs {width * self._pages.page_bytes / 2**30:.1f} "
+                f"GiB of keys and values, but sampler.cache_share = {self.cache_share} of the GPU "
+                f"holds {pages * self._pages.page_bytes / 2**30:.1f} GiB, less than two of them. "
+                "Raise it, or lower max_prompt_tokens or max_response_tokens."
+            )
+        changed = self._pages.reserve(pages, width)
+        if changed or self._captured is None or self._captured.end_ids != self.end_ids:
+            self._captured = None  # free the graphs of the old addresses first
+            self._captured = DeviceDecoder(
+                self.model, self._pages, self.end_ids, self.rows, capture=not _sharded(self.model)
+            )
+        self._captured.set_temperature(temperature)
+        return self._pages, self._captured, rows
+
+    def _find_shape(self) -> CacheShape | None:
+        """What the cache must hold; None where our attention is not the model's."""
+        count = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(8, device=self.model.device) * 7 % count).unsqueeze(0)
+        own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        finder = ShapeFinder()
+        try:
+            with self._switch.on(), doing(finder):
+                ours = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        except (AttributeError, TypeError, KeyError):
+            return None
+        gap = (ours.float() - own).norm() / own.norm()
+        return finder.shape() if gap < (1e-4 if own.dtype == ours.dtype else 0.05) else None
+
+    def forward(self, ids_BL: Tensor, work: Work) -> None:
+        """Prompts, padded on the right; only what attention stores is wanted."""
+        with doing(work):
+            self.model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
+
+
+class _Writing:
+    """One call of `sample`: which request sits in which row, and what was written."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        requests: Sequence[Request],
+        cache: Cache,
+        decoder: Decoder,
+        rows: int,
+    ) -> None:
+        self.sampler, self.requests, self.cache, self.decoder = sampler, requests, cache, decoder
+        self.most = rows
+        self.count = 0
+        """Rows in work: the first so many."""
+        self.rows = Rows(rows)
         longest = max(r.limit for r in requests)
-        ids = torch.full((len(requests), longest), self.pad_id, device=device)
-        logprobs = torch.zeros((len(requests), longest), device=device)
-        lengths = torch.zeros(len(requests), dtype=torch.long, device=device)
-        stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
-        done_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
-        for position in range(longest):
-            token_B, logprob_B = _draw(logits_BV, keys_B, position, temperature)
-            writing = alive[~done_B]
-            ids[writing, position] = token_B[~done_B]
-            logprobs[writing, position] = logprob_B[~done_B]
-            lengths[writing] = position + 1
-            ended_B = torch.isin(token_B, end_ids)
-            stopped[writing] = ended_B[~done_B]
-            done_B = done_B | ended_B | (limits_B <= position + 1)
-            finished = int(done_B.sum())
-            if finished == len(done_B):
-                break
-            if finished >= COMPACT_SHARE * len(done_B):
-                keep = (~done_B).nonzero().squeeze(1)
-                cache.batch_select_indices(keep)
-                alive, keys_B, limits_B = alive[keep], keys_B[keep], limits_B[keep]
-                token_B, mask_BL, done_B = token_B[keep], mask_BL[keep], done_B[keep]
-            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
-            logits_BV = self._forward(token_B.unsqueeze(1), mask_BL, cache)
+        self.ids = np.zeros((len(requests), longest), np.int64)
+        self.logprobs = np.zeros((len(requests), longest), np.float32)
+        self.lengths = np.zeros(len(requests), np.int64)
+        self.stopped = np.zeros(len(requests), bool)
+        self.ends = np.array(sampler.end_ids, np.int64)
+        self.waiting = deque(range(len(requests)))
+        self.prefixes: dict[int, Prefix] = {i: r.prompt_ids for i, r in enumerate(requests)}
+        """Of the requests that wait: what their row will continue."""
+        self.siblings = Counter(self.prefixes.values())
+        self.admissions = 0
+
+    def run(self) -> list[Reply]:
+        while self.waiting or self.count:
+            self._admit()
+            ticks = self._ticks()
+            self._make_room(ticks)
+            ticks = min(ticks, self._ticks())
+            token, logprob = self.decoder.run(self.rows, self.count, ticks)
+            self._write_down(token, logprob)
         return [
-            Reply(tuple(row_ids[:n]), tuple(row_logprobs[:n]), stop)
-            for row_ids, row_logprobs, n, stop in zip(
-                ids.tolist(), logprobs.tolist(), lengths.tolist(), stopped.tolist(), strict=True
+            Reply(tuple(ids[:n].tolist()), tuple(logprobs[:n].tolist()), bool(stopped))
+            for ids, logprobs, n, stopped in zip(
+                self.ids, self.logprobs, self.lengths, self.stopped, strict=True
             )
         ]
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[DynamicCache, Tensor, Tensor]:
-        """Each distinct prompt once, padded left, then spread to the rows that continue it."""
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-        width = max(map(len, distinct))
-        ids_RL = torch.tensor([[self.pad_id] * (width - len(p)) + list(p) for p in distinct])
-        mask_RL = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in distinct])
-        cache = DynamicCache(config=self.model.config)
-        mask_RL = mask_RL.to(self.model.device)
-        logits_RV = self._forward(ids_RL.to(self.model.device), mask_RL, cache)
-        spread = torch.tensor([distinct[p] for p in prompts], device=self.model.device)
-        cache.batch_select_indices(spread)
-        return cache, logits_RV[spread], mask_RL[spread]
+    def _ticks(self) -> int:
+        left = self.rows.limit[: self.count] - self.rows.index[: self.count]
+        return min(self.decoder.ticks, int(left.max()))
 
-    def _forward(self, ids: Tensor, mask_BL: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits of the last position; positions count real tokens only."""
-        positions = (mask_BL.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask_BL,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1].float()
+    def _admit(self) -> None:
+        """Waiting requests take the free rows, as far as the cache has room."""
+        before = self.count
+        while self.waiting and self.count < self.most:
+            i = self.waiting[0]
+            prefix, request = self.prefixes[i], self.requests[i]
+            if not self.cache.admit(self.count, prefix, more=self.siblings[prefix] > 1):
+                break
+            self.waiting.popleft()
+            del self.prefixes[i]
+            self.siblings[prefix] -= 1
+            rows, row = self.rows, self.count
+            rows.request[row], rows.key[row], rows.limit[row] = i, request.key, request.limit
+            rows.token[row], rows.position[row] = prefix[-1], len(prefix) - 1
+            rows.index[row] = self.lengths[i]
+            rows.admitted[row] = self.admissions
+            self.admissions += 1
+            self.count += 1
+        if self.count > before:
+            self.cache.prepare(self._next_prefixes())
+            self.cache.fill(self.sampler.forward, self.sampler.pad_id)
+
+    def _next_prefixes(self) -> list[Prefix]:
+        """Of the next requests, as many prompts as one forward pass takes along."""
+        chosen: dict[Prefix, None] = {}
+        tokens = 0
+        for i in islice(self.waiting, 64 * AHEAD):
+            prefix = self.prefixes[i]
+            if prefix not in chosen:
+                tokens += len(prefix)
+                if len(chosen) == AHEAD or tokens > PREFILL_TOKENS["cuda"] // 4:
+                    break
+                chosen[prefix] = None
+        return list(chosen)
+
+    def _make_room(self, ticks: int) -> None:
+        """Room for the next steps in every row; where there is none, the newest row waits again."""
+        rows = self.rows
+        while self.count:
+            left_R = rows.limit[: self.count] - rows.index[: self.count]
+            if self.cache.grow(rows.position[: self.count] + np.minimum(left_R, ticks)):
+                return
+            self._put_back(int(rows.admitted[: self.count].argmax()))
+
+    def _put_back(self, row: int) -> None:
+        """The row's request waits again, as the continuation of what it has written."""
+        i = int(self.rows.request[row])
+        prefix = (*self.requests[i].prompt_ids, *self.ids[i, : self.lengths[i]].tolist())
+        self.prefixes[i] = prefix
+        self.siblings[prefix] += 1
+        self.waiting.appendleft(i)
+        self._free(np.array([row]))
+
+    def _write_down(self, token_RT: np.ndarray, logprob_RT: np.ndarray) -> None:
+        rows, count = self.rows, self.count
+        request_R, index_R, limit_R = (a[:count] for a in (rows.request, rows.index, rows.limit))
+        ticks = token_RT.shape[1]
+        ended_RT = np.isin(token_RT, self.ends)
+        end_R = np.where(ended_RT.any(1), ended_RT.argmax(1) + 1, ticks + 1)
+        written_R = np.minimum(np.minimum(end_R, limit_R - index_R), ticks)
+        row_N, tick_N = (np.arange(ticks) < written_R[:, None]).nonzero()
+        place = request_R[row_N], index_R[row_N] + tick_N
+        self.ids[place] = token_RT[row_N, tick_N]
+        self.logprobs[place] = logprob_RT[row_N, tick_N]
+        stopped_R = end_R <= written_R
+        self.stopped[request_R] = stopped_R
+        rows.position[:count] += written_R
+        rows.token[:count] = token_RT[np.arange(count), written_R - 1]
+        index_R += written_R
+        self.lengths[request_R] = index_R
+        self._free((stopped_R | (index_R >= limit_R)).nonzero()[0])
+
+    def _free(self, finished: np.ndarray) -> None:
+        """Release rows; the last ones move into the gaps, so that rows in work stay the first."""
+        for row in finished.tolist():
+            self.cache.release(row)
+        left = self.count - len(finished)
+        gaps = finished[finished < left]
+        if len(gaps):
+            last = np.setdiff1d(np.arange(left, self.count), finished)
+            self.cache.move(last, gaps, int(self.rows.position[last].max()))
+            self.rows.move(last, gaps)
+        self.count = left
 
 
-def _draw(
-    logits_BV: Tensor, keys_B: Tensor, position: int, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """One token a row by Gumbel-max, and its log-probability at the temperature."""
-    logprobs_BV = (logits_BV / (temperature or 1.0)).log_softmax(1)
-    if temperature:
-        noise_BV = gumbel_noise(keys_B, torch.full_like(keys_B, position), logits_BV.shape[1])
-        token_B = (logprobs_BV + noise_BV).argmax(1)
-    else:
-        token_B = logits_BV.argmax(1)
-    return token_B, logprobs_BV.gather(1, token_B.unsqueeze(1)).squeeze(1)
+def _sharded(model: Any) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
