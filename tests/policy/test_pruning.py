@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import hacrl
 from hacrl.algorithms import ALGORITHMS, make_algorithm, skips_zero_advantage
@@ -19,10 +20,11 @@ from hacrl.config import AgentConfig
 from hacrl.metrics import learning_metrics
 from hacrl.plan import Plan
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import UpdateReport, repeat_pays, survivors
+from hacrl.policy.update import UpdateReport, repeat_pays, share, survivors
 from hacrl.types import Batch, Sample, Update
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+PEERS = replace(UPDATE, part="peers")  # begins without a graph
 WIDE = {"epsilon_low": 0.1, "epsilon_high": 0.1}
 
 # (own, s, advantage): what the learner makes of each row at the weights below. With the clip at 0.1
@@ -81,10 +83,12 @@ def algorithm(name: str = "hacpo", **settings):
     return make_algorithm(AlgorithmSettings(name=name, **{**WIDE, **settings}), (0.0, 1.0))
 
 
-def learn(p: Policy, samples: list[Sample], name: str = "hacpo", **settings) -> UpdateReport:
+def learn(
+    p: Policy, samples: list[Sample], name: str = "hacpo", update: Update = UPDATE, **settings
+) -> UpdateReport:
     method = algorithm(name, **settings)
     skips = skips_zero_advantage(method)
-    return p.update(samples, method.loss, UPDATE, zero_advantage_is_zero_loss=skips)
+    return p.update(samples, method.loss, update, zero_advantage_is_zero_loss=skips)
 
 
 def assert_equal_state(a: Policy, b: Policy) -> None:
@@ -104,15 +108,18 @@ def assert_equal_state(a: Policy, b: Policy) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("beta", [0.0, 0.1])
-@pytest.mark.parametrize("tokens", [16384, 40])
-def test_gradient_and_optimizer_are_the_same(llama, name: str, beta: float, tokens: int) -> None:
-    """In one micro-batch and in several, which the survivors' lengths cut anew."""
+@pytest.mark.parametrize(("tokens", "update"), [(16384, UPDATE), (40, UPDATE), (40, PEERS)])
+def test_gradient_and_optimizer_are_the_same(
+    llama: Path, name: str, beta: float, tokens: int, update: Update
+) -> None:
+    """In one micro-batch and in several, which the survivors' lengths cut anew; and with a first
+    forward that builds no graph."""
     pruned, plain = (
         policy(llama, beta, prune=prune, microbatch_tokens=tokens) for prune in (True, False)
     )
     samples = rows(plain)
     for _ in range(2):  # the second update meets moments, and a KL that is not zero
-        one, two = (learn(p, samples, name, beta=beta) for p in (pruned, plain))
+        one, two = (learn(p, samples, name, update, beta=beta) for p in (pruned, plain))
         assert one.loss == pytest.approx(two.loss, abs=1e-6)
         assert one.grad_norm == pytest.approx(two.grad_norm, abs=1e-6, rel=1e-6)
         assert one.kl == pytest.approx(two.kl, abs=1e-6)
@@ -125,12 +132,15 @@ def test_gradient_and_optimizer_are_the_same(llama, name: str, beta: float, toke
     assert one.grad_norm > 1e-3
 
 
+@pytest.mark.parametrize("update", [UPDATE, PEERS])
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
-def test_the_same_with_checkpointing_and_adapters(llama: Path, changes: dict) -> None:
+def test_the_same_with_checkpointing_and_adapters(
+    llama: Path, changes: dict, update: Update
+) -> None:
     pruned, plain = (policy(llama, prune=prune, **changes) for prune in (True, False))
     samples = rows(plain)
     for _ in range(2):
-        reports = [learn(p, samples) for p in (pruned, plain)]
+        reports = [learn(p, samples, update=update) for p in (pruned, plain)]
         assert_equal_state(pruned, plain)
         assert reports[0].pruned_backward > 0
         plain.restore(pruned.snapshot(1))
@@ -182,15 +192,67 @@ def test_many_survivors_go_backward_with_the_rest(llama: Path) -> None:
     assert report.pruned_backward == 0
 
 
+def test_without_a_graph_no_product_is_made_in_vain(llama: Path) -> None:
+    """Of ten rows like one another four are dead. Counted in products of the decoder's and the head's
+    matrices: a live row takes three of the former (forward, and two backward) and four of the latter
+    (its forward twice); a dead one three and one, pruned one and one."""
+    costs = {}
+    for prune in (True, False):
+        p = policy(llama, prune=prune)
+        samples = [
+            replace(
+                s,
+                token_ids=s.token_ids[-7:],
+                loss_mask=(0, 0, 1, 1, 1, 1, 1),
+                old_logprobs=None,
+                source_logprobs=None,
+            )
+            for s in rows(p, [(True, 1.0, 1.0)] * 10)
+        ]
+        scores = p.score([(s.token_ids[:2], s.token_ids[2:]) for s in samples])
+        for i, score in enumerate(scores):
+            before = sum(score) / 5 - (math.log(1.5) if i < 4 else 0)
+            samples[i] = replace(samples[i], behaviour=before)
+        with FlopCounterMode(display=False) as counter:
+            report = learn(p, samples, "gspo", PEERS)
+        costs[prune] = counter.get_total_flops()
+        assert report.pruned_backward == 4 * prune
+    head = 258 * 32 * 5 / 7  # scored tokens alone
+    decoder = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    live = 6 * (3 * decoder + 4 * head)
+    wanted = (live + 4 * (decoder + head)) / (live + 4 * (3 * decoder + head))
+    assert costs[True] / costs[False] == pytest.approx(wanted, abs=0.01)
+
+
+def test_once_nearly_all_survive_a_graph_is_built_at_once(llama: Path) -> None:
+    p = policy(llama, microbatch_tokens=40)
+    samples = rows(p, [(True, 1.0, 1.0)] * 9)
+    with_graph = []
+    p.model.model.norm.register_forward_hook(lambda *a: with_graph.append(a[2].requires_grad))
+    learn(p, samples, update=PEERS)
+    assert with_graph == [False, True, True, True]  # a first forward, its survivors, two more
+
+
+def test_a_layer_whose_result_is_changed_in_place_is_multiplied_again(llama: Path) -> None:
+    drafting, plain = policy(llama), policy(llama, prune=False)
+    for p in (drafting, plain):
+        p.model.model.layers[0].mlp.up_proj.register_forward_hook(lambda *a: a[2].mul_(1.1))
+    samples = rows(plain)
+    for p in (drafting, plain):
+        report = learn(p, samples, update=PEERS)
+    assert_equal_state(drafting, plain)
+    assert report.grad_norm > 1e-3
+
+
 def test_survivors_and_when_a_second_pass_pays() -> None:
     """Padding does not count, nan does. Worth it below 0.6 of the tokens."""
     nan = float("nan")
     gradient = torch.tensor([[0.0, 1e-30], [0.0, 0.0], [0.0, 3.0], [nan, 0.0]])
     mask = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     assert survivors(gradient, mask) == [True, False, False, True]
-    assert repeat_pays([59, 41], [True, False])
-    assert not repeat_pays([60, 40], [True, False])
-    assert repeat_pays([60, 40], [False, False])
+    assert repeat_pays(share([59, 41], [True, False]))
+    assert not repeat_pays(share([60, 40], [True, False]))
+    assert repeat_pays(share([60, 40], [False, False]))
 
 
 # ---------------------------------------------------------------- nothing left

@@ -100,6 +100,19 @@ def load_model(source: str, agent: AgentConfig) -> Any:
     return model.eval()
 
 
+def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """To a device and dtype, as `from_pretrained` would have made it: buffers that are no part of
+    the saved weights keep theirs. Rotary frequencies are such; rounded to bfloat16 they turn tokens
+    at position 1000 by the wrong angle."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    saved = set(model.state_dict())
+    for name, buffer in model.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
+    model.to(device)
+
+
 def load_renderer(source: str, agent: AgentConfig, model: Any) -> Renderer:
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     try:

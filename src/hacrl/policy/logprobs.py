@@ -1,39 +1,49 @@
-"""Token log-probabilities of given sequences, without a full [tokens x vocabulary] tensor.
+"""Token log-probabilities of given sequences: no padding, no full [tokens x vocabulary] tensor.
 
-Axis suffixes: B sequences, L tokens (prompt and reply, padded right), T reply tokens, N scored
-tokens of all rows in one line, D hidden size, V words.
+Axis suffixes: B sequences, T reply tokens (padded right), N tokens of all sequences laid end to end,
+M scored tokens among them, L tokens of a padded row, D hidden size, V words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
-CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 29}
-"""Largest logits tensor held at once, in elements, by device (128 MB and 2 GB in float32): small
-chunks keep a CPU's caches warm, large ones a GPU busy."""
+from hacrl.policy.attention import Switch
+from hacrl.policy.head import head_logprobs, logits_logprobs
+from hacrl.policy.packing import Packed, attending
+
+NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences ready for a forward pass."""
+    """Sequences ready for a forward pass.
 
-    ids_BL: Tensor
-    attention_BL: Tensor
+    Example: make_rows([[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]], pad_id=0, device=cpu) has
+    ids_N = 5 6 7 8 9, place_N = 0 1 2 0 1, predictor_M = 0 1 3, target_M = 6 7 9
+    """
+
+    lengths: tuple[int, ...]
+    ids_N: Tensor
+    place_N: Tensor
+    """Position of each token in its sequence."""
     reply_mask_BT: Tensor
     """1.0 for a reply token, in reply order."""
-    row_N: Tensor
-    """Row of each scored token."""
-    position_N: Tensor
-    """Its position in the row."""
-    slot_N: Tensor
-    """Its place among the row's reply tokens."""
+    row_M: Tensor
+    """Sequence of each scored token."""
+    slot_M: Tensor
+    """Its place among the sequence's reply tokens."""
+    predictor_M: Tensor
+    """Which of the N tokens stands before it: its hidden state says what comes."""
+    target_M: Tensor
+    """Its id."""
+    pad_id: int
 
 
 def make_rows(
@@ -42,18 +52,24 @@ def make_rows(
     pad_id: int,
     device: torch.device,
 ) -> Rows:
-    ids = [torch.tensor(row, dtype=torch.long) for row in token_ids]
-    masks = [torch.tensor(row, dtype=torch.bool) for row in loss_masks]
-    lengths = torch.tensor([len(row) for row in token_ids])
-    ids_BL = pad_sequence(ids, batch_first=True, padding_value=pad_id)
-    mask_BL = pad_sequence(masks, batch_first=True, padding_value=False)
-    attention_BL = (torch.arange(ids_BL.shape[1]) < lengths.unsqueeze(1)).long()
-    row_N, position_N = mask_BL.nonzero(as_tuple=True)
-    slot_N = (mask_BL.cumsum(1) - 1)[row_N, position_N]
-    counts_B = mask_BL.sum(1)
+    lengths = [len(row) for row in token_ids]
+    counts_B = torch.tensor([sum(mask) for mask in loss_masks])
+    ids_N = torch.tensor([token for row in token_ids for token in row])
+    scored_M = torch.tensor([m for mask in loss_masks for m in mask]).nonzero().squeeze(1)
+    place_N = torch.cat([torch.arange(n) for n in lengths])
+    row_M = torch.arange(len(lengths)).repeat_interleave(counts_B)
+    slot_M = torch.cat([torch.arange(int(n)) for n in counts_B])
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
     return Rows(
-        *(t.to(device) for t in (ids_BL, attention_BL, reply_mask_BT, row_N, position_N, slot_N))
+        lengths=tuple(lengths),
+        ids_N=ids_N.to(device),
+        place_N=place_N.to(device),
+        reply_mask_BT=reply_mask_BT.to(device),
+        row_M=row_M.to(device),
+        slot_M=slot_M.to(device),
+        predictor_M=(scored_M - 1).to(device),
+        target_M=ids_N[scored_M].to(device),
+        pad_id=pad_id,
     )
 
 
@@ -62,54 +78,65 @@ class LogProbs:
 
     The decoder gives hidden states, and the head is applied to the scored positions only, chunk by
     chunk. Whether that equals the model's own logits (some models scale or cap them) is measured
-    once; where it does not, the model's own forward is used.
+    once, as is whether the model gives the same for sequences laid end to end; where it does not,
+    the model's own forward is used, or rows are padded.
     """
 
     def __init__(self, model: Any, temperature: float) -> None:
         self.model = model
         self.temperature = temperature
-        self._split = self._head_is_plain()
+        self.packs = False
+        """Whether sequences are laid end to end."""
+        self._switch = Switch(model)
+        self.plain_head = self._head_is_plain()
+        """Whether the head is one matrix product of the decoder's result."""
+        self.packs = self._packing_is_right()
 
     def __call__(self, rows: Rows) -> Tensor:
         """[B, T], 0 where padded; with gradient where gradients are on."""
-        target_N = rows.ids_BL[rows.row_N, rows.position_N]
-        if self._split:
-            hidden_BLD = self.model.base_model(
-                input_ids=rows.ids_BL, attention_mask=rows.attention_BL, use_cache=False
-            ).last_hidden_state
-            logprob_N = self._from_hidden(hidden_BLD[rows.row_N, rows.position_N - 1], target_N)
-        else:
-            logits_BLV = self.model(
-                input_ids=rows.ids_BL, attention_mask=rows.attention_BL, use_cache=False
-            ).logits
-            logprob_N = self._from_logits(logits_BLV[rows.row_N, rows.position_N - 1], target_N)
-        return logprob_N.new_zeros(rows.reply_mask_BT.shape).index_put(
-            (rows.row_N, rows.slot_N), logprob_N
-        )
+        return spread(self.of_tokens(rows)[0], rows)
 
-    def _from_logits(self, logits_NV: Tensor, target_N: Tensor) -> Tensor:
-        logits_NV = logits_NV.float() / self.temperature
-        chosen_N = logits_NV.gather(1, target_N.unsqueeze(1)).squeeze(1)
-        return chosen_N - logits_NV.logsumexp(1)
+    def of_tokens(
+        self,
+        rows: Rows,
+        known: tuple[Tensor, Tensor] | None = None,
+        decoding: AbstractContextManager[Any] = NOTHING,
+    ) -> tuple[Tensor, Tensor]:
+        """Of each scored token, log-probability and logsumexp. Where both are `known` from a pass
+        without gradient, the head's forward is left out; the decoder's is inside `decoding`."""
+        if self.plain_head:
+            head = self.model.get_output_embeddings()
+            with decoding:
+                hidden_MD = self._forward(self.model.base_model, rows, "last_hidden_state")
+            return head_logprobs(
+                hidden_MD, head.weight, head.bias, rows.target_M, self.temperature, known
+            )
+        logits_MV = self._forward(self.model, rows, "logits")
+        return logits_logprobs(logits_MV, rows.target_M, self.temperature)
 
-    def _from_hidden(self, hidden_ND: Tensor, target_N: Tensor) -> Tensor:
-        head = self.model.get_output_embeddings()
-
-        def chunk(hidden_nD: Tensor, target_n: Tensor) -> Tensor:
-            return self._from_logits(head(hidden_nD), target_n)
-
-        size = max(1, CHUNK_ELEMENTS[hidden_ND.device.type] // head.weight.shape[0])
-        if len(hidden_ND) <= size:
-            return chunk(hidden_ND, target_N)
-        pieces = zip(hidden_ND.split(size), target_N.split(size), strict=True)
-        if torch.is_grad_enabled():
-            return torch.cat([checkpoint(chunk, h, t, use_reentrant=False) for h, t in pieces])
-        return torch.cat([chunk(h, t) for h, t in pieces])
+    def _forward(self, module: Any, rows: Rows, output: str) -> Tensor:
+        """What the module says at the tokens that stand before a scored one."""
+        if self.packs:
+            with attending(self._switch, Packed(rows.lengths, rows.ids_N.device)):
+                found_1ND = module(
+                    input_ids=rows.ids_N.unsqueeze(0),
+                    position_ids=rows.place_N.unsqueeze(0),
+                    use_cache=False,
+                )[output]
+            return found_1ND[0, rows.predictor_M]
+        lengths_B = torch.tensor(rows.lengths, device=rows.ids_N.device)
+        row_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
+        ids_BL = rows.ids_N.new_full((len(rows.lengths), max(rows.lengths)), rows.pad_id)
+        mask_BL = torch.zeros_like(ids_BL)
+        ids_BL[row_N, rows.place_N] = rows.ids_N
+        mask_BL[row_N, rows.place_N] = 1
+        found_BLD = module(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)[output]
+        return found_BLD[row_N[rows.predictor_M], rows.place_N[rows.predictor_M]]
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
         head = self.model.get_output_embeddings()
-        if head is None or not hasattr(head, "weight") or self.model.base_model is self.model:
+        if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
             return False
         ids = torch.arange(8, device=head.weight.device).unsqueeze(0) % head.weight.shape[0]
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -118,3 +145,36 @@ class LogProbs:
         return own.shape == mine.shape and torch.allclose(
             own.float(), mine.float(), atol=1e-4, rtol=1e-4
         )
+
+    @torch.no_grad()
+    def _packing_is_right(self) -> bool:
+        """Whether sequences laid end to end have the log-probabilities that they have padded, by the
+        plainest attention that the model has.
+
+        Only with transformers' default attention: who asks for another one gets it.
+        """
+        config = self.model.config
+        if getattr(config, "_attn_implementation", None) != "sdpa" or not getattr(
+            self.model, "_supports_attention_backend", False
+        ):
+            return False
+        weight = self.model.get_input_embeddings().weight
+        ids = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
+        masks = [[0] + [1] * (len(row) - 1) for row in ids]
+        rows = make_rows(ids, masks, 0, weight.device)
+        config._attn_implementation = "eager"
+        try:
+            padded_M = self.of_tokens(rows)[0]
+        finally:
+            config._attn_implementation = "sdpa"
+        self.packs = True
+        packed_M = self.of_tokens(rows)[0]
+        # What a wrong border does is as large as what tells words apart; rounding is far smaller.
+        allowed = (1e-3 if weight.dtype == torch.float32 else 0.1) * padded_M.std()
+        return bool((packed_M - padded_M).abs().max() <= allowed)
+
+
+def spread(value_M: Tensor, rows: Rows) -> Tensor:
+    """Scored tokens' values in rows, [B, T], 0 where padded."""
+    grid_BT = value_M.new_zeros(rows.reply_mask_BT.shape)
+    return grid_BT.index_put((rows.row_M, rows.slot_M), value_M)

@@ -4,9 +4,16 @@ A loss sees the model through the log-probabilities alone. Its gradient by them 
 reply token) therefore says, for any algorithm, which rows the backward through the model would add
 nothing for: peers outside the trust interval, own rows where the clip wins, rows of advantage 0.
 
-In units of a forward, a backward costs about 2. A micro-batch of which the share q survives costs 3
-if all rows go backward; or 1 + 3q if its graph is thrown away and the survivors alone go forward
-again, with backward. The cheaper of the two is taken, so pruning never costs more than it saves.
+In units of a forward, a backward costs about 2. Of a micro-batch the share q of tokens survives, and
+only its forward tells which. It costs, by count of matrix products:
+
+    3        with a graph, all rows backward
+    1 + 3q   with a graph, thrown away; the survivors alone go forward again, with backward
+    1 + 2q   without a graph; the survivors take their results of the first forward (reuse.py)
+
+The last is the least there is, but norms, activations and attention of survivors are computed twice,
+so it loses where nearly all survive. It must be chosen before q is known: by the share of the
+micro-batches before, of the same update, so that a resumed run chooses alike.
 """
 
 from __future__ import annotations
@@ -23,6 +30,23 @@ Loss = Callable[[Batch, Update], LossOutput]
 REPEAT_BELOW = 0.6
 """Survivors' share of a micro-batch's tokens below which they are repeated alone: 2/3 by the count
 above, a little less because a small micro-batch costs more a token."""
+REPEAT_BELOW_CHECKPOINTED = 0.7
+"""The same with gradient checkpointing, where a backward has a forward in it: 4 against 1 + 4q."""
+DRAFT_BELOW = 0.75
+"""Expected share below which no graph is built at first."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the micro-batches of a minibatch add up to, before the optimizer's step; the fields are
+    those of `UpdateReport`."""
+
+    loss: float
+    kl: float
+    ratios: tuple[float | None, ...]
+    used: tuple[bool | None, ...]
+    pruned_forward: int
+    pruned_backward: int
 
 
 @dataclass(frozen=True)
@@ -54,10 +78,30 @@ def survivors(gradient_BT: Tensor, mask_BT: Tensor) -> list[bool]:
     return ((gradient_BT != 0) & (mask_BT > 0)).any(1).tolist()
 
 
-def repeat_pays(lengths: Sequence[int], alive: Sequence[bool]) -> bool:
-    """Whether the survivors of a micro-batch should go forward again alone.
+class Expected:
+    """The share of survivors to expect of an update's next micro-batch: the mean of those before. Of
+    the first: own rows nearly all survive, of peers' a good part lies outside the trust interval."""
 
-    Example: repeat_pays([10, 10], [True, False]) is True; all alive: False
+    def __init__(self, update: Update) -> None:
+        self.share = 0.5 if update.part == "peers" else 1.0
+        self._seen = 0
+
+    def learn(self, share: float) -> None:
+        self._seen += 1
+        self.share = share if self._seen == 1 else self.share + (share - self.share) / self._seen
+
+
+def share(lengths: Sequence[int], alive: Sequence[bool]) -> float:
+    """Survivors' part of the tokens.
+
+    Example: share([30, 10], [True, False]) == 0.75
     """
-    left = sum(n for n, a in zip(lengths, alive, strict=True) if a)
-    return left < REPEAT_BELOW * sum(lengths)
+    return sum(n for n, a in zip(lengths, alive, strict=True) if a) / sum(lengths)
+
+
+def repeat_pays(survived: float, checkpointing: bool = False) -> bool:
+    """Whether the survivors of a micro-batch, this share of it, should go forward again alone.
+
+    Example: repeat_pays(0.5) is True; repeat_pays(1.0) False
+    """
+    return survived < (REPEAT_BELOW_CHECKPOINTED if checkpointing else REPEAT_BELOW)

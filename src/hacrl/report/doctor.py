@@ -17,7 +17,14 @@ from rich.markup import escape
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.plan import Plan
-from hacrl.report.memory import count_parameters, estimate_need, size_text
+from hacrl.report.memory import (
+    Need,
+    count_parameters,
+    device_peak,
+    estimate_need,
+    memory_of,
+    size_text,
+)
 from hacrl.report.table import plain_table
 
 CORE = (
@@ -38,6 +45,10 @@ EXTRAS = {
     "wandb": ("wandb", "log.wandb"),
 }
 """Extra -> (the package that tells whether it is there, what needs it)."""
+
+
+FITS = 0.95
+"""Of a device's memory; the rest goes to what torch and the driver hold, and to gaps."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,49 @@ def check(config: Config) -> Iterator[Finding]:
             yield _extra("lora", f"agent {agent.name}")
     if config.log.wandb:
         yield _extra("wandb", "log.wandb")
+    yield from _memory(config)
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    """Whether the agents of each device fit there; nothing where their sizes are not known."""
+    from hacrl.policy.load import choose_device
+
+    devices: dict[str, dict[str, Need]] = {}
+    for agent in config.agents:
+        need = _need(config, agent)
+        if need is not None:
+            place = str(choose_device(agent.device or config.runtime.device))
+            place += "" if config.runtime.kind == "local" else f" for {agent.name}"
+            devices.setdefault(place, {})[agent.name] = need
+    for place, needs in devices.items():
+        device = choose_device(place.split()[0])
+        whole = memory_of(device)
+        peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
+        told = f"about {size_text(peak.bytes)} at most, when {peak.when}"
+        told += " (the others' optimizers wait on the host)" if peak.parked else ""
+        fits = whole is None or peak.bytes <= FITS * whole
+        if whole is not None:
+            told += f"; there are {size_text(whole)}"
+        if not fits:
+            told += (
+                ". Lower microbatch_tokens or sampler.cache_share, or set gradient_checkpointing, "
+                "offload = 'optimizer' or lora for an agent."
+            )
+        yield Finding(fits, f"memory of {place}", told)
+
+
+def _need(config: Config, agent: AgentConfig) -> Need | None:
+    """None for a member without a model folder here; what is wrong with it is told elsewhere."""
+    from hacrl.policy.load import choose_device, model_source
+
+    try:
+        source = model_source(agent.model, agent.name) if agent.model else ""
+        device = choose_device(agent.device or config.runtime.device)
+    except UserError:
+        return None
+    if not source or not Path(source).is_dir():
+        return None
+    return estimate_need(config, agent, source, device, memory_of(device))
 
 
 def _try(what: str, call: object) -> Finding:
@@ -189,11 +243,12 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
 def _print_plan(console: Console, config: Config) -> None:
     """Updates, floors, sizes and memory of every agent."""
     from hacrl.algorithms import make_algorithm
-    from hacrl.policy.load import choose_device, model_source
 
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     table = plain_table("\na step of each agent")
-    table.caption = "memory: without the activations of a micro-batch (microbatch_tokens)"
+    table.caption = (
+        "memory of sequences at their longest; optimizer: master, moments, start weights"
+    )
     table.add_column("agent", no_wrap=True)
     for name in (
         "rollouts",
@@ -201,7 +256,8 @@ def _print_plan(console: Console, config: Config) -> None:
         "peers' floors",
         "parameters",
         "weights",
-        "training",
+        "optimizer",
+        "an update",
         "cache",
     ):
         table.add_column(name, justify="right")
@@ -209,15 +265,11 @@ def _print_plan(console: Console, config: Config) -> None:
         plan = None
         if agent.learns:
             plan = config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
-        sizes = ["-"] * 4
-        try:
-            folder = Path(model_source(agent.model, agent.name)) if agent.model else None
-            on_gpu = choose_device(agent.device or config.runtime.device).type == "cuda"
-        except UserError:
-            folder = None  # told above
-        if folder is not None and (need := estimate_need(config, agent, folder, on_gpu)):
-            sizes = [f"{count_parameters(folder):,}"]
-            sizes += [size_text(x) for x in (need.weights, need.training, need.cache)]
+        sizes = ["-"] * 5
+        if need := _need(config, agent):
+            sizes = [f"{need.parameters:,}"]
+            told = (need.weights, need.waiting, need.learning, need.cache)
+            sizes += [size_text(x) if x else "-" for x in told]
         rollouts = 0 if agent.replay else config.prompts_per_step * config.samples_of(agent)
         table.add_row(agent.name, f"{rollouts:,}", *plan_cells(plan), *sizes)
     console.print(table)

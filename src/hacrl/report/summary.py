@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.config import AgentConfig, Config
+from hacrl.diagnostics.harm import CHECKED, find_harm
 from hacrl.evaluate import read_scores
 from hacrl.files import read_whole_lines
 from hacrl.rundir import RunDirectory
@@ -86,6 +87,20 @@ class AgentSummary:
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What the diagnostics of a run cost and found; in no other figure of the run.
+
+    Example: Checks(count=3, rollouts=6144, seconds=20.5, warnings=("finch hurts wren: ...",))
+    """
+
+    count: int
+    """Steps with a check."""
+    rollouts: int
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """A run as far as it has come."""
 
@@ -95,6 +110,8 @@ class RunSummary:
     agents: tuple[AgentSummary, ...]
     seconds: float
     """All phases of all agents, evaluation and checkpoints included, as far as logged."""
+    checks: Checks | None = None
+    """None where diagnostics were off."""
 
 
 def summarise(run: RunDirectory) -> RunSummary:
@@ -105,7 +122,22 @@ def summarise(run: RunDirectory) -> RunSummary:
     train = [row for row in rows if row["kind"] == "train"]
     agents = tuple(_agent(run, agent, rows, times) for agent in config.agents)
     done = 1 + max((row["step"] for row in train), default=-1)
-    return RunSummary(run.path, config, done, agents, sum(times.values()))
+    checks = _checks(config, train, seconds_by_agent(run.path / "times.jsonl", ("diagnostics",)))
+    return RunSummary(run.path, config, done, agents, sum(times.values()), checks)
+
+
+def _checks(
+    config: Config, train: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]
+) -> Checks | None:
+    checked = [row for row in train if CHECKED in row]
+    if not checked:
+        return None
+    return Checks(
+        count=len({row["step"] for row in checked}),
+        rollouts=sum(row[CHECKED] for row in checked),
+        seconds=sum(seconds.values()),
+        warnings=tuple(harm.sentence for harm in find_harm(config, checked)),
+    )
 
 
 def _agent(
@@ -169,11 +201,13 @@ def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(n * used for n, used in counts) / total if total else None
 
 
-def seconds_by_agent(path: Path) -> dict[str, float]:
-    """Seconds of each agent's phases; under "" what belongs to none (evaluation, checkpoints)."""
+def seconds_by_agent(path: Path, phases: Sequence[str] = ()) -> dict[str, float]:
+    """Seconds of each agent's phases, diagnostics aside, or of the `phases` named; under "" what
+    belongs to none (evaluation, checkpoints)."""
+    left_out = ("step", "agent", "diagnostics")
     seconds: dict[str, float] = defaultdict(float)
     for line in read_whole_lines(path):
         row = json.loads(line)
-        agent = row["agent"]
-        seconds[agent] += sum(v for k, v in row.items() if k not in ("step", "agent"))
+        wanted = phases or [k for k in row if k not in left_out]
+        seconds[row["agent"]] += sum(row.get(k, 0.0) for k in wanted)
     return dict(seconds)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.table import Table
 
-from hacrl.report.summary import AgentSummary, RunSummary, Score
+from hacrl.report.summary import AgentSummary, Checks, RunSummary, Score
 from hacrl.statistics import Estimate
 
 NARROWEST = 100
@@ -30,6 +30,7 @@ def summary_table(summary: RunSummary) -> Table:
     table.caption = (
         "before, after, best: held-out accuracy in percent with its 95 % interval; gain: paired by "
         "problem; reward: mean of the first and the last few training steps"
+        + _checks_text(summary.checks)
     )
     table.add_column("agent", no_wrap=True)
     for name in ("before", "after", "gain", "best (step)", "reward", "rollouts", "updates"):
@@ -39,6 +40,17 @@ def summary_table(summary: RunSummary) -> Table:
     for agent in summary.agents:
         table.add_row(*_cells(agent))
     return table
+
+
+def _checks_text(checks: Checks | None) -> str:
+    """What diagnostics cost, and their warnings."""
+    if checks is None:
+        return ""
+    cost = (
+        f"\ndiagnostics: checks at {checks.count} steps, {checks.rollouts:,} rollouts and "
+        f"{duration(checks.seconds)} besides those above"
+    )
+    return "\n".join([cost, *checks.warnings])
 
 
 def _cells(agent: AgentSummary) -> list[str]:

@@ -1,0 +1,68 @@
+"""The tensors of a micro-batch, as a loss gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from hacrl.policy.logprobs import Rows
+from hacrl.types import Batch, Sample
+
+
+@dataclass(frozen=True)
+class Divisors:
+    """Counts of the whole minibatch; the fields are those of `Batch`.
+
+    Example: Divisors(num_samples=512, num_own=512, num_tokens=410_000, num_own_tokens=410_000)
+    """
+
+    num_samples: int
+    num_own: int
+    num_tokens: int
+    num_own_tokens: int
+
+
+def divisors_of(minibatch: Sequence[Sample]) -> Divisors:
+    tokens = [s.num_reply_tokens for s in minibatch]
+    own = [n for n, s in zip(tokens, minibatch, strict=True) if s.is_own]
+    return Divisors(len(minibatch), len(own), sum(tokens), sum(own))
+
+
+def make_batch(
+    samples: Sequence[Sample],
+    rows: Rows,
+    logprobs_BT: Tensor,
+    start_BT: Tensor | None,
+    divisors: Divisors,
+) -> Batch:
+    """`rows` is made of the samples; `start_BT` is at the start weights, for the KL term."""
+    device = logprobs_BT.device
+
+    def column(values: Sequence[float | None]) -> Tensor:
+        filled = [float("nan") if v is None else v for v in values]
+        return torch.tensor(filled, dtype=torch.float32, device=device)
+
+    def grid(rows_of_tokens: Sequence[Sequence[float] | None]) -> Tensor | None:
+        """Tokens' values in rows padded with 0; None where a row has none."""
+        filled_BT = torch.zeros(rows.reply_mask_BT.shape)
+        for i, values in enumerate(rows_of_tokens):
+            if values is None:
+                return None
+            filled_BT[i, : len(values)] = torch.tensor(values)
+        return filled_BT.to(device)
+
+    return Batch(
+        logprobs_BT=logprobs_BT,
+        mask_BT=rows.reply_mask_BT,
+        behaviour_B=column([s.behaviour for s in samples]),
+        old_logprobs_BT=grid([s.old_logprobs for s in samples]),
+        ref_logprobs_BT=start_BT,
+        advantage_B=column([s.advantage for s in samples]),
+        weight_B=column([s.weight for s in samples]),
+        is_own_B=torch.tensor([s.is_own for s in samples], device=device),
+        source_logprobs_BT=grid([s.source_logprobs for s in samples]),
+        **asdict(divisors),
+    )

@@ -1,0 +1,119 @@
+"""How much a forward pass keeps for its backward, measured on a model without weights.
+
+The model is built from its config on torch's meta device, where tensors have sizes and no memory, and
+a forward pass tells what autograd would keep of a token. So the figure is right for any architecture
+that transformers builds, without loading anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hacrl.config import AgentConfig
+from hacrl.policy.attention import Rule, Switch, doing
+
+TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Sizes of one model.
+
+    Example: Measured(parameters=1.7e9, trained=1.7e9, kept=1.9e6, layers=28, hidden=2048,
+             inner=6144, words=151936, cache_token=114688)
+    """
+
+    parameters: int
+    trained: int
+    """Of these, or of an adapter."""
+    kept: float
+    """Bytes that a backward needs of one token, over all layers."""
+    layers: int
+    hidden: int
+    inner: int
+    """Widest layer inside a block."""
+    words: int
+    cache_token: int
+    """Bytes of one token's keys and values."""
+
+
+def measure(source: str, agent: AgentConfig, dtype: torch.dtype) -> Measured | None:
+    """None where the model cannot be built from its config, or attends in a way of its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hacrl.policy.lora import add_adapter
+
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=agent.trust_remote_code,
+            ).eval()
+            if agent.lora:
+                model = add_adapter(model, agent.lora).to(dtype)
+            return _measure(model, dtype)
+    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError):
+        return None
+
+
+def _measure(model: Any, dtype: torch.dtype) -> Measured | None:
+    weighing = _Weighing()
+    kept: dict[int, Tensor] = {}
+    own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    ids = torch.zeros((1, TOKENS), dtype=torch.long)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        Switch(model).on(),
+        doing(weighing),
+    ):
+        hidden_1ND = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if not weighing.layers:
+        return None
+    head = model.get_output_embeddings()
+    linears = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
+    return Measured(
+        parameters=sum(p.numel() for n, p in model.named_parameters() if "lora_" not in n),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        kept=sum(t.untyped_storage().nbytes() for t in kept.values()) / TOKENS,
+        layers=len(weighing.layers),
+        hidden=hidden_1ND.shape[-1],
+        inner=max((m.out_features for m in linears), default=4 * hidden_1ND.shape[-1]),
+        words=head.weight.shape[0],
+        cache_token=sum(weighing.layers.values()) * dtype.itemsize,
+    )
+
+
+class _Weighing:
+    """Attention that computes nothing and keeps what the real one keeps."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, int] = {}
+        """Of each layer, numbers in one token's keys and values."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        self.layers[layer] = (key.numel() + value.numel()) // TOKENS
+        out: Tensor = _Kept.apply(query, key, value)
+        return out
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query_1HND: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        _, heads, tokens, _ = query_1HND.shape
+        out_1NHD = query_1HND.new_empty((1, tokens, heads, value.shape[-1]))
+        lse_HN = torch.empty((heads, tokens), dtype=torch.float32)
+        ctx.save_for_backward(query_1HND, key, value, out_1NHD, lse_HN)
+        return out_1NHD
