@@ -11,7 +11,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
-from hacrl.policy import logprobs as logprobs_module
+from hacrl.policy import head
 from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
@@ -90,7 +90,7 @@ def test_score_does_not_depend_on_padding_packing_or_chunks(llama: Path, monkeyp
     whole = p.score(pairs)
     alone = [p.score([pair])[0] for pair in pairs]
     p.agent = p.agent.model_copy(update={"microbatch_tokens": 70})
-    monkeypatch.setitem(logprobs_module.CHUNK_ELEMENTS, "cpu", 3 * 258)
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 3 * 258 * 12)  # three tokens at a time
     small = p.score(pairs)
     for a, b, c in zip(whole, alone, small, strict=True):
         assert a == pytest.approx(b, abs=2e-6)
@@ -155,9 +155,11 @@ def test_temperature_zero_is_greedy(llama: Path) -> None:
 
 
 def test_microbatches_are_planned_from_lengths_alone() -> None:
-    assert plan_microbatches([5, 9, 4, 8], 18) == [[1, 3], [0, 2]]
+    assert plan_microbatches([5, 9, 4, 8], 14) == [[1, 0], [3, 2]]
     assert plan_microbatches([5, 30, 5], 10) == [[1], [0, 2]]
     assert plan_microbatches([], 10) == []
+    assert plan_microbatches([5, 9, 4, 8], 18, padded=True) == [[1, 3], [0, 2]]
+    assert plan_microbatches([5, 9, 4, 8], 14, padded=True) == [[1], [3], [0, 2]]
 
 
 @pytest.mark.parametrize("name", ["hacpo", "gspo", "grpo", "naive"])
@@ -250,6 +252,15 @@ def test_bfloat16_has_a_float32_master(llama: Path) -> None:
         assert not torch.equal(master, start[name])
         assert torch.equal(resident[name], master.to(torch.bfloat16))
     assert p.sampler.model is p.model  # no sync step
+
+
+def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
+    """As `from_pretrained` does: 2^-9 of an angle of 500 is most of a radian."""
+    exact, rounded = policy(llama), policy(llama, dtype="bfloat16")
+    frequencies = dict(exact.model.named_buffers())
+    assert any("inv_freq" in name for name in frequencies)
+    for name, buffer in rounded.model.named_buffers():
+        assert torch.equal(buffer, frequencies[name])
 
 
 # ---------------------------------------------------------------- saving and adapters

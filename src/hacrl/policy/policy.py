@@ -8,33 +8,56 @@ sampler, which holds the same tensors, needs no sync. On the CPU weights and mas
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hacrl.checkpoint import Snapshot
-from hacrl.config import AgentConfig
+from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import UserError
+from hacrl.policy.batch import divisors_of, make_batch
 from hacrl.policy.load import (
     choose_device,
     choose_dtype,
     load_model,
     load_renderer,
     model_source,
+    move_model,
 )
 from hacrl.policy.logprobs import LogProbs, Rows, make_rows
 from hacrl.policy.lora import adapter_off, add_adapter, merge_into
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.sampler import Sampler
-from hacrl.policy.update import Loss, UpdateReport, repeat_pays, survivors
-from hacrl.types import Batch, LossOutput, Sample, Update
+from hacrl.policy.offload import Parking, Place, places, short_of_memory
+from hacrl.policy.packing import attending_again
+from hacrl.policy.reuse import Draft
+from hacrl.policy.samplers import AnySampler, make_sampler
+from hacrl.policy.update import (
+    DRAFT_BELOW,
+    Expected,
+    Loss,
+    Sums,
+    UpdateReport,
+    repeat_pays,
+    share,
+    survivors,
+)
+from hacrl.types import LossOutput, Sample, Update
 
 
 class Policy:
-    def __init__(self, agent: AgentConfig, *, device: str, temperature: float, beta: float) -> None:
+    def __init__(
+        self,
+        agent: AgentConfig,
+        *,
+        device: str,
+        temperature: float,
+        beta: float,
+        sampler: SamplerConfig | None = None,
+    ) -> None:
         self.agent = agent
         self.device = choose_device(agent.device or device)
         dtype = choose_dtype(agent.dtype, self.device)
@@ -44,27 +67,32 @@ class Policy:
         self.context: int | None = getattr(model.config, "max_position_embeddings", None)
         """Longest sequence that the model was made for, where its config tells."""
         self.model = add_adapter(model, agent.lora) if agent.lora else model
+        self._kl = beta > 0 and agent.learns
+        self.network: Any = self.model
+        """What takes gradients: the model itself, or its shards (sharded.py)."""
         self.master = self._place(dtype)
         if agent.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.logprobs = LogProbs(self.model, temperature)
-        self.sampler = Sampler(
-            self.model, self.renderer.end_ids, self.renderer.pad_id, agent.sampler_rows
-        )
+            self.network.gradient_checkpointing_enable(
+                {"use_reentrant": False, "context_fn": attending_again}
+            )
+        self.logprobs = self._scorer(self.network, temperature)
+        self.sampler: AnySampler = make_sampler(self, sampler or SamplerConfig())
         self.optimizer = torch.optim.AdamW(
             # A frozen member has nothing to train, and AdamW wants something.
             list(self.master.values()) or [torch.zeros(1)],
             lr=agent.learning_rate,
             betas=agent.betas,
             weight_decay=agent.weight_decay,
+            foreach=False,  # tensor by tensor: no temporaries of the whole model's size
         )
         self.updates_made = 0
         self.skipped_in_a_row = 0
-        self._kl = beta > 0 and agent.learns
-        self._start: LogProbs | None = None  # a frozen second copy, unless an adapter can be off
+        # A frozen second copy, unless an adapter can be off.
+        self._start: LogProbs | None = None
         if self._kl and not agent.lora:
-            frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
-            self._start = LogProbs(frozen, temperature)
+            self._start = self._scorer(self._frozen_copy(), temperature)
+        self._gather_gradients()
+        self._parking = Parking(self.device)
 
     def _place(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Move the model to its device and dtype; the float32 master of what is trained."""
@@ -78,8 +106,15 @@ class Policy:
             n: p.detach().to(self.device, torch.float32, copy=True).requires_grad_()
             for n, p in trained.items()
         }
-        self.model.to(device=self.device, dtype=dtype)
+        move_model(self.model, self.device, dtype)
         return masters
+
+    def _scorer(self, model: Any, temperature: float) -> LogProbs:
+        return LogProbs(model, temperature)
+
+    def _frozen_copy(self) -> Any:
+        """The start weights, for the KL term."""
+        return copy.deepcopy(self.model).requires_grad_(False).eval()
 
     # ------------------------------------------------------------ scoring
 
@@ -87,9 +122,10 @@ class Policy:
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
         scores: list[list[float]] = [[] for _ in sequences]
-        for rows in plan_microbatches(
-            [len(p) + len(r) for p, r in sequences], self.agent.microbatch_tokens
-        ):
+        for rows in self._rounds(self._planned([len(p) + len(r) for p, r in sequences])):
+            if not rows:
+                self._idle_forward()
+                continue
             logprobs_BT = self.logprobs(
                 make_rows(
                     [[*sequences[i][0], *sequences[i][1]] for i in rows],
@@ -118,17 +154,72 @@ class Policy:
         advantage 0 no forward where the algorithm says that they add nothing. Divisors and the
         optimizer's step are as if they had been there.
         """
+        sums = self._accumulate(
+            samples, range(len(samples)), loss, update, zero_advantage_is_zero_loss
+        )
+        rate = self._learning_rate()
+        norm = self._gradient_norm()
+        finite = all(map(_finite, (sums.loss, norm)))
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self._write_back()
+            self.sampler.weights_changed()
+            self.updates_made += 1
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        return UpdateReport(
+            loss=sums.loss,
+            grad_norm=norm,
+            kl=sums.kl,
+            skipped=not finite,
+            ratios=sums.ratios,
+            used=sums.used,
+            learning_rate=rate,
+            pruned_forward=sums.pruned_forward,
+            pruned_backward=sums.pruned_backward,
+        )
+
+    def gradient(
+        self,
+        samples: Sequence[Sample],
+        rows: Sequence[int],
+        loss: Loss,
+        update: Update,
+        *,
+        zero_advantage_is_zero_loss: bool = False,
+    ) -> dict[str, Tensor]:
+        """What the samples `rows` of a minibatch add to its gradient at the present weights, before
+        any clipping. For diagnostics: weights, optimizer and counts stay as they are."""
+        self._accumulate(samples, rows, loss, update, zero_advantage_is_zero_loss)
+        found = {}
+        for name, parameter in self.master.items():
+            found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = None
+        return found
+
+    def _accumulate(
+        self,
+        samples: Sequence[Sample],
+        chosen: Sequence[int],
+        loss: Loss,
+        update: Update,
+        zero_advantage_is_zero_loss: bool,
+    ) -> Sums:
+        """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
+        self._parking.fetch(self._places())
         for parameter in self.master.values():
             parameter.grad = None
         # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
-        self.model.train(self.agent.gradient_checkpointing)
+        self.network.train(self.agent.gradient_checkpointing)
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
         used: list[bool | None] = [None] * len(samples)
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
-        forward = [i for i, s in enumerate(samples) if s.advantage != 0 or not skip]
+        forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         repeat: dict[int, Tensor] = {}
         backward = 0
+        self._expected, self._divisors = Expected(update), divisors_of(samples)
         for rows in self._microbatches(samples, forward):
             output, survived, done = self._pass(rows, samples, loss, update)
             repeat |= survived
@@ -140,54 +231,68 @@ class Policy:
             ):
                 ratios[i], used[i] = ratio, kept
         for rows in self._microbatches(samples, list(repeat)):
-            gradient_BT = pad_sequence([repeat[i] for i in rows], batch_first=True)
-            self._backward(self.logprobs(self._rows([samples[i] for i in rows])), gradient_BT)
-        self.model.eval()
-        rate = self._learning_rate()
-        norm = self._gradient_norm()
-        finite = all(map(_finite, (total, norm)))
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            self._write_back()
-            self.updates_made += 1
-        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        return UpdateReport(
+            self._pass_again(rows, samples, repeat)
+        self.network.eval()
+        return Sums(
             loss=total,
-            grad_norm=norm,
             kl=kl,
-            skipped=not finite,
             ratios=tuple(ratios),
             used=tuple(used),
-            learning_rate=rate,
-            pruned_forward=len(samples) - len(forward),
+            pruned_forward=len(chosen) - len(forward),
             pruned_backward=len(forward) - backward - len(repeat),
         )
 
     def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
         lengths = [len(samples[i].token_ids) for i in rows]
-        planned = plan_microbatches(lengths, self.agent.microbatch_tokens)
-        return [[rows[i] for i in batch] for batch in planned]
+        return self._rounds([[rows[i] for i in batch] for batch in self._planned(lengths)])
+
+    def _planned(self, lengths: Sequence[int]) -> list[list[int]]:
+        padded = not self.logprobs.packs
+        return plan_microbatches(lengths, self.agent.microbatch_tokens, padded=padded)
+
+    def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
+        """The micro-batches to go through. The ranks of a group go through equally many, so shards
+        add empty ones at the end (sharded.py)."""
+        return planned
+
+    def _idle_forward(self) -> None:
+        """The forward of an empty micro-batch: nothing but the group's collectives."""
 
     def _pass(
         self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
     ) -> tuple[LossOutput, dict[int, Tensor], int]:
         """Forward, loss, its gradient by the log-probabilities, and backward; how many rows took it.
 
-        Where few rows survive (update.py) the graph is dropped, on return and so before the next is
-        built, and the survivors' gradients are returned instead, for a pass of their own.
+        Where few rows are expected to survive (update.py) no graph is built for the others. Where
+        fewer survive than expected the graph is dropped, on return and so before the next is built,
+        and the survivors' gradients are returned instead, for a pass of their own.
         """
         tensors = self._rows([samples[i] for i in rows])
-        logprobs_BT = self.logprobs(tensors)
-        batch = self._batch(
-            tensors, logprobs_BT.detach().requires_grad_(), [samples[i] for i in rows], samples
+        draft = Draft(self.logprobs, tensors) if self._drafts() else None
+        logprobs_BT = draft.logprobs_BT if draft else self.logprobs(tensors)
+        batch = make_batch(
+            [samples[i] for i in rows],
+            tensors,
+            logprobs_BT.detach().requires_grad_(),
+            self._start_logprobs(tensors) if self._kl else None,
+            self._divisors,
         )
         output = loss(batch, update)
         (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
         if self.agent.prune:
             alive = survivors(gradient_BT, batch.mask_BT)
-            if repeat_pays([len(samples[i].token_ids) for i in rows], alive):
+            survived = self._survived(tensors.lengths, alive)
+            self._expected.learn(survived)
+            if draft and draft.usable:
+                kept = [b for b, lives in enumerate(alive) if lives]
+                if kept:
+                    again = self._rows([samples[rows[b]] for b in kept])
+                    width = again.reply_mask_BT.shape[1]
+                    self._backward(draft.again(kept, again), gradient_BT[kept, :width])
+                elif survived:  # other ranks have survivors
+                    self._pass_again([], samples, {})
+                return output, {}, len(kept)
+            if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
                 gradients = {
                     i: gradient_T[: samples[i].num_reply_tokens]
                     for i, gradient_T, kept in zip(rows, gradient_BT, alive, strict=True)
@@ -197,9 +302,30 @@ class Policy:
         self._backward(logprobs_BT, gradient_BT)
         return output, {}, len(rows)
 
+    def _drafts(self) -> bool:
+        """Whether the next micro-batch is expected to leave so much out that its first forward should
+        build no graph. Checkpointing keeps nothing that could be used again."""
+        return (
+            self.agent.prune
+            and self.logprobs.packs
+            and self.logprobs.plain_head
+            and not self.agent.gradient_checkpointing
+            and self._expected.share < DRAFT_BELOW
+        )
+
+    def _survived(self, lengths: Sequence[int], alive: Sequence[bool]) -> float:
+        """Survivors' part of the tokens, on all ranks together: each must go the same way."""
+        return share(lengths, alive)
+
+    def _pass_again(
+        self, rows: Sequence[int], samples: Sequence[Sample], gradients: Mapping[int, Tensor]
+    ) -> None:
+        """Forward and backward of survivors, with the gradients of their first pass."""
+        gradient_BT = pad_sequence([gradients[i] for i in rows], batch_first=True)
+        self._backward(self.logprobs(self._rows([samples[i] for i in rows])), gradient_BT)
+
     def _backward(self, logprobs_BT: Tensor, gradient_BT: Tensor) -> None:
         logprobs_BT.backward(gradient_BT)
-        self._gather_gradients()
 
     def _rows(self, samples: Sequence[Sample]) -> Rows:
         return make_rows(
@@ -207,42 +333,6 @@ class Policy:
             [s.loss_mask for s in samples],
             self.renderer.pad_id,
             self.device,
-        )
-
-    def _batch(
-        self,
-        tensors: Rows,
-        logprobs_BT: Tensor,
-        rows: Sequence[Sample],
-        minibatch: Sequence[Sample],
-    ) -> Batch:
-        def column(values: Sequence[float | None]) -> Tensor:
-            filled = [float("nan") if v is None else v for v in values]
-            return torch.tensor(filled, dtype=torch.float32, device=self.device)
-
-        def grid(rows_of_tokens: Sequence[Sequence[float] | None]) -> Tensor | None:
-            """Tokens' values in rows padded with 0; None where a row has none."""
-            filled_BT = torch.zeros_like(tensors.reply_mask_BT)
-            for i, values in enumerate(rows_of_tokens):
-                if values is None:
-                    return None
-                filled_BT[i, : len(values)] = torch.tensor(values)
-            return filled_BT
-
-        return Batch(
-            logprobs_BT=logprobs_BT,
-            mask_BT=tensors.reply_mask_BT,
-            behaviour_B=column([s.behaviour for s in rows]),
-            old_logprobs_BT=grid([s.old_logprobs for s in rows]),
-            ref_logprobs_BT=self._start_logprobs(tensors) if self._kl else None,
-            advantage_B=column([s.advantage for s in rows]),
-            weight_B=column([s.weight for s in rows]),
-            is_own_B=torch.tensor([s.is_own for s in rows], device=self.device),
-            num_samples=len(minibatch),
-            num_own=sum(s.is_own for s in minibatch),
-            num_tokens=sum(s.num_reply_tokens for s in minibatch),
-            num_own_tokens=sum(s.num_reply_tokens for s in minibatch if s.is_own),
-            source_logprobs_BT=grid([s.source_logprobs for s in rows]),
         )
 
     @torch.no_grad()
@@ -261,12 +351,21 @@ class Policy:
                 yield parameter, master
 
     def _gather_gradients(self) -> None:
-        """Sum bfloat16 gradients in float32, micro-batch by micro-batch."""
-        for parameter, master in self._resident():
-            if parameter.grad is not None:
-                grad = parameter.grad.float()
-                master.grad = grad if master.grad is None else master.grad + grad
+        """Have each bfloat16 gradient added to the master's float32 one as it comes, and let go."""
+
+        def into(master: Tensor) -> Callable[[Tensor], None]:
+            def add(parameter: Tensor) -> None:
+                assert parameter.grad is not None
+                if master.grad is None:
+                    master.grad = parameter.grad.float()
+                else:
+                    master.grad += parameter.grad
                 parameter.grad = None
+
+            return add
+
+        for parameter, master in self._resident():
+            parameter.register_post_accumulate_grad_hook(into(master))
 
     def _gradient_norm(self) -> float:
         """Scale the gradient down to the allowed norm; its norm before that.
@@ -290,44 +389,72 @@ class Policy:
         warmup = self.agent.warmup_updates
         return self.agent.learning_rate * min(1.0, (self.updates_made + 1) / max(warmup, 1))
 
+    # ------------------------------------------------------------ waiting
+
+    def rest(self) -> None:
+        """No update comes for a while: gradients go, and what else only updates need waits on the
+        host, if the agent is set so or the device is short of memory (offload.py)."""
+        for parameter in self.master.values():
+            parameter.grad = None
+        wanted = self.agent.offload
+        if wanted == "optimizer" or (wanted == "auto" and short_of_memory(self.device)):
+            self._parking.park(self._places())
+
+    def _places(self) -> Iterator[Place]:
+        """What can wait elsewhere: not the resident weights, and not shards, which are all there is."""
+        if self.network is not self.model:
+            return iter(())
+        resident = {id(parameter) for parameter in self.model.parameters()}
+        apart = {n: m for n, m in self.master.items() if id(m) not in resident}
+        return places(apart, self.optimizer, self._start.model if self._start else None)
+
     # ------------------------------------------------------------ saving
 
     def snapshot(self, step: int) -> Snapshot:
         """Everything that a resumed agent needs; the pool and the journal hold the rest."""
-        names = list(self.master)
         moments: dict[str, Tensor] = {}
         for name, parameter in self.master.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                moments[f"{key}/{name}"] = torch.as_tensor(value).detach().cpu().clone()
+                moments[f"{key}/{name}"] = self._whole(torch.as_tensor(value))
         return Snapshot(
             step=step,
-            model={n: self.master[n].detach().cpu().clone().contiguous() for n in names},
+            model={name: self._whole(master) for name, master in self.master.items()},
             optimizer=moments,
             state={"updates_made": self.updates_made, "skipped_in_a_row": self.skipped_in_a_row},
         )
 
-    @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
+    def check_names(self, snapshot: Snapshot) -> None:
         if set(snapshot.model) != set(self.master):
             raise UserError(
                 f"agent {self.agent.name!r}: the checkpoint of step {snapshot.step} holds other "
                 "tensors than the model of the config; it belongs to another model."
             )
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        self.check_names(snapshot)
         for name, parameter in self.master.items():
-            parameter.copy_(snapshot.model[name])
-            state = {
-                key: snapshot.optimizer[f"{key}/{name}"].clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}/{name}" in snapshot.optimizer
-            }
+            parameter.copy_(self._part(parameter, snapshot.model[name]))
+            state = {}
+            if f"step/{name}" in snapshot.optimizer:
+                state["step"] = snapshot.optimizer[f"step/{name}"].clone()
             for key in ("exp_avg", "exp_avg_sq"):
-                if key in state:
-                    state[key] = state[key].to(parameter.device)
+                if f"{key}/{name}" in snapshot.optimizer:
+                    state[key] = self._part(parameter, snapshot.optimizer[f"{key}/{name}"])
             if state:
                 self.optimizer.state[parameter] = state
         self._write_back()
+        self.sampler.weights_changed()
         self.updates_made = int(snapshot.state["updates_made"])
         self.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, of all shards together."""
+        return tensor.detach().cpu().clone().contiguous()
+
+    def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """What of a whole tensor belongs with this parameter, on its device; a copy."""
+        return whole.to(parameter.device, copy=True)
 
     def export(self, folder: Path) -> None:
         """An ordinary model folder: whole weights (an adapter merged), tokenizer, chat template."""

@@ -1,0 +1,191 @@
+"""Whole runs with agents of two ranks, each rank a process of its own (gloo, CPU)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from team import member, team
+
+import hacrl
+from hacrl.checkpoint import Checkpoints
+from hacrl.config import parse_config
+from hacrl.errors import RunStopped, UserError
+from hacrl.policy.followers import LocalRanks
+from hacrl.rundir import RunDirectory
+
+pytestmark = pytest.mark.engines
+
+
+def config(ranks: int, beta: float = 0.0, **settings: Any) -> dict[str, Any]:
+    """One agent of whole weights and one of adapters, both over `ranks` processes."""
+    return team(
+        member("wren", ranks=ranks),
+        member("finch", ranks=ranks, lora={"rank": 8}),
+        algorithm={"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3, "beta": beta},
+        evaluation={"every": 10, "problems": 12},
+        **settings,
+    )
+
+
+def largest_gaps(one: RunDirectory, two: RunDirectory) -> tuple[float, float]:
+    """Of norms of gradients, and of all other metrics; relative where they are above 1. What is not
+    a float must be the same."""
+    norms, others = [0.0], [0.0]
+    for mine, theirs in zip(one.metrics(), two.metrics(), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in mine.items():
+            if "pruned" in key:  # decided by micro-batch, and ranks cut them otherwise
+                continue
+            if isinstance(value, float):
+                gap = abs(value - theirs[key]) / max(1.0, abs(value))
+                (norms if "norm" in key else others).append(gap)
+            else:
+                assert value == theirs[key], (mine["step"], key)
+    return max(norms), max(others)
+
+
+def weights_gap(one: RunDirectory, two: RunDirectory, step: int) -> float:
+    gaps = []
+    for name in ("wren", "finch"):
+        mine, theirs = (Checkpoints(r.checkpoints(name), 2).load(step).model for r in (one, two))
+        assert mine.keys() == theirs.keys()
+        gaps += [(mine[n] - theirs[n]).abs().max().item() for n in mine]
+    return max(gaps)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_twenty_steps_on_two_ranks_equal_the_unsharded_run(tmp_path: Path, beta: float) -> None:
+    """Whole weights and adapters, pruning on, without and with the KL term. Gradients are sums in
+    which much cancels: their norms are allowed what another size of micro-batch makes of them
+    without any ranks (5e-5 here)."""
+    whole, sharded = (
+        hacrl.train(
+            config(ranks, beta, steps=20, checkpoint={"every": 0}), tmp_path / f"ranks{ranks}"
+        )
+        for ranks in (1, 2)
+    )
+    norms, others = largest_gaps(whole, sharded)
+    weights = weights_gap(whole, sharded, 20)
+    print(
+        f"beta {beta}: largest gaps {weights:.2g} weights, {others:.2g} metrics, {norms:.2g} norms"
+    )
+    assert weights < 1e-5
+    assert others < 1e-5
+    assert norms < 1e-4
+    updates = [r["updates"] for r in sharded.metrics() if r["kind"] == "train"]
+    assert sum(updates) > 60  # there was something to learn
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """2 steps on two ranks, 2 on one, 2 on two again: the run of 6 on one."""
+    unbroken = hacrl.train(config(1, steps=6), tmp_path / "unbroken")
+    run = hacrl.train(config(2, steps=2), tmp_path / "run")
+    for ranks, steps in ((1, 4), (2, 6)):
+        now = run.config()
+        agents = [a.model_copy(update={"ranks": ranks}) for a in now.agents]
+        run.set_config(now.model_copy(update={"agents": agents}))
+        hacrl.resume(run.path, steps=steps)
+    assert weights_gap(unbroken, run, 6) < 1e-5
+    trained = [
+        [(r["step"], r["agent"], r["reward"]) for r in each.metrics() if r["kind"] == "train"]
+        for each in (unbroken, run)
+    ]
+    assert trained[0] == trained[1]
+
+
+def test_a_follower_that_dies_ends_the_run_with_its_reason() -> None:
+    settings = parse_config(config(2))
+    agent = settings.agents[0]
+    with LocalRanks(settings) as ranks:
+        policy = ranks.policy(agent)
+        (follower,) = ranks.followers["wren"]
+        os.kill(follower.pid, signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(RunStopped, match=r"'wren'.*rank.*gone.*SIGKILL.*resume"):
+            policy.score([((1, 2), (3, 4))])
+        assert time.monotonic() - begun < 20
+        with pytest.raises(RunStopped, match="failed before"):  # and nobody waits for it again
+            policy.snapshot(0)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_follower_that_fails_tells_why() -> None:
+    settings = parse_config(config(2))
+    with LocalRanks(settings) as ranks:
+        policy = ranks.policy(settings.agents[0])
+        with pytest.raises(RunStopped, match=r"rank 1: TypeError"):
+            policy.everywhere("score", None, own=([((1, 2), (3, 4))],))
+
+
+def test_a_model_that_is_not_there_is_told_as_always() -> None:
+    broken = config(2)
+    broken["agents"][0]["model"] = "/nowhere/at/all"
+    settings = parse_config(broken)
+    with LocalRanks(settings) as ranks, pytest.raises((UserError, RunStopped), match="/nowhere"):
+        ranks.policy(settings.agents[0])
+
+
+LEADER = """
+import sys
+import hacrl
+hacrl.train(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
+    import tomli_w
+
+    file = tmp_path / "team.toml"
+    file.write_text(tomli_w.dumps(config(2, steps=500)))
+    leader = subprocess.Popen([sys.executable, "-c", LEADER, str(file), str(tmp_path / "run")])
+    try:
+        followers = _until(lambda: _journalled(tmp_path) and _followers_of(leader.pid), 90)
+        assert len(followers) == 2
+    finally:
+        leader.kill()
+        leader.wait()
+    assert _until(lambda: not any(_alive(pid) for pid in followers), 60)
+    run = RunDirectory.open(tmp_path / "run")
+    run.set_config(run.config().model_copy(update={"steps": 3}))
+    assert hacrl.resume(run.path).metrics()  # and the run can go on
+
+
+def _journalled(place: Path) -> bool:
+    return len(list((place / "run" / "journal").glob("*/*"))) >= 4
+
+
+def _followers_of(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                owner = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if owner == parent and b"hacrl.policy.followers" in command:
+                found.append(int(entry.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _until(condition: Any, seconds: float) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.2)
+    return found

@@ -1,0 +1,118 @@
+"""Shards on GPUs: bfloat16 compute over float32 shards, through nccl. A group of one needs one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from team import member, team
+
+import hacrl
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig
+from hacrl.noise import stream_key
+from hacrl.policy.group import Group, join_group, leave_world, open_store
+from hacrl.policy.policy import Policy
+from hacrl.policy.sampler import Request
+from hacrl.policy.sharded import ShardedPolicy
+from hacrl.types import Message, Sample, Update
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    store = open_store()
+    made = join_group(0, 1, f"127.0.0.1:{store.port}", device=DEVICE, agent="a", store=store)
+    yield made
+    leave_world(made)
+
+
+def rows(policy: Policy) -> list[Sample]:
+    asked = [
+        Request(
+            policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]),
+            stream_key(0, "a", 0, str(i), 0),
+            24,
+        )
+        for i in range(32)
+    ]
+    return [
+        Sample(
+            problem_id=str(i),
+            index=0,
+            source="a",
+            is_own=True,
+            token_ids=r.prompt_ids + reply.token_ids,
+            loss_mask=(0,) * len(r.prompt_ids) + (1,) * len(reply.token_ids),
+            behaviour=sum(reply.logprobs) / len(reply.logprobs),
+            old_logprobs=reply.logprobs,
+            advantage=(-1.0) ** i,
+        )
+        for i, (r, reply) in enumerate(zip(asked, policy.sampler.sample(asked, 1.0), strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.1)], ids=["float32", "bfloat16"]
+)
+@pytest.mark.parametrize("lora", [None, {"rank": 8}], ids=["whole", "adapter"])
+def test_updates_are_those_of_the_whole_policy(
+    group: Group, dtype: str, tolerance: float, lora: dict | None
+) -> None:
+    agent = AgentConfig(
+        name="a",
+        model="pocket:wren",
+        dtype=dtype,
+        lora=lora,
+        learning_rate=1e-5,
+        microbatch_tokens=300,
+    )
+    whole = Policy(agent, device=DEVICE, temperature=1.0, beta=0.01)
+    sharded = ShardedPolicy(agent, group=group, device=DEVICE, temperature=1.0, beta=0.01)
+    settings = AlgorithmSettings(name="gspo", beta=0.01, epsilon_low=0.9, epsilon_high=9.0)
+    loss, update = make_algorithm(settings, (0.0, 1.0)).loss, Update(0, 1, 0.8, "own", ())
+    batch = rows(whole)
+    for _ in range(3):
+        mine, theirs = (p.update(batch, loss, update) for p in (sharded, whole))
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=tolerance)
+        assert mine.loss == pytest.approx(theirs.loss, abs=tolerance)
+    assert not mine.skipped
+    resident = dict(sharded.model.named_parameters())
+    one, two = sharded.snapshot(3), whole.snapshot(3)
+    for name, tensor in one.model.items():
+        assert tensor.dtype == torch.float32
+        assert torch.allclose(tensor, two.model[name], atol=1e-4, rtol=0)
+        assert torch.equal(resident[name].cpu(), tensor.to(resident[name].dtype))
+    scores = sharded.score([(s.token_ids[:3], s.token_ids[3:]) for s in batch])
+    assert [len(x) for x in scores] == [len(s.token_ids) - 3 for s in batch]
+    drawn = rows(sharded)  # with the new weights, in the captured graphs of before
+    gaps = [
+        abs(sum(score) / len(score) - s.behaviour)
+        for s, score in zip(
+            drawn,
+            sharded.score(
+                [
+                    (s.token_ids[: -s.num_reply_tokens], s.token_ids[-s.num_reply_tokens :])
+                    for s in drawn
+                ]
+            ),
+            strict=True,
+        )
+    ]
+    assert sum(gaps) / len(gaps) < (1e-4 if dtype == "float32" else 0.05)
+    whole.restore(one)
+    sharded.restore(two)
+    sharded.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_run_on_two_gpus_without_ray(tmp_path: Path) -> None:
+    config = team(member("wren", ranks=2), member("finch"))
+    config["runtime"] = {"device": "cuda"}
+    run = hacrl.train(config, tmp_path / "run")
+    assert [r["updates"] > 0 for r in run.metrics() if r["kind"] == "train"]

@@ -1,0 +1,358 @@
+"""Two ranks on the CPU, in two processes, against one policy that holds everything itself."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig
+from hacrl.errors import UserError
+from hacrl.noise import stream_key
+from hacrl.policy import group as group_module
+from hacrl.policy.dealing import deal, deal_prompts, merge_sums
+from hacrl.policy.group import Group, join_group, leave_world, open_store
+from hacrl.policy.policy import Policy
+from hacrl.policy.sampler import Request
+from hacrl.policy.sharded import ShardedPolicy
+from hacrl.policy.update import Sums, UpdateReport
+from hacrl.types import Message, Sample, Update
+
+UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+PATIENCE = timedelta(minutes=1)
+"""Instead of half an hour, so that ranks out of step are an error here and not a hanging test."""
+FOLLOWER = """
+import sys
+from datetime import timedelta
+from hacrl.policy import group
+from hacrl.policy.sharded import follow
+
+group.WORK = group.IDLE = timedelta(minutes=1)
+joined = group.join_group(1, 2, sys.argv[1])
+while True:
+    follow(joined, "cpu")
+"""
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """This process leads; the other one follows one policy after the other, until this one leaves."""
+    limits = group_module.WORK, group_module.IDLE
+    group_module.WORK = group_module.IDLE = PATIENCE
+    store = open_store()
+    address = f"127.0.0.1:{store.port}"
+    process = subprocess.Popen([sys.executable, "-c", FOLLOWER, address], stderr=subprocess.PIPE)
+    group = join_group(0, 2, address, agent="a", store=store)
+    try:
+        yield group
+    finally:
+        leave_world(group)
+        group_module.WORK, group_module.IDLE = limits
+        _, told = process.communicate(timeout=20)
+    assert "rank 0 of the group is gone" in told.decode()  # and nothing went wrong before
+
+
+@pytest.fixture
+def pair(group: Group):
+    """Makes a policy twice: over the two ranks, and whole."""
+    made: list[ShardedPolicy] = []
+
+    def make(model: Path, beta: float = 0.0, **changes) -> tuple[ShardedPolicy, Policy]:
+        agent = AgentConfig(**{"name": "a", "model": str(model), "learning_rate": 1e-3, **changes})
+        made.append(ShardedPolicy(agent, group=group, device="cpu", temperature=1.0, beta=beta))
+        return made[-1], Policy(agent, device="cpu", temperature=1.0, beta=beta)
+
+    yield make
+    for policy in made:
+        policy.close()
+
+
+# (own, s, advantage): with the clip at 0.1 and the floor at 0.8, hacpo leaves no gradient to the
+# rows marked dead, and none to those of advantage 0.
+SPECS = [
+    (True, 1.0, 1.0),
+    (True, 1.5, 1.0),  # dead
+    (True, 0.5, -1.0),  # dead
+    (True, 1.0, 0.0),
+    (True, 0.5, 0.7),
+    (False, 0.9, 1.2),
+    (False, 1.3, 1.0),  # dead
+    (False, 0.9, 0.0),
+    (False, 0.85, -0.8),
+]
+DEAD = [spec for i, spec in enumerate(SPECS) if i in (1, 2, 6)]
+
+
+def samples(p: Policy, specs=SPECS) -> list[Sample]:
+    """Rows of several lengths whose ratio is the wanted one at the weights of `p`."""
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for i, (own, s, advantage) in enumerate(specs):
+        prompt, reply = (
+            torch.randint(0, 256, (n,), generator=generator).tolist() for n in (3 + i % 2, 4 + i)
+        )
+        (score,) = p.score([(prompt, reply)])
+        before = tuple(x - math.log(s) for x in score)
+        made.append(
+            Sample(
+                problem_id=f"p{i % 2}",
+                index=i,
+                source="a" if own else "b",
+                is_own=own,
+                token_ids=(*prompt, *reply),
+                loss_mask=(0,) * len(prompt) + (1,) * len(reply),
+                behaviour=sum(before) / len(before),
+                old_logprobs=before,
+                advantage=advantage,
+                weight=1.0 if own else 1.3,
+            )
+        )
+    return made
+
+
+def algorithm(name: str = "hacpo", **settings):
+    wide = {"epsilon_low": 0.1, "epsilon_high": 0.1, **settings}
+    return make_algorithm(AlgorithmSettings(name=name, **wide), (0.0, 1.0))
+
+
+def learn(p: Policy, rows: list[Sample], part: str = "mixed", **settings) -> UpdateReport:
+    loss, update = algorithm(**settings).loss, replace(UPDATE, part=part)
+    return p.update(rows, loss, update, zero_advantage_is_zero_loss=True)
+
+
+def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
+    assert one.loss == pytest.approx(two.loss, abs=1e-6)
+    assert one.grad_norm == pytest.approx(two.grad_norm, abs=1e-6, rel=1e-5)
+    assert one.kl == pytest.approx(two.kl, abs=1e-6, rel=1e-5)
+    assert one.ratios == pytest.approx(two.ratios, abs=1e-5)
+    assert one.used == two.used
+    assert (one.skipped, one.learning_rate) == (two.skipped, two.learning_rate)
+    assert one.pruned_forward == two.pruned_forward
+
+
+def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -> None:
+    """Weights, moments and counts; and the copy that samples has the weights of the shards."""
+    one, two = sharded.snapshot(1), whole.snapshot(1)
+    assert one.state == two.state
+    assert list(one.model) == list(two.model) and list(one.optimizer) == list(two.optimizer)
+    for mine, theirs in ((one.model, two.model), (one.optimizer, two.optimizer)):
+        for name, tensor in mine.items():
+            assert torch.allclose(tensor, theirs[name], atol=tolerance, rtol=0), name
+    copy = dict(sharded.model.named_parameters())
+    for name, tensor in one.model.items():
+        assert torch.equal(copy[name].cpu(), tensor.to(copy[name].dtype)), name
+
+
+# ---------------------------------------------------------------- an update
+
+
+@pytest.mark.parametrize(
+    ("family", "beta", "changes"),
+    [
+        ("llama", 0.0, {"microbatch_tokens": 30}),  # tied embeddings; several rounds
+        ("llama", 0.0, {"microbatch_tokens": 1, "prune": False}),  # 9 rows: rank 1 idles once
+        ("qwen", 0.1, {"microbatch_tokens": 30}),  # a second, frozen, sharded model
+        ("llama", 0.1, {"lora": {"rank": 4}, "microbatch_tokens": 1}),
+        ("qwen", 0.0, {"gradient_checkpointing": True, "warmup_updates": 3}),
+    ],
+)
+def test_updates_are_those_of_the_whole_policy(
+    pair, family: str, beta: float, changes: dict, request
+) -> None:
+    sharded, whole = pair(request.getfixturevalue(family), beta, **changes)
+    rows = samples(whole)
+    for _ in range(2):  # the second meets moments, and a KL that is not zero
+        mine, theirs = (learn(p, rows, beta=beta) for p in (sharded, whole))
+        assert_same_report(mine, theirs)
+        assert_same_state(sharded, whole, 1e-5)
+        # AdamW can make whole steps of what is rounding in gradients: go on from the same weights.
+        whole.restore(sharded.snapshot(1))
+    assert mine.grad_norm > 1e-3 and (mine.kl > 0) == (beta > 0)
+
+
+def test_gradients_are_summed_over_ranks_not_averaged(pair, llama: Path) -> None:
+    """The gradient of some rows is the whole policy's, also where one rank has none of them."""
+    sharded, whole = pair(llama)
+    rows, loss = samples(whole), algorithm().loss
+    for chosen in (range(len(rows)), [4]):
+        mine, theirs = (p.gradient(rows, chosen, loss, UPDATE) for p in (sharded, whole))
+        assert list(mine) == list(theirs)
+        for name, gradient in theirs.items():
+            assert torch.allclose(mine[name], gradient, atol=1e-6, rtol=0), name
+        assert max(g.abs().max() for g in mine.values()) > 1e-3
+    assert sharded.updates_made == 0
+
+
+@pytest.mark.parametrize("part", ["mixed", "peers"])  # with a graph at first, and without one
+def test_pruning_is_agreed_on(pair, llama: Path, part: str) -> None:
+    """Rank 0 has dead rows alone and rank 1 living ones, or all rows of both are dead: nobody waits
+    for a pass that the other does not make, and the optimizer steps all the same."""
+    sharded, whole = pair(llama, microbatch_tokens=1, weight_decay=0.5)
+    for specs in (DEAD[:1] + SPECS[:1] + DEAD[1:], SPECS, DEAD):
+        rows = samples(whole, specs)
+        mine, theirs = (learn(p, rows, part=part) for p in (sharded, whole))
+        assert_same_report(mine, theirs)
+        assert_same_state(sharded, whole, 1e-5)
+        whole.restore(sharded.snapshot(1))
+    assert mine.pruned_backward == len(DEAD) and mine.grad_norm == 0.0
+    assert sharded.updates_made == 3
+
+
+def test_fewer_rows_than_ranks(pair, llama: Path) -> None:
+    sharded, whole = pair(llama, beta=0.1)
+    rows = samples(whole)[:1]
+    assert_same_report(*(learn(p, rows, beta=0.1) for p in (sharded, whole)))
+    assert_same_state(sharded, whole, 1e-6)
+
+
+def test_a_non_finite_update_is_skipped_by_all(pair, llama: Path) -> None:
+    """The row that is not a number is with one rank only."""
+    sharded, whole = pair(llama)
+    rows = samples(whole)
+    before = sharded.snapshot(0)
+    broken = [replace(rows[0], advantage=float("nan")), *rows[1:]]
+    for count in (1, 2):
+        assert learn(sharded, broken).skipped
+        assert sharded.skipped_in_a_row == count
+    after = sharded.snapshot(0)
+    assert all(torch.equal(before.model[n], after.model[n]) for n in before.model)
+    assert not learn(sharded, rows).skipped
+    learn(whole, rows)
+    assert_same_state(sharded, whole, 1e-6)
+    assert sharded.skipped_in_a_row == 0 and sharded.updates_made == 1
+
+
+def test_the_norm_is_that_of_all_shards(pair, llama: Path) -> None:
+    sharded, whole = pair(llama, max_grad_norm=1e-9)
+    rows = samples(whole)
+    mine, theirs = (learn(p, rows) for p in (sharded, whole))
+    assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+    # One step of AdamW divides the size of the gradient out, but for its epsilon of 1e-8.
+    assert_same_state(sharded, whole, 1e-6)
+
+
+def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
+    """Steps of 1e-6 vanish in bfloat16; the shards keep them, and the sampling copy follows."""
+    sharded, whole = pair(llama, dtype="bfloat16", learning_rate=1e-6)
+    rows = samples(whole)
+    start = sharded.snapshot(0)
+    for _ in range(2):
+        mine, theirs = (learn(p, rows, epsilon_low=0.9, epsilon_high=9.0) for p in (sharded, whole))
+    assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=0.03)
+    assert mine.loss == pytest.approx(theirs.loss, abs=0.02)
+    assert next(sharded.model.parameters()).dtype == torch.bfloat16
+    after = sharded.snapshot(2)
+    resident = dict(sharded.model.named_parameters())
+    for name, tensor in after.model.items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, start.model[name])
+        assert torch.allclose(tensor, whole.snapshot(2).model[name], atol=1e-5, rtol=0)
+        assert torch.equal(resident[name], tensor.to(torch.bfloat16))
+
+
+# ---------------------------------------------------------------- scoring and sampling
+
+
+def test_scores_and_replies_are_the_whole_policys(pair, llama: Path) -> None:
+    """Each rank has a part of them; after an update the copies that sample have the new weights."""
+    sharded, whole = pair(llama, microbatch_tokens=40)
+    rows = samples(whole)
+    for _ in range(2):
+        asked = [
+            Request(
+                whole.renderer.prompt([Message("user", "x" * (i // 3) + "?")]),
+                stream_key(0, "a", 0, f"p{i // 3}", i % 3),
+                12 + i % 3,
+            )
+            for i in range(15)
+        ]
+        for some, temperature in ((asked, 1.0), (asked[:3], 1.0), (asked[:1], 0.0), ([], 1.0)):
+            mine, theirs = (p.sampler.sample(some, temperature) for p in (sharded, whole))
+            assert [r.token_ids for r in mine] == [r.token_ids for r in theirs]
+            pairs = [(a.prompt_ids, r.token_ids) for a, r in zip(some, theirs, strict=True)]
+            for one, two in zip(sharded.score(pairs), whole.score(pairs), strict=True):
+                assert one == pytest.approx(two, abs=1e-5)
+        learn(sharded, rows)
+        whole.restore(sharded.snapshot(1))
+
+
+def test_a_frozen_member_of_two_ranks_samples_and_scores(pair, llama: Path) -> None:
+    sharded, whole = pair(llama, learn=False)
+    prompt = whole.renderer.prompt([Message("user", "hello")])
+    asked = [Request(prompt, stream_key(0, "a", 0, "p", i), 9) for i in range(5)]
+    mine, theirs = (p.sampler.sample(asked, 1.0) for p in (sharded, whole))
+    assert [r.token_ids for r in mine] == [r.token_ids for r in theirs]
+    pairs = [(prompt, r.token_ids) for r in theirs[:1]]
+    assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)
+
+
+# ---------------------------------------------------------------- saving
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 4}}])
+def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
+    pair, llama: Path, qwen: Path, tmp_path: Path, changes: dict
+) -> None:
+    sharded, whole = pair(llama, **changes)
+    rows = samples(whole)
+    learn(sharded, rows)
+    whole.restore(sharded.snapshot(1))
+    assert_same_state(sharded, whole, 0.0)
+    for p in (sharded, whole):
+        learn(p, rows)
+    assert_same_state(sharded, whole, 1e-5)
+    learn(whole, rows)
+    sharded.restore(whole.snapshot(3))
+    assert_same_state(sharded, whole, 0.0)
+    sharded.export(tmp_path / "out")
+    exported = Policy(
+        AgentConfig(name="a", model=str(tmp_path / "out")), device="cpu", temperature=1.0, beta=0.0
+    )
+    pairs = [(rows[0].token_ids[:3], rows[0].token_ids[3:])]
+    assert exported.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)
+    other = Policy(AgentConfig(name="b", model=str(qwen)), device="cpu", temperature=1.0, beta=0.0)
+    with pytest.raises(UserError, match="another model"):
+        sharded.restore(other.snapshot(1))
+    assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)  # still of use
+
+
+# ---------------------------------------------------------------- dealing
+
+
+def test_work_is_dealt_evenly_and_whole() -> None:
+    """9 and 4 make 13, as 8 and 5 do."""
+    assert deal([5, 9, 4, 8], 2) == [[1, 2], [0, 3]]
+    assert deal([3], 3) == [[0], [], []]
+    assert deal([], 2) == [[], []]
+    hands = deal([7, 1, 1, 1, 1, 1, 1, 1], 2)
+    assert hands == [[0], [1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_samples_of_one_prompt_stay_together() -> None:
+    asked = [Request((i // 4,), i, 10) for i in range(12)]
+    assert deal_prompts(asked, 2) == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7]]
+    assert deal_prompts(asked[:4], 2) == [[0, 2], [1, 3]]  # one prompt: both ranks read it
+
+
+def test_sums_of_ranks() -> None:
+    one = Sums(loss=0.5, kl=0.1, ratios=(1.0, None, None), used=(True, None, None), **_counts(1, 2))
+    two = Sums(
+        loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None), **_counts(0, 1)
+    )
+    both = Sums(
+        loss=0.75, kl=0.1, ratios=(1.0, 0.9, None), used=(True, False, None), **_counts(1, 3)
+    )
+    assert merge_sums([one, two]) == both
+
+
+def _counts(forward: int, backward: int) -> dict[str, int]:
+    return {"pruned_forward": forward, "pruned_backward": backward}
