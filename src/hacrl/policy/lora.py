@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hacrl.config import LoraSettings
 from hacrl.errors import UserError
@@ -69,3 +70,28 @@ def merge_into(base: Any, model: Any) -> Any:
         for adapter in layer.active_adapters:
             weight += layer.get_delta_weight(adapter).to(weight.device, weight.dtype)
     return base
+
+
+@torch.no_grad()
+def merged_weights(model: Any, *, merge: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model by the name it has without adapters, their part added, tied ones once.
+
+    One tensor at a time, so that no second copy of the model is held. `merge` False leaves the
+    adapters' part out.
+    """
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if "lora_" in name or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        owner, adapted, leaf = name.partition(".base_layer.")
+        if not adapted:
+            yield name, tensor.detach()
+            continue
+        weight = tensor.detach()
+        layer = model.get_submodule(owner)
+        if merge and leaf == "weight":
+            for adapter in layer.active_adapters:
+                # In float32: the sum is rounded once.
+                weight = weight.float() + layer.get_delta_weight(adapter).float()
+        yield f"{owner}.{leaf}", weight.to(tensor.dtype)

@@ -1,0 +1,214 @@
+"""Agents as Ray actors on one machine: the run that they make in one process, number for number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.engines
+
+from team import member, team  # noqa: E402
+
+import hacrl  # noqa: E402
+from hacrl.checkpoint import Checkpoints  # noqa: E402
+from hacrl.errors import RunStopped, UserError  # noqa: E402
+from hacrl.journal import Journal  # noqa: E402
+from hacrl.pool import open_pool  # noqa: E402
+from hacrl.rundir import RunDirectory  # noqa: E402
+from hacrl.runtime.ray_pool import PoolKeeper, RayPool  # noqa: E402
+
+NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
+CONFIG = team(member("wren"), member("finch"))
+
+
+def on_ray(config: dict[str, Any], **runtime: Any) -> dict[str, Any]:
+    return {**config, "runtime": {**config["runtime"], "kind": "ray", **runtime}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_ray() -> Iterator[None]:
+    """One Ray for all tests of this file; a run finds it and leaves it running."""
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return hacrl.train(CONFIG, tmp_path_factory.mktemp("local") / "run")
+
+
+def test_local_and_ray_give_the_same_numbers(in_one_process: RunDirectory, tmp_path: Path) -> None:
+    run = hacrl.train(on_ray(CONFIG), tmp_path / "run")
+    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
+    for name in ("wren", "finch"):
+        mine, theirs = (
+            Checkpoints(r.checkpoints(name), 2).load(3).model for r in (run, in_one_process)
+        )
+        assert all(mine[key].equal(theirs[key]) for key in theirs)
+        # The newest two, and the best one besides.
+        assert {2, 3} <= set(Checkpoints(run.checkpoints(name), 2).steps())
+
+
+def test_a_run_goes_on_in_the_other_runtime(in_one_process: RunDirectory, tmp_path: Path) -> None:
+    """Two steps in one process, the third by actors of a Ray that the run starts and ends itself:
+    where agents run is not part of the result."""
+    run = hacrl.train(CONFIG, tmp_path / "run", steps=2)
+    config = run.config()
+    actors = config.runtime.model_copy(update={"kind": "ray"})
+    run.set_config(config.model_copy(update={"runtime": actors}))
+    resume = [sys.executable, "-m", "hacrl", "resume", str(run.path), "steps=3"]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run(resume, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    trained = [row for row in run.metrics() if row["kind"] == "train"]
+    assert trained == [row for row in in_one_process.metrics() if row["kind"] == "train"]
+
+
+def test_agents_whose_processes_are_killed_come_back(
+    in_one_process: RunDirectory, tmp_path: Path
+) -> None:
+    """All of them, as soon as finch has journalled its second step: under `wait` no number changes."""
+    place = tmp_path / "run"
+    killed: set[int] = set()
+
+    def kill() -> None:
+        journal = Journal(place / "journal" / "finch")
+        while 1 not in journal.steps():
+            time.sleep(0.05)
+        for pid in agents():
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with pytest.warns(UserWarning, match="'finch' was lost in step"):
+        run = hacrl.train(on_ray(CONFIG), place)
+    killer.join(timeout=5)
+    assert len(killed) == 2
+    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
+
+
+def agents() -> set[int]:
+    """The processes of agents that this test's Ray has started."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            if title.startswith(b"ray::Place") and _descends(int(entry.name)):
+                found.add(int(entry.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def _descends(pid: int) -> bool:
+    while pid > 1:
+        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None:
+    """wren's weights are sharded over two actors. Sums are taken in another order, so numbers agree
+    to rounding."""
+    config = team(member("wren", ranks=2), member("finch"), steps=2, **NO_EVALUATION)
+    run = hacrl.train(on_ray(config), tmp_path / "ray")
+    config["agents"][0]["ranks"] = 1
+    whole = hacrl.train(config, tmp_path / "local")
+    for row, other in zip(run.metrics(), whole.metrics(), strict=True):
+        assert row["reward"] == other["reward"]
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+# ---------------------------------------------------------------- what cannot run is told
+
+
+def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hacrl.runtime.ray.PATIENCE", 1.0)
+    for settings, words in (
+        ({"cpus": 999}, "ask for 1000 CPU in all"),
+        ({"resources": {"moon": 1}}, "1 moon in all, but the cluster has 0"),
+        ({"device": "cuda:1"}, "Ray hands the GPUs out"),
+    ):
+        config = team(member("wren", **settings), member("finch"), **NO_EVALUATION)
+        with pytest.raises(UserError, match=words):
+            hacrl.train(on_ray(config), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_memory_pool_cannot_be_shared_by_processes(tmp_path: Path) -> None:
+    config = team(member("wren"), pool={"url": "memory://"}, **NO_EVALUATION)
+    with pytest.raises(UserError, match="memory of one process"):
+        hacrl.train(on_ray(config), tmp_path / "run")
+
+
+def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
+    broken = team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION)
+    with pytest.raises(UserError, match="reads at most"):
+        hacrl.train(on_ray(broken), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    gone = team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION)
+    with pytest.raises(UserError, match="does not exist"):
+        hacrl.train(on_ray(gone), tmp_path / "run")
+
+
+def test_an_agent_that_always_dies_stops_the_run(tmp_path: Path, monkeypatch: Any) -> None:
+    """Its verifier's module ends the process that imports it."""
+    (tmp_path / "deadly.py").write_text("import os\nos._exit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    config = team(member("wren"), steps=1, **NO_EVALUATION)
+    config["algorithm"] = {"name": "deadly:Rule"}
+    with pytest.warns(UserWarning, match="was lost"), pytest.raises(RunStopped, match="5th time"):
+        hacrl.train(on_ray(config), tmp_path / "run")
+
+
+# ---------------------------------------------------------------- the pool behind an actor
+
+
+def test_the_pool_behind_an_actor_is_the_pool(tmp_path: Path, in_one_process: RunDirectory) -> None:
+    """Everything that a run published, through the actor: the same cuts and refusals."""
+    stored = open_pool(in_one_process.config().pool.url, in_one_process.path, create=False)
+    keeper = ray.remote(PoolKeeper).options(max_concurrency=4)
+    pool = RayPool(keeper.remote("sqlite:///pool.db", str(tmp_path)))
+    rows = list(stored.rows(step=0))
+    for _ in range(2):  # again is harmless
+        pool.publish(rows)
+    pool.arrive(0, "wren")
+    assert pool.arrived(0) == ("wren",)
+    with pytest.raises(UserError, match="step 0 is not closed"):
+        pool.gather(0)
+    assert not pool.closed(0)
+    pool.close(0, ["wren", "finch"])
+    assert pool.closed(0) and pool.members(0) == ("wren", "finch")
+    assert pool.gather(0) == stored.gather(0)
+    assert list(pool.rows()) == rows
+    late = list(stored.rows(step=1))
+    pool.close(1, ["wren"])
+    pool.publish(late)
+    assert pool.late(1) == len(late) and pool.gather(1).groups == ()
+    changed = [_with(rows[0], num_tokens=rows[0].num_tokens + 1)]
+    with pytest.raises(UserError, match="already stored with other content"):
+        pool.publish(changed)
+    with pytest.raises(UserError, match="cannot be published: field mean_logprob"):
+        pool.publish([_with(rows[0], index=99, mean_logprob=float("nan"))])
+    stored.dispose()
+
+
+def _with(trajectory: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(trajectory, **changes)

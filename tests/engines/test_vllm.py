@@ -1,0 +1,315 @@
+"""vLLM on the CPU, for real: `make test-engines`. Nothing here is skipped where vLLM is missing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from team import member, team
+from transformers import AutoModelForCausalLM
+from wide_pocket import wide_member
+
+import hacrl
+from hacrl.config import AgentConfig, SamplerConfig
+from hacrl.errors import RunStopped, UserError
+from hacrl.journal import Journal
+from hacrl.noise import stream_key
+from hacrl.pocket import pocket_path
+from hacrl.policy.policy import Policy
+from hacrl.policy.sampler import Reply, Request, Sampler
+from hacrl.rundir import RunDirectory
+from hacrl.types import Message
+
+pytestmark = pytest.mark.engines
+
+NAMES = ("wren", "finch", "heron")  # Llama with tied embeddings, Qwen3, Llama
+TEMPERATURE = 0.8
+VLLM = {"kind": "vllm", "options": {"cache_gib": 0.1}}
+NO_EVALUATION = {"evaluation": {"problems": 0}}
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pocket team in a shape that vLLM's CPU kernels take."""
+    folder = tmp_path_factory.mktemp("wide")
+    return {name: wide_member(name, folder / name) for name in NAMES}
+
+
+def wide_team(wide: dict[str, Path], *names: str, **settings: Any) -> dict[str, Any]:
+    rate = settings.pop("learning_rate", 2e-4)
+    members = [{"name": n, "model": str(wide[n]), "learning_rate": rate} for n in names]
+    return team(*members, **{"sampler": VLLM, **settings})
+
+
+def make_policy(folder: Path, kind: str = "vllm", **agent: Any) -> Policy:
+    settings = {"kind": kind, "max_tokens": 400, "options": VLLM["options"]}
+    return Policy(
+        AgentConfig(name="it", model=str(folder), **agent),
+        device="cpu",
+        temperature=TEMPERATURE,
+        beta=0.0,
+        sampler=SamplerConfig.model_validate(settings),
+    )
+
+
+def requests(policy: Policy, samples: int = 8, limit: int = 40) -> list[Request]:
+    prompts = [policy.renderer.prompt((Message("user", q),)) for q in ("17+25", "23*4", "90-9")]
+    return [
+        Request(prompt, stream_key(0, "it", 0, str(n), i), limit)
+        for n, prompt in enumerate(prompts)
+        for i in range(samples)
+    ]
+
+
+def move(policy: Policy, by: float, seed: int) -> None:
+    """What an update of AdamW does: every trained number goes up or down by about the learning rate."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for master in policy.master.values():
+            master.add_(by * torch.randn(master.shape, generator=generator).sign())
+    policy._write_back()
+    policy.sampler.weights_changed()
+
+
+def gaps(policy: Policy, asked: list[Request], replies: list[Reply]) -> list[float]:
+    """Token by token, between the engine's log-probabilities of its replies and the trainer's."""
+    scores = policy.score(
+        [(r.prompt_ids, a.token_ids) for r, a in zip(asked, replies, strict=True)]
+    )
+    return [
+        abs(x - y)
+        for score, reply in zip(scores, replies, strict=True)
+        for x, y in zip(score, reply.logprobs, strict=True)
+    ]
+
+
+def rows(run: RunDirectory, kind: str, agent: str) -> list[dict[str, Any]]:
+    return [r for r in run.metrics() if r["kind"] == kind and r["agent"] == agent]
+
+
+# ---------------------------------------------------------------- the models of these tests
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wider_heads_compute_the_same(wide: dict[str, Path], name: str) -> None:
+    """See wide_pocket.py; words that no training ever touched are left out: their embedding is next
+    to nothing, and the smallest rounding turns it."""
+    narrow = AutoModelForCausalLM.from_pretrained(pocket_path(name), dtype=torch.float32)
+    wider = AutoModelForCausalLM.from_pretrained(wide[name], dtype=torch.float32)
+    words = (narrow.get_input_embeddings().weight.norm(dim=1) > 0.1).nonzero().squeeze(1)
+    ids = words[torch.arange(120).reshape(3, 40) * 7 % len(words)]
+    with torch.no_grad():
+        a, b = (m(input_ids=ids).logits.log_softmax(-1) for m in (narrow, wider))
+    assert (a - b).abs().max() < 1e-4
+
+
+# ---------------------------------------------------------------- one engine
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+@pytest.mark.parametrize("name", NAMES)
+def test_engine_follows_the_trainer(wide: dict[str, Path], name: str, lora: Any) -> None:
+    """Small and large changes, each followed by a sync: 1e-4 by token on the replies themselves, and
+    the probe far closer than the trainer has moved."""
+    policy = make_policy(wide[name], lora=lora)
+    asked = requests(policy)
+    for seed, by in enumerate((0.0, 1e-5, 1e-4, 1e-3)):
+        move(policy, by, seed)
+        replies = policy.sampler.sample(asked, TEMPERATURE)
+        found = policy.sampler.agreement
+        assert max(gaps(policy, asked, replies)) < 1e-4
+        assert found.gap < 1e-5
+        assert found.moved == 0.0 if by == 0 else found.moved > 10 * found.gap
+    assert policy.sampler.syncs == 5  # at the start, and once for each change
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+def test_engine_follows_in_bfloat16(wide: dict[str, Path], lora: Any) -> None:
+    """Resident weights in bfloat16, master in float32; adapters are merged and rounded once. The mean
+    by token on the replies stays within what agents allow (0.05)."""
+    policy = make_policy(wide["wren"], dtype="bfloat16", lora=lora)
+    asked = requests(policy)
+    for seed, by in enumerate((0.0, 1e-3, 1e-2)):
+        move(policy, by, seed)
+        found = gaps(policy, asked, policy.sampler.sample(asked, TEMPERATURE))
+        assert sum(found) / len(found) < 0.05
+
+
+def test_the_cache_of_old_weights_is_dropped(wide: dict[str, Path]) -> None:
+    """A prompt long enough (300 tokens) that vLLM keeps its keys and values for the next request."""
+    policy = make_policy(wide["heron"])
+    prompt = (policy.renderer.prompt((Message("user", "17+25"),)) * 50)[:300]
+    asked = [Request(prompt, key, 20) for key in range(4)]
+    for seed in range(2):
+        move(policy, 1e-3, seed)
+        assert max(gaps(policy, asked, policy.sampler.sample(asked, TEMPERATURE))) < 1e-4
+
+
+def test_several_updates_cost_one_sync(wide: dict[str, Path]) -> None:
+    policy = make_policy(wide["heron"])
+    for seed in range(3):
+        move(policy, 1e-4, seed)
+    policy.sampler.sample(requests(policy), TEMPERATURE)
+    policy.sampler.sample(requests(policy), TEMPERATURE)
+    assert policy.sampler.syncs == 2
+
+
+def test_replies(wide: dict[str, Path]) -> None:
+    """Greedy ones are the built-in sampler's; drawn ones depend on weights, prompt and key alone, and
+    end where they should."""
+    policy = make_policy(wide["wren"])
+    built_in = Sampler(policy.model, policy.renderer.end_ids, policy.renderer.pad_id, 512)
+    asked = requests(policy)
+    greedy = policy.sampler.sample(asked, 0.0)
+    assert [r.token_ids for r in greedy] == [r.token_ids for r in built_in.sample(asked, 0.0)]
+
+    drawn = policy.sampler.sample(asked, TEMPERATURE)
+    assert len({r.token_ids for r in drawn}) > 6
+    assert policy.sampler.sample(asked, TEMPERATURE) == drawn
+    backwards = policy.sampler.sample(asked[::-1], TEMPERATURE)[::-1]
+    alone = [policy.sampler.sample([r], TEMPERATURE)[0] for r in asked]
+    assert [r.token_ids for r in backwards] == [r.token_ids for r in drawn]
+    assert [r.token_ids for r in alone] == [r.token_ids for r in drawn]
+
+    for reply in policy.sampler.sample(requests(policy, limit=6), TEMPERATURE):
+        ends = [i in policy.renderer.end_ids for i in reply.token_ids]
+        assert ends[-1] == reply.stopped and not any(ends[:-1])
+        assert len(reply.token_ids) == len(reply.logprobs)
+        assert reply.stopped or len(reply.token_ids) == 6
+
+
+def test_the_process_is_left_as_it_was(wide: dict[str, Path]) -> None:
+    """vLLM takes torch.set_num_threads away and sets variables that child processes would inherit."""
+    before = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
+    threads = torch.get_num_threads()
+    make_policy(wide["heron"])
+    assert {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")} == before
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+
+
+def test_an_engine_outlives_the_others(wide: dict[str, Path]) -> None:
+    """One that is collected must not take torch.distributed down under those that are in use."""
+    gone, kept = make_policy(wide["wren"]), make_policy(wide["heron"])
+    engine = weakref.ref(gone.sampler.engine)
+    del gone
+    gc.collect()
+    assert engine() is None
+    assert len(kept.sampler.sample(requests(kept), TEMPERATURE)) == 24
+    make_policy(wide["wren"])
+
+
+def test_what_vllm_cannot_run_is_told(wide: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match=r"vLLM cannot run .*head_dim=16.*sampler = 'builtin'"):
+        make_policy(pocket_path("wren"))
+    policy = make_policy(wide["heron"])
+    with pytest.raises(UserError, match=r"sampler\.max_tokens = 4\d\d"):
+        policy.sampler.sample(requests(policy, limit=400), TEMPERATURE)
+
+
+# ---------------------------------------------------------------- stale weights
+
+
+@pytest.mark.parametrize("rate", [1e-6, 2e-4])
+@pytest.mark.parametrize("kind", ["SkipsSync", "IsNeverTold", "LeavesTiedHead"])
+def test_stale_weights_stop_the_run(
+    wide: dict[str, Path], tmp_path: Path, kind: str, rate: float
+) -> None:
+    """After the very first step, also at the paper's learning rate, where log-probabilities move by
+    less than the 1e-4 that rounding is allowed."""
+    sampler = {**VLLM, "kind": f"broken_samplers:{kind}"}
+    config = wide_team(wide, "wren", sampler=sampler, learning_rate=rate, **NO_EVALUATION)
+    with pytest.raises(RunStopped, match="stale"):
+        hacrl.train(config, tmp_path / "run")
+    trained = rows(RunDirectory.open(tmp_path / "run"), "train", "wren")
+    assert [r["step"] for r in trained] == [0]
+
+
+def test_a_sync_that_never_reaches_the_head_is_told_at_the_start(wide: dict[str, Path]) -> None:
+    """Because the engine starts from random weights; had it read the model's files, it would agree
+    until the first update."""
+    with pytest.raises(RunStopped, match=r"stale or incomplete.*builtin"):
+        make_policy(wide["wren"], "broken_samplers:NeverRenewsTiedHead")
+    make_policy(wide["heron"], "broken_samplers:NeverRenewsTiedHead")  # not tied: nothing to renew
+
+
+def test_a_failed_reload_stops_the_run(wide: dict[str, Path], tmp_path: Path) -> None:
+    sampler = {**VLLM, "kind": "broken_samplers:FailsToReload"}
+    with pytest.raises(RunStopped, match=r"could not take the new weights .*no memory left"):
+        hacrl.train(wide_team(wide, "wren", sampler=sampler, **NO_EVALUATION), tmp_path / "run")
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+def test_the_pocket_team_improves(wide: dict[str, Path], tmp_path: Path) -> None:
+    """All three, together; every step's probe is in the metrics and below 1e-4."""
+    config = wide_team(
+        wide,
+        *NAMES,
+        steps=5,
+        prompts_per_step=32,
+        samples_per_prompt=8,
+        minibatch_samples=128,
+        max_response_tokens=48,
+        evaluation={"every": 0, "problems": 100, "samples": 2},
+        checkpoint={"save": False},
+    )
+    run = hacrl.train(config, tmp_path / "run")
+    for name in NAMES:
+        first, last = (r["accuracy"] for r in rows(run, "evaluation", name))
+        assert last > first + 0.1, name
+        for row in rows(run, "train", name):
+            assert 0 < row["sync/gap"] < 1e-4
+            assert row["sync/gap"] <= row["sync/max_gap"]
+            assert row["agreement/mean_gap"] < 1e-4
+
+
+def test_a_resumed_run_goes_on_with_the_restored_weights(
+    wide: dict[str, Path], tmp_path: Path
+) -> None:
+    """Another engine, in float32 on the CPU: it writes what the unbroken run's engine wrote."""
+    config = wide_team(wide, "wren", "heron", steps=3, **NO_EVALUATION)
+    whole = hacrl.train(config, tmp_path / "whole")
+    hacrl.train({**config, "steps": 1}, tmp_path / "parts")
+    parts = hacrl.resume(tmp_path / "parts", steps=3)
+    for name in ("wren", "heron"):
+        for step in range(3):
+            a, b = (Journal(run.journal(name)).read(step)[0] for run in (whole, parts))
+            assert [r.completion.token_ids for r in a] == [r.completion.token_ids for r in b]
+
+
+def test_agents_of_two_kinds_in_one_team(wide: dict[str, Path], tmp_path: Path) -> None:
+    """wren's heads are too narrow for vLLM: it keeps the built-in sampler."""
+    heron = {"name": "heron", "model": str(wide["heron"]), "learning_rate": 2e-4}
+    config = team(member("wren", sampler="builtin"), heron, sampler=VLLM, steps=2, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    assert all("sync/gap" in r for r in rows(run, "train", "heron"))
+    assert not any("sync/gap" in r for r in rows(run, "train", "wren"))
+
+
+def test_the_same_on_ray(wide: dict[str, Path], tmp_path: Path) -> None:
+    """An engine in each agent's own process: metric for metric what engines side by side in one make."""
+    runs = [
+        hacrl.train(
+            wide_team(
+                wide,
+                "wren",
+                "heron",
+                steps=2,
+                runtime={"kind": kind, "threads": 1, "device": "cpu"},
+                **NO_EVALUATION,
+            ),
+            tmp_path / kind,
+        )
+        for kind in ("local", "ray")
+    ]
+    a, b = (sorted(run.metrics(), key=lambda r: (r["step"], r["agent"])) for run in runs)
+    assert a == b
