@@ -14,12 +14,14 @@ from hacrl.algorithms import Algorithm, skips_zero_advantage
 from hacrl.attempt import attempt, judge, split_by_length
 from hacrl.capability import CapabilityHistory
 from hacrl.config import AgentConfig, Config
+from hacrl.diagnostics import Diagnostics
 from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
 from hacrl.plan import minibatch, replaced
 from hacrl.policy.policy import Policy
+from hacrl.policy.samplers import probe_facts
 from hacrl.policy.update import UpdateReport
 from hacrl.pool import Pool
 from hacrl.rundir import RunDirectory, sample_rows
@@ -49,7 +51,8 @@ class Member(Protocol):
         """Publish the step's trajectories; metrics of the phase."""
 
     def learn(self, step: int) -> dict[str, Any]:
-        """Learn from the step's cut; metrics of the phase. Empty for a member that does not."""
+        """Learn from the step's cut; metrics of the phase. Empty for a member that does not. One
+        that the step was closed without learns from the others' rows alone."""
 
 
 class Agent:
@@ -80,7 +83,20 @@ class Agent:
             if agent.learns
             else None
         )
+        self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         self.skips = skips_zero_advantage(algorithm)
+        self.diagnostics: Diagnostics | None = None
+        if self.plan and config.diagnostics.every:
+            self.diagnostics = Diagnostics(
+                config,
+                agent,
+                policy=policy,
+                algorithm=algorithm,
+                plan=self.plan,
+                task=task,
+                verifier=verifier,
+                run=run,
+            )
         self.capability = CapabilityHistory(
             pool.gather,
             window=config.algorithm.capability_window,
@@ -122,17 +138,16 @@ class Agent:
         return {**rollout_metrics(rollouts, len(too_long)), **facts}
 
     def learn(self, step: int) -> dict[str, Any]:
-        if self.plan is None:
+        if self.plan is None or step >= self.learns_before:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
-        entry = self.journal.read(step)
-        assert entry is not None, "the rollout phase of this step comes first"
+        own, _ = self.journal.read(step) or ([], {})  # none where the step was closed without it
         with self.clock("view"):
             cut = self.pool.gather(step)
-            capability = self.capability.at(step, cut.members)
+            capability = self.capability.at(step, list(dict.fromkeys((*cut.members, self.name))))
             samples, view = learner_view(
                 cut.groups,
-                entry[0],
+                own,
                 problems,
                 self.policy.renderer,
                 self.name,
@@ -146,6 +161,10 @@ class Agent:
         if self.algorithm.needs_old_logprobs:
             with self.clock("score"):
                 samples = self._score_peers(samples)
+        checked: dict[str, Any] = {}
+        if self.diagnostics and self.diagnostics.due(step):
+            with self.clock("diagnostics"):
+                checked = self.diagnostics.check(step, cut, problems, capability, samples)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
             last = replaced(samples) if self.algorithm.peers_join else ()
@@ -157,11 +176,13 @@ class Agent:
                     )
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
+            self.policy.rest()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {
             **learning_metrics(done, self.plan, capability, cut.members, self.name),
             **view.metrics(),
+            **checked,
         }
 
     # ------------------------------------------------------------ its parts
@@ -188,7 +209,7 @@ class Agent:
         if settings.behaviour == "sampler":
             probe = probe[: settings.check_samples]
         scored = self._scored(probe)
-        facts = agreement_facts(probe, scored)
+        facts = {**agreement_facts(probe, scored), **probe_facts(self.policy.sampler)}
         gap, allowed = facts["agreement/mean_gap"], settings.tolerance or self._tolerance()
         if gap != gap:
             raise RunStopped(
@@ -248,7 +269,7 @@ class Agent:
                 agent=self.name,
                 index=r.index,
                 step=step,
-                policy_version=step if self.plan else 0,
+                policy_version=min(step, self.learns_before) if self.plan else 0,
                 turns=(*begun, Turn("assistant", r.completion.text, True)),
                 finish=r.completion.finish,
                 mean_logprob=r.mean_logprob,

@@ -9,7 +9,7 @@ Because it only reads cuts, which never change, it needs no checkpoint of its ow
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hacrl.types import Cut
@@ -85,8 +85,9 @@ class CapabilityHistory:
         self._guards = (ratio_min, ratio_max)
         self._steps: dict[int, StepRewards] = {}
 
-    def at(self, step: int, members: Sequence[str]) -> Capability:
-        """Capability as of `step`: walk back until every member has filled its window."""
+    def at(self, step: int, members: Collection[str]) -> Capability:
+        """Capability as of `step`: walk back until every member has filled its window. A step in
+        which a member took no part is none of its K."""
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
         newest = step if self._includes_step else step - 1
         for earlier in range(newest, -1, -1):

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -93,15 +93,15 @@ class Checkpoints:
         self._saved = snapshot.step
         return place
 
-    def prune(self) -> None:
-        """Remove all but the newest `keep` and the best one.
+    def prune(self, also: Collection[int] = ()) -> None:
+        """Remove all but the newest `keep`, the best one and those of `also`.
 
         Steps newer than the one just saved were left by a run that was resumed from before them:
         they are not of this run's history, and go too.
         """
         steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
         best = self._best_of(steps)
-        kept = set(steps[-self.keep :])
+        kept = {*steps[-self.keep :], *also}
         if best is not None:
             kept.add(best[0])
             self._write_marks({best[0]: best[1]})
@@ -144,9 +144,11 @@ class Checkpoints:
             if _facts(path) != files[name]:
                 raise _corrupt(path, "is not what was written (size or sha256 differ)")
 
-    def newest_whole(self, report: Report) -> int | None:
-        """The newest step that verifies. Says in one sentence what was passed over and why."""
-        return _newest({self.folder.name: self}, self._folders(), report)
+    def newest_whole(self, report: Report, among: Collection[int] | None = None) -> int | None:
+        """The newest step (of `among`) that verifies. Says in one sentence what was passed over and
+        why."""
+        steps = [step for step in self._folders() if among is None or step in among]
+        return _newest({self.folder.name: self}, steps, report)
 
     def mark_best(self, step: int, score: float) -> bool:
         """Note the held-out score of a step if it is the best so far; say whether it is.

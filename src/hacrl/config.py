@@ -53,6 +53,18 @@ class EvaluationConfig(Table):
     """Longest reply; the training limit where absent (the paper evaluates with 8,196)."""
 
 
+class DiagnosticsConfig(Table):
+    every: int = Field(0, ge=0)
+    """Every so many steps, the first included, measure what the theory claims (docs/diagnostics.md):
+    bias and variance of the baselines, own against peers' gradients, gain or harm of each peer on
+    held-out problems. It draws rollouts and takes time of its own, which no budget counts, and
+    changes nothing else. 0: off."""
+    problems: int = Field(16, ge=2)
+    """How many problems of the step, and how many held-out ones."""
+    samples: int = Field(32, ge=2)
+    """Fresh replies of the learner to each of them."""
+
+
 class CheckpointConfig(Table):
     every: int = Field(10, ge=0)
     """Write a checkpoint every so many steps, and after the last; 0: only after the last."""
@@ -64,6 +76,17 @@ class CheckpointConfig(Table):
 
 
 class SamplerConfig(Table):
+    kind: str = "builtin"
+    """What writes the replies: builtin (the trainer's own weights), vllm (an engine beside the
+    trainer, docs/scale.md), or the import path of a class of yours. An agent may name its own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the kind (builtin has none). vllm: gpu_memory_utilization, cache_gib, eager."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest prompt and reply together that vllm is started for; what the run's limits allow where
+    absent."""
+    cache_share: float = Field(0.2, gt=0, lt=1)
+    """Largest part of a GPU's memory for the built-in sampler's keys and values, one cache for all
+    agents of a process there; where it is too little for all rows, fewer are written side by side."""
     behaviour: Literal["score", "sampler"] = "score"
     """Whose log-probabilities count as behaviour: the trainer's at the sampling weights (score), or
     the sampler's own, as long as the probe finds them equal to within epsilon_low / 10."""
@@ -78,11 +101,35 @@ class SamplerConfig(Table):
 
 class RuntimeConfig(Table):
     kind: str = "local"
-    """local: all agents in this process, phases in turn."""
+    """local: all agents in this process, phases in turn; ray: each in a process of its own, side by
+    side (docs/scale.md; needs the extra hacrl[ray])."""
+    address: str | None = None
+    """ray: the cluster to join, HOST:PORT of its head or "auto"; absent: the one of RAY_ADDRESS, or a
+    new one on this machine for the time of the run."""
+    placement: Literal["pack", "spread"] = "pack"
+    """ray: agents on as few machines as possible, or on as many."""
+    deadline: float | None = Field(None, gt=0)
+    """ray: seconds that the first member to publish a step waits for the others, until the run does
+    what `late` says; absent: it waits as long as it takes."""
+    late: Literal["wait", "go_on"] = "wait"
+    """ray: what becomes of a step at the deadline. wait: it says who is missing and goes on waiting,
+    so lost agents change no number. go_on: it is closed with the members that are there; the others
+    learn from it when they come back, as non-members."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 ...; an agent may name its own."""
     threads: int | None = Field(None, ge=1)
     """Threads of torch on the CPU; pin it to have the same run number for number."""
+
+    @model_validator(mode="after")
+    def _late_ones(self) -> RuntimeConfig:
+        if self.kind == "local" and (self.deadline is not None or self.late != "wait"):
+            raise ValueError(
+                "deadline and late have no meaning with kind = 'local', where members take turns and "
+                "nobody is late; leave them out, or use kind = 'ray'"
+            )
+        if self.late == "go_on" and self.deadline is None:
+            raise ValueError("late = 'go_on' needs a deadline, in seconds")
+        return self
 
 
 class LogConfig(Table):
@@ -114,6 +161,12 @@ class AgentConfig(Table):
     """Run directory whose stored trajectories this member publishes instead of sampling."""
     replay_agent: str | None = None
     """Which agent of that run; needed where it has several."""
+
+    learn_steps: int | None = Field(None, ge=1)
+    """Learn in the first so many steps only, and go on as a frozen member."""
+    away: list[tuple[int, int]] = Field(default_factory=list)
+    """Spans of steps, first and first after, in which this member takes no part: [[10, 20]] leaves
+    before step 10 and is back in step 20."""
 
     learning_rate: float = Field(1e-6, gt=0)
     """Constant after the warm-up."""
@@ -151,25 +204,57 @@ class AgentConfig(Table):
     device: str | None = None
     """This agent's own device."""
     attention: str = "sdpa"
-    """Attention implementation of transformers."""
+    """Attention implementation of transformers. With the default, scores and updates lay sequences end
+    to end and attend within each; any other one is used as it is, on padded rows."""
+    ranks: int = Field(1, ge=1)
+    """Processes that hold this agent together, each with a part of the weights, gradients and
+    optimizer (FSDP2) and a share of the sampling; one GPU each. With runtime.kind = "local" the GPUs
+    are those from the agent's `device` on (cuda: from the first). A checkpoint serves any number of
+    ranks: change it in the run's config.toml and resume."""
     gradient_checkpointing: bool = False
     """Trade time for memory in updates."""
+    offload: Literal["auto", "none", "optimizer"] = "auto"
+    """Where the float32 master, the optimizer's moments and the start weights of the KL term wait
+    while this agent does not learn: none: on the device; optimizer: in the host's memory; auto: there
+    when less than a third of the GPU is free."""
     trust_remote_code: bool = False
     """Allow code from the model folder or hub to run. Off unless you trust it."""
     lora: LoraSettings | None = None
     """Train a low-rank adapter instead of the whole weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Most tokens (padding included) in one forward pass; changes time and memory, not results."""
+    """Most tokens in one forward pass, end to end (padding included, where a model needs any); changes
+    time and memory, not results."""
     prune: bool = True
     """Leave out of updates what adds exactly nothing: time, not results, but for rounding."""
     sampler_rows: int = Field(512, ge=1)
     """Most sequences sampled side by side."""
+    sampler: str | None = None
+    """This agent's own kind of sampler (sampler.kind); the run's where absent."""
+
+    cpus: float = Field(1, gt=0)
+    """With the ray runtime: processor cores that each of its ranks takes, the verifier's among them."""
+    gpus: float | None = Field(None, ge=0)
+    """With the ray runtime: GPUs that each of its ranks takes; a part (0.5) shares one. Absent: one
+    where the cluster has any and the device is not cpu."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """With the ray runtime: what else each rank's machine must offer, by the names given to `ray start
+    --resources`, e.g. { big_memory = 1 }."""
 
     @model_validator(mode="after")
     def _model_or_replay(self) -> AgentConfig:
         if bool(self.model) == (self.replay is not None):
             raise ValueError("give either `model` or `replay`, one of the two")
         return self
+
+    @model_validator(mode="after")
+    def _spans(self) -> AgentConfig:
+        for first, after in self.away:
+            if not 0 <= first < after:
+                raise ValueError(f"away: [{first}, {after}] is not a span of steps")
+        return self
+
+    def is_away(self, step: int) -> bool:
+        return any(first <= step < after for first, after in self.away)
 
     @property
     def learns(self) -> bool:
@@ -206,6 +291,8 @@ class Config(Table):
     """Where the agents' trajectories meet."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Each agent alone on held-out problems."""
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    """What the theory claims, measured while training."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When weights are written and how many are kept."""
     sampler: SamplerConfig = SamplerConfig()
@@ -227,6 +314,25 @@ class Config(Table):
             )
         if not any(a.learns for a in self.agents):
             raise ValueError("agents: none of them learns; set learn = true for at least one")
+        if any(a.away for a in self.agents):
+            for step in range(self.steps):
+                if not any(a.learns and not a.is_away(step) for a in self.agents):
+                    raise ValueError(f"agents: in step {step} every learner is away")
+        kinds = {a.name: a.sampler or self.sampler.kind for a in self.agents}
+        if self.sampler.options and set(kinds.values()) == {"builtin"}:
+            raise ValueError("sampler.options: the built-in sampler has none; set sampler.kind too")
+        for agent in self.agents:
+            if agent.ranks > 1 and kinds[agent.name] != "builtin":
+                raise ValueError(
+                    f"agents: {agent.name!r} has ranks = {agent.ranks} and the sampler "
+                    f"{kinds[agent.name]!r}; an agent of several ranks samples with the built-in one: "
+                    "give it sampler = 'builtin'"
+                )
+            if agent.ranks > 1 and self.runtime.kind == "local" and "vllm" in kinds.values():
+                raise ValueError(
+                    f"agents: {agent.name!r} has ranks = {agent.ranks} and another agent samples with "
+                    "vllm; the two cannot share a process: use runtime.kind = 'ray'"
+                )
         return self
 
     def agent(self, name: str) -> AgentConfig:
@@ -240,6 +346,16 @@ class Config(Table):
 
     def response_limit(self, agent: AgentConfig) -> int:
         return agent.max_response_tokens or self.max_response_tokens
+
+    def sampler_of(self, agent: AgentConfig) -> SamplerConfig:
+        """The run's sampler settings as they are for this agent."""
+        replies = max(self.response_limit(agent), self.evaluation.max_response_tokens or 0)
+        return self.sampler.model_copy(
+            update={
+                "kind": agent.sampler or self.sampler.kind,
+                "max_tokens": self.sampler.max_tokens or self.prompt_limit(agent) + replies,
+            }
+        )
 
     def plan_of(self, agent: AgentConfig, *, shares: bool, joined: bool = False) -> Plan:
         """The learner's plan; a UserError where sizes or floors are impossible."""

@@ -8,6 +8,7 @@ pool.db                 trajectories and cuts (unless the config names another p
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
 samples/AGENT/          what each training sample was worth: advantage, weight, ratio
 evaluation/STEP/AGENT/  every held-out reply and the result
+diagnostics/AGENT/      checks of the theory, problem by problem (where they are on)
 checkpoints/AGENT/      weights and optimizer
 """
 

@@ -58,12 +58,12 @@ def tear_metrics(line: int) -> None:
 def arm(moment: str) -> None:
     """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
     from hacrl import checkpoint, evaluate
+    from hacrl.policy.decode import HostDecoder
     from hacrl.policy.policy import Policy
-    from hacrl.policy.sampler import Sampler
     from hacrl.pool.sql import SqlPool
 
     if moment == "sampling":
-        kill_at(Sampler, "_forward", 150)
+        kill_at(HostDecoder, "run", 100)  # step 1, second agent
     elif moment == "before publishing":
         kill_at(SqlPool, "publish", 4)  # step 1, second agent: journalled, not published
     elif moment == "between updates":

@@ -15,6 +15,7 @@ from hacrl.checkpoint import Checkpoints
 from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.policy import policy as policy_module
+from hacrl.policy import samplers as samplers_module
 from hacrl.pool import open_pool
 from hacrl.pool.sql import SqlPool
 from hacrl.rundir import RunDirectory
@@ -228,12 +229,12 @@ def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) 
 
 def test_stale_sampler_weights_stop_the_run(tmp_path: Path, monkeypatch) -> None:
     """A sampler that keeps the start weights: equal at step 0, caught at step 1."""
-    real = policy_module.Sampler
+    real = samplers_module.Sampler
 
-    def stale(model, *rest):
-        return real(copy.deepcopy(model), *rest)
+    def stale(model, *rest, **settings):
+        return real(copy.deepcopy(model), *rest, **settings)
 
-    monkeypatch.setattr(policy_module, "Sampler", stale)
+    monkeypatch.setattr(samplers_module, "Sampler", stale)
     config = team(member("wren"), **NO_EVALUATION)
     config["agents"][0]["learning_rate"] = 5e-3
     with pytest.raises(RunStopped, match="stale"):

@@ -73,6 +73,14 @@ def open_pool(url: str, base: Path, create: bool = True) -> Pool:
     return factory(url, base, create)
 
 
+def members_of(pool: Pool, step: int) -> tuple[str, ...]:
+    """The members of a closed step. A pool that can tell without reading all rows has a method
+    `members(step)` for it."""
+    tell = getattr(pool, "members", None)
+    found: Sequence[str] = tell(step) if tell else pool.gather(step).members
+    return tuple(found)
+
+
 def as_cut(step: int, members: Sequence[str], trajectories: Iterable[Trajectory]) -> Cut:
     """Group a cut's rows, in an order that does not depend on the order in which they came."""
     groups: dict[str, list[Trajectory]] = {}

@@ -18,6 +18,9 @@ from hacrl.files import full_disk, full_disk_error
 WAIT = 30.0
 """Seconds to wait for another process that is writing."""
 
+_PAGE, _LOG, _CACHE = 32 << 10, 64 << 20, 64 << 20
+"""SQLite: bytes of a page (of a new file), of the log before it is copied over, of memory used."""
+
 _NO_ROOM = ("database or disk is full", "disk I/O error")
 
 
@@ -145,6 +148,10 @@ def _on_connect(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={int(WAIT * 1000)}")
     cursor.execute("PRAGMA synchronous=FULL")  # a committed cut survives a power cut as well
+    # Rows are a few KB: pages that hold several, and a log that is not copied over at every commit.
+    cursor.execute(f"PRAGMA page_size={_PAGE}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint={_LOG // _PAGE}")
+    cursor.execute(f"PRAGMA cache_size={-_CACHE // 1024}")
     cursor.close()
 
 

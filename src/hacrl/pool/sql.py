@@ -8,19 +8,30 @@ count; the `late` column is only for people who look.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, insert, select
+from sqlalchemy import (
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    Select,
+    String,
+    Table,
+    Text,
+    insert,
+    select,
+)
 from sqlalchemy import func as sql
 from sqlalchemy.exc import IntegrityError
 
 from hacrl.errors import UserError
-from hacrl.pool import Key, as_cut, check_members, not_closed, other_content
+from hacrl.pool import Key, check_members, not_closed, other_content
 from hacrl.pool.database import Database
-from hacrl.pool.wire import Wire, WireError, from_json, to_json
-from hacrl.types import SCHEMA, STORED, Cut, Trajectory
+from hacrl.pool.text import CUT, OUTSIDE, Bodies, CutRecord, Row, RowText, no_garbage
+from hacrl.types import Cut, Trajectory
 
 _TABLES = MetaData()
 _ROWS = Table(
@@ -46,34 +57,6 @@ _CUTS = Table(
     Column("body", Text, nullable=False),
 )
 _KEY = (_ROWS.c.step, _ROWS.c.agent, _ROWS.c.problem_id, _ROWS.c.idx)
-_OUTSIDE = "It was changed outside hacrl: put the stored file back, or start the run anew"
-
-
-@dataclass(frozen=True)
-class _CutRecord:
-    """What `cuts.body` holds.
-
-    Example: {"step": 3, "members": ["ant"], "rows": {"ant": {"q1": [0, 1]}}, "schema": 1}
-    """
-
-    __pydantic_config__ = STORED
-
-    step: int
-    members: tuple[str, ...]
-    rows: dict[str, dict[str, tuple[int, ...]]]
-    """Agent -> problem id -> indices."""
-    schema: int = SCHEMA
-
-    def keys(self) -> set[Key]:
-        return {
-            (self.step, agent, problem, index)
-            for agent, problems in self.rows.items()
-            for problem, indices in problems.items()
-            for index in indices
-        }
-
-
-_CUT = Wire(_CutRecord)
 
 
 class SqlPool:
@@ -81,18 +64,13 @@ class SqlPool:
 
     def __init__(self, url: str, base: Path, create: bool = True) -> None:
         self._db = Database(url, base, _TABLES, create)
-        self._name = self._db.name
+        self.text = RowText(self._db.name)
 
     def publish(self, trajectories: Sequence[Trajectory]) -> None:
-        bodies: dict[Key, str] = {}
-        for trajectory in trajectories:
-            key = trajectory.key
-            try:
-                body = to_json(trajectory)
-            except WireError as error:
-                raise UserError(f"{self._place(key)}: cannot be published: {error}") from error
-            if bodies.setdefault(key, body) != body:
-                raise other_content(self._name, key)
+        self.put(self.text.encode(trajectories))
+
+    def put(self, bodies: Bodies) -> None:
+        """Publish rows that are text already."""
         if not bodies:
             return
         try:
@@ -123,7 +101,7 @@ class SqlPool:
             with self._db.write() as connection:
                 if not _closed(connection, [step]):
                     record = self._record(connection, step, members)
-                    body = _CUT.to_json(record)
+                    body = CUT.to_json(record)
                     connection.execute(insert(_CUTS), {"step": step, "body": body})
 
         self._db.retry(commit)
@@ -133,18 +111,27 @@ class SqlPool:
             return bool(_closed(connection, [step]))
 
     def gather(self, step: int) -> Cut:
-        with self._db.read() as connection:  # cut and rows of the same moment
-            body = connection.scalar(select(_CUTS.c.body).where(_CUTS.c.step == step))
-            if body is None:
-                raise not_closed(self._name, step)
-            record = self._read_cut(step, body)
-            query = select(*_KEY, _ROWS.c.body).where(_ROWS.c.step == step)
-            rows = connection.execute(query).tuples().all()
-        wanted = record.keys()
-        found = {row[:4]: self._read_row(row[:4], row[4]) for row in rows if row[:4] in wanted}
-        if len(found) < len(wanted):
-            raise self._changed(min(wanted - found.keys()), "counts in the cut but is not there")
-        return as_cut(step, record.members, found.values())
+        with self._db.read() as connection, no_garbage():  # record and rows of the same moment
+            record = self._record_of(connection, step)
+            # Read as they come: text and trajectories of a whole step are not both in memory.
+            parts = connection.execute(_rows_of(step)).tuples().partitions(256)
+            return self.text.decode(step, record, chain.from_iterable(parts))
+
+    def stored(self, step: int) -> tuple[str, list[Row]]:
+        """The cut's record and all rows of the step, as text."""
+        with self._db.read() as connection, no_garbage():
+            record = self._record_of(connection, step)
+            return record, [tuple(row) for row in connection.execute(_rows_of(step)).tuples()]
+
+    def members(self, step: int) -> tuple[str, ...]:
+        with self._db.read() as connection:
+            return self.text.record(step, self._record_of(connection, step)).members
+
+    def _record_of(self, connection: Connection, step: int) -> str:
+        body = connection.scalar(select(_CUTS.c.body).where(_CUTS.c.step == step))
+        if body is None:
+            raise not_closed(self.text.pool, step)
+        return body
 
     def rows(self, agent: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
         query = select(*_KEY, _ROWS.c.body)
@@ -154,7 +141,7 @@ class SqlPool:
             # A step at a time: nothing stays open in the database while the caller works.
             with self._db.read() as connection:
                 found = connection.execute(query.where(_ROWS.c.step == at)).tuples().all()
-            read = [self._read_row(row[:4], row[4]) for row in found]
+            read = [self.text.row(row) for row in found]
             yield from sorted(read, key=lambda trajectory: trajectory.key)
 
     def late(self, step: int) -> int:
@@ -165,7 +152,7 @@ class SqlPool:
     def dispose(self) -> None:
         self._db.dispose()
 
-    def _publish_missing(self, bodies: dict[Key, str]) -> None:
+    def _publish_missing(self, bodies: Bodies) -> None:
         stored: dict[Key, Any] = {}
         with self._db.write() as connection:
             for step, agent in {key[:2] for key in bodies}:
@@ -174,7 +161,7 @@ class SqlPool:
                 stored.update((row[:4], row[4]) for row in connection.execute(query).tuples())
             for key, body in bodies.items():
                 if stored.get(key, body) != body:
-                    raise other_content(self._name, key)
+                    raise other_content(self.text.pool, key)
             _add(connection, {key: body for key, body in bodies.items() if key not in stored})
 
     def _steps(self) -> list[int]:
@@ -182,80 +169,39 @@ class SqlPool:
             steps = connection.scalars(select(_ROWS.c.step).distinct()).all()
         for step in steps:
             if not isinstance(step, int):  # SQLite keeps any type in any column
-                raise UserError(f"pool {self._name}: a row is of step {step!r}. {_OUTSIDE}")
+                raise UserError(f"pool {self.text.pool}: a row is of step {step!r}. {OUTSIDE}")
         return sorted(steps)
 
-    def _record(self, connection: Connection, step: int, members: Sequence[str]) -> _CutRecord:
+    def _record(self, connection: Connection, step: int, members: Sequence[str]) -> CutRecord:
         """The cut as it stands now."""
         rows: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in members}
         keys = connection.execute(select(*_KEY).where(_ROWS.c.step == step)).tuples().all()
         for key in keys:
             if tuple(type(part) for part in key) != (int, str, str, int):
-                raise self._changed(key, "not a key")
+                raise self.text.changed(key, "not a key")
         for _, agent, problem, index in sorted(keys):
             if agent in rows:
                 rows[agent][problem] = (*rows[agent].get(problem, ()), index)
-        return _CutRecord(step, tuple(members), rows)
-
-    def _read_cut(self, step: int, body: object) -> _CutRecord:
-        try:
-            record = _CUT.from_json(_text(body))
-            if record.schema != SCHEMA:
-                raise WireError("schema", f"{record.schema}, but this version reads {SCHEMA}")
-            if record.step != step:
-                raise WireError("step", f"the record says {record.step}")
-            if set(record.rows) != set(record.members):
-                raise WireError("rows", "are not those of the members")
-        except WireError as error:
-            place = f"pool {self._name}, cut of step {step}"
-            raise UserError(f"{place}: {error}. {_OUTSIDE}") from error
-        return record
-
-    def _read_row(self, key: Key, body: object) -> Trajectory:
-        """Read one row, trusting nothing in it."""
-        try:
-            trajectory = from_json(_text(body))
-        except WireError as error:
-            raise self._changed(key, str(error)) from error
-        if trajectory.key != key:
-            fields = ("step", "agent", "problem_id", "index")
-            for field, column, inside in zip(fields, key, trajectory.key, strict=True):
-                if column != inside:
-                    raise self._changed(key, f"field {field}: the body says {inside!r}")
-        return trajectory
-
-    def _changed(self, key: Key, reason: str) -> UserError:
-        return UserError(f"{self._place(key)}: {reason}. {_OUTSIDE}")
-
-    def _place(self, key: Key) -> str:
-        step, agent, problem, index = key
-        return (
-            f"pool {self._name}, step {step}, agent {agent!r}, problem {problem!r}, index {index!r}"
-        )
+        return CutRecord(step, tuple(members), rows)
 
 
-def _text(body: object) -> str:
-    if not isinstance(body, str):
-        raise WireError("body", f"must be text, not {body!r}")
-    return body
+def _rows_of(step: int) -> Select[Any]:
+    return select(*_KEY, _ROWS.c.body).where(_ROWS.c.step == step)
 
 
 def _closed(connection: Connection, steps: Iterable[int]) -> set[int]:
     return set(connection.scalars(select(_CUTS.c.step).where(_CUTS.c.step.in_(list(steps)))))
 
 
-def _add(connection: Connection, bodies: dict[Key, str]) -> None:
+def _add(connection: Connection, bodies: Bodies) -> None:
     closed = _closed(connection, {key[0] for key in bodies})
-    rows = [
-        {
-            "step": step,
-            "agent": agent,
-            "problem_id": problem,
-            "idx": index,
-            "late": int(step in closed),
-            "body": body,
-        }
-        for (step, agent, problem, index), body in bodies.items()
-    ]
-    if rows:
-        connection.execute(insert(_ROWS), rows)
+    rows = [(*key, int(key[0] in closed), body) for key, body in bodies.items()]
+    if not rows:
+        return
+    statement = insert(_ROWS).compile(dialect=connection.dialect)
+    if statement.positiontup == [column.name for column in _ROWS.columns]:
+        # Straight to the driver: naming every value costs more than storing it.
+        connection.exec_driver_sql(str(statement), rows)
+    else:
+        names = [column.name for column in _ROWS.columns]
+        connection.execute(insert(_ROWS), [dict(zip(names, row, strict=True)) for row in rows])

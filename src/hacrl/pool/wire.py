@@ -58,18 +58,21 @@ class Wire(Generic[T]):
 
 def _check(value: object) -> None:
     """What the types alone do not say."""
-    counts: tuple[str, ...] = ()
     if isinstance(value, Trajectory):
         if value.schema != SCHEMA:
             raise WireError("schema", f"{value.schema}, but this version of hacrl reads {SCHEMA}")
-        counts = ("step", "index", "policy_version", "num_tokens")
         if value.tokens is not None and len(value.tokens.ids) != len(value.tokens.logprobs):
             raise WireError("tokens.logprobs", "must be as many as tokens.ids")
+        if min(value.step, value.index, value.policy_version, value.num_tokens) < 0:
+            _refuse_negative(value, "step", "index", "policy_version", "num_tokens")
     elif isinstance(value, Rollout):
-        counts = ("step", "index")
         if len(value.completion.token_ids) != len(value.completion.logprobs):
             raise WireError("completion.logprobs", "must be as many as completion.token_ids")
-    for name in counts:
+        _refuse_negative(value, "step", "index")
+
+
+def _refuse_negative(value: object, *names: str) -> None:
+    for name in names:
         if getattr(value, name) < 0:
             raise WireError(name, f"must not be negative, is {getattr(value, name)}")
 

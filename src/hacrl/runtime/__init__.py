@@ -11,9 +11,10 @@ from hacrl.errors import UserError
 from hacrl.report.observer import Observer, Quiet
 from hacrl.rundir import RunDirectory
 from hacrl.runtime.local import run_local
+from hacrl.runtime.ray import run_ray
 
 Runtime = Callable[[Config, RunDirectory, Observer], None]
-RUNTIMES: dict[str, Runtime] = {"local": run_local}
+RUNTIMES: dict[str, Runtime] = {"local": run_local, "ray": run_ray}
 
 
 def start(
