@@ -93,6 +93,9 @@ def test_learning_metrics_by_hand() -> None:
     )
     # used weights: 0.9 * 2 and 0.8 * 2 -> (3.4)^2 / (1.8^2 + 1.6^2)
     assert made["peers/effective_samples"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2))
+    assert made["peers/used/b"] == 0.5
+    assert made["peers/effective/b"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2) / 4)
+    assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 3.0)
     assert made["ratio/b"] == pytest.approx(0.875)
     assert made["ratio/b/short"] == pytest.approx(0.8)  # lengths 1 and 2, at most the median 2.5
     assert made["ratio/b/long"] == pytest.approx(0.95)

@@ -62,7 +62,8 @@ def learning_metrics(
 
     A ratio, and whether the clip left a gradient, are known of the samples that went forward; means
     and shares of them are over those. The samples without (advantage 0, see `prune`) are counted in
-    pruned/forward. peers/forwarded says over how many peers' samples their shares are.
+    pruned/forward. peers/forwarded says over how many peers' samples their shares are. Norms of
+    gradients are before clipping, also for each part of the plan (own, peers, mixed).
     """
     samples = [s for _, batch, _ in done for s in batch]
     own = [s for s in samples if s.is_own]
@@ -85,21 +86,25 @@ def learning_metrics(
         "own/ratio": _mean([r.ratio for r in mine]),
         "peers/samples": len(samples) - len(own),
     }
+    for part in dict.fromkeys(update.part for update, _, _ in done):
+        norms = [report.grad_norm for update, _, report in done if update.part == part]
+        metrics[f"{part}/grad_norm"] = _mean(norms)
     if len(samples) > len(own):
         metrics |= {
             "peers/forwarded": len(peers),
             "peers/below_floor": _mean([float(r.ratio < r.floor) for r in peers]),
             "peers/above_one": _mean([float(r.ratio > 1) for r in peers]),
             "peers/used": _mean([float(r.used) for r in peers]),
-            "peers/effective_samples": effective_samples(
-                [r.ratio * r.sample.weight if r.used else 0.0 for r in peers]
-            ),
+            "peers/effective_samples": effective_samples(_weights(peers)),
         }
     for source in members:
         metrics[f"capability/{source}"] = capability.of(source)
         if source != learner and (theirs := [s for s in samples if s.source == source]):
             metrics[f"weight/{source}"] = _mean([s.weight for s in theirs])
-            metrics |= _ratio_by_length(source, [r for r in peers if r.sample.source == source])
+            seen = [r for r in peers if r.sample.source == source]
+            metrics |= _ratio_by_length(source, seen)
+            metrics[f"peers/used/{source}"] = _mean([float(r.used) for r in seen])
+            metrics[f"peers/effective/{source}"] = _effective_share(seen)
     return metrics
 
 
@@ -111,6 +116,16 @@ def _forwarded(done: Done) -> list[_Row]:
             if ratio is not None and used is not None:
                 rows.append(_Row(sample, update.floor, ratio, used))
     return rows
+
+
+def _weights(rows: Sequence[_Row]) -> list[float]:
+    """What each peer's sample weighs in the loss: 0 where the clip took its gradient."""
+    return [r.ratio * r.sample.weight if r.used else 0.0 for r in rows]
+
+
+def _effective_share(rows: Sequence[_Row]) -> float | None:
+    """Effective samples over samples."""
+    return effective_samples(_weights(rows)) / len(rows) if rows else None
 
 
 def _ratio_by_length(source: str, rows: Sequence[_Row]) -> Mapping[str, Any]:

@@ -134,3 +134,15 @@ def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
             rollouts = config.steps * config.prompts_per_step * config.samples_of(agent)
             spent.setdefault((cell.team, agent.name), set()).add(rollouts / factor[cell.arm])
     assert all(len(values) == 1 for values in spent.values())
+
+
+def test_the_main_question_shares_the_pocket_suites_cells(tmp_path: Path) -> None:
+    """Same settings cell by cell, so that finished cells can be copied from one to the other."""
+    suites = ROOT / "configs" / "suites"
+    whole, main = (
+        {c.name: c.config for c in make_cells(read_suite(suites / name), tmp_path)}
+        for name in ("pocket.toml", "pocket-main.toml")
+    )
+    shared = whole.keys() & main.keys()
+    assert len(shared) == 5 * 3 * 5
+    assert all(whole[name] == main[name] for name in shared)

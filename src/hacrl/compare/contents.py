@@ -1,51 +1,17 @@
-"""What the report says, as blocks that know nothing of Markdown or HTML."""
+"""What the report says, block by block."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
+from hacrl.compare.blocks import Block, Chart, Grid, Heading, Listing, Paragraph
 from hacrl.compare.budget import RULES
-from hacrl.compare.results import Band, Difference, Reach, Results, Row
+from hacrl.compare.results import Difference, Reach, Results, Row
+from hacrl.compare.theory_blocks import theory_blocks
 from hacrl.report.table import duration
 from hacrl.statistics import LEVEL, Estimate
-
-
-@dataclass(frozen=True)
-class Heading:
-    text: str
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The first `words` columns are text, the rest figures."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 2
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Learning curves of one agent, a line for each arm."""
-
-    title: str
-    lines: tuple[tuple[str, tuple[Band, ...]], ...]
-
-
-Block = Heading | Paragraph | Listing | Grid | Chart
 
 
 def contents(results: Results) -> Iterator[Block]:
@@ -68,6 +34,7 @@ def contents(results: Results) -> Iterator[Block]:
         "A = 0: share of own samples without a signal; norm: of the gradient before it is scaled."
     )
     yield _diagnostics_grid(results)
+    yield from theory_blocks(results)
     yield Heading("How it was made")
     yield Listing(tuple(_facts(results)))
     yield Heading("Files")

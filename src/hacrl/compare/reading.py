@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.compare.suite import Cell
+from hacrl.diagnostics.harm import CHECKED
 from hacrl.evaluate import read_scores
 from hacrl.files import read_whole_lines
 
@@ -26,7 +27,10 @@ DIAGNOSTICS = (
 )
 """Figures of a step that the report shows, as far as the metrics have them."""
 FAMILIES = ("ratio/", "weight/", "diagnostics/")
-"""And those that begin so: the peers' ratios s and weights by source, and the costly ones."""
+"""And those that begin so and have one name behind: the peers' ratios s and weights by source, and
+what an algorithm or agent of one's own measures."""
+SOURCES = ("peers/used/", "peers/effective/")
+"""And these, for every source."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Reading:
     updates: int
     diagnostics: Mapping[str, float]
     """Means over the steps."""
+    checks: tuple[Mapping[str, Any], ...] = ()
+    """Metrics of the steps with a check of the theory."""
+    checking: float = 0.0
+    """Seconds of this agent's checks; in no other figure."""
 
     @property
     def last(self) -> Point:
@@ -100,7 +108,16 @@ def _read(
     last = curve[-1].step
     train = [row for row in train if row["step"] < last]
     updates = sum(row.get("updates", 0) for row in train)
-    return Reading(cell, agent, tuple(curve), scores[last], updates, diagnostics(train))
+    return Reading(
+        cell,
+        agent,
+        tuple(curve),
+        scores[last],
+        updates,
+        diagnostics(train),
+        tuple(row for row in train if CHECKED in row),
+        checking_seconds(cell.folder / "times.jsonl", agent, last),
+    )
 
 
 def diagnostics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -109,7 +126,8 @@ def diagnostics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in train:
         for key, value in row.items():
-            shown = key in DIAGNOSTICS or (key.startswith(FAMILIES) and key.count("/") == 1)
+            family = key.startswith(FAMILIES) and key.count("/") == 1
+            shown = key in DIAGNOSTICS or family or key.startswith(SOURCES)
             if shown and value is not None:
                 found[key].append(value)
         if number := row.get("peers/forwarded"):
@@ -118,17 +136,32 @@ def diagnostics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def training_seconds(path: Path) -> dict[int, float]:
-    """Step -> seconds of all agents' phases. What belongs to no agent (evaluation, checkpoints) is
-    left out. A step that was made twice, because the run was killed and resumed, counts each phase
-    once: the second time its rollouts came from the journal."""
+    """Step -> seconds of all agents' phases. What belongs to no agent (evaluation, checkpoints) and
+    diagnostics are left out."""
+    seconds: dict[int, float] = defaultdict(float)
+    for (step, agent, phase), value in _phases(path).items():
+        if agent and phase != "diagnostics":
+            seconds[step] += value
+    return dict(seconds)
+
+
+def checking_seconds(path: Path, agent: str, before: int) -> float:
+    """Seconds of an agent's diagnostics before a step."""
+    return sum(
+        value
+        for (step, who, phase), value in _phases(path).items()
+        if (who, phase) == (agent, "diagnostics") and step < before
+    )
+
+
+def _phases(path: Path) -> dict[tuple[int, str, str], float]:
+    """(step, agent, phase) -> seconds. A step that was made twice, because the run was killed and
+    resumed, counts each phase once: the second time its rollouts came from the journal."""
     longest: dict[tuple[int, str, str], float] = {}
     for line in read_whole_lines(path):
         row = json.loads(line)
         for phase, value in row.items():
-            if row["agent"] and phase not in ("step", "agent"):
+            if phase not in ("step", "agent"):
                 key = (row["step"], row["agent"], phase)
                 longest[key] = max(longest.get(key, 0.0), value)
-    seconds: dict[int, float] = defaultdict(float)
-    for (step, _, _), value in longest.items():
-        seconds[step] += value
-    return dict(seconds)
+    return longest

@@ -10,18 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hacrl.compare.blocks import Block, Chart, Grid, Heading, Listing, Paragraph
 from hacrl.compare.budget import RULES
 from hacrl.compare.charts import svg
-from hacrl.compare.contents import (
-    Block,
-    Chart,
-    Grid,
-    Heading,
-    Listing,
-    Paragraph,
-    contents,
-    verdicts,
-)
+from hacrl.compare.contents import contents, verdicts
 from hacrl.compare.results import Results
 from hacrl.files import write_atomic
 

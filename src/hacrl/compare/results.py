@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from hacrl.compare.reading import Reading, read_cell
 from hacrl.compare.suite import Cell, LoadedSuite
+from hacrl.compare.theory import Theory, theory
 from hacrl.errors import UserError
 from hacrl.statistics import (
     LEVEL,
@@ -128,6 +129,8 @@ class Row:
     diagnostics: Mapping[str, float]
     files: tuple[str, ...]
     """The evaluation folders that the accuracy was counted from."""
+    theory: Theory | None = None
+    """Where the runs had diagnostics on."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,7 @@ def _row(
             key: fmean(r.diagnostics[key] for r in mine if key in r.diagnostics) for key in keys
         },
         files=tuple(r.folder.relative_to(out).as_posix() for r in mine),
+        theory=theory(mine),
     )
 
 

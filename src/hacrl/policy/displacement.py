@@ -1,0 +1,86 @@
+"""How far the gradients of a step move the weights through AdamW, without moving them.
+
+The first moment only spreads a gradient's effect over later updates: its shares (1 - b1), (1 - b1) b1,
+(1 - b1) b1^2, ... add up to 1. So a share g of the gradient G of an update moves the weights, in all, by
+
+    d = - rate * c * g / (sqrt(v^) + eps),     c = min(1, max_grad_norm / (|G| + 1e-6))
+
+A trial step of the optimizer instead would be nine tenths momentum of earlier updates. For v^, the
+second moment, stands its value at the end of the step, when each block of updates has made its U updates
+with the same gradient G each time: one for all, so that displacements add up and compare. (With the v^
+of one update alone, at the very first |d| would not depend on g, and where the shares of G cancel a
+share would be divided by next to nothing.) Weight decay does not depend on samples and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from hacrl.policy.policy import Policy
+
+Gradient = dict[str, Tensor]
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Inner product over all tensors."""
+    return sum(torch.dot(a[n].flatten(), b[n].flatten()).item() for n in a)
+
+
+def norm(a: Mapping[str, Tensor]) -> float:
+    return sqrt(dot(a, a))
+
+
+def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
+    """None where one of the two is zero."""
+    lengths = norm(a) * norm(b)
+    return dot(a, b) / lengths if lengths else None
+
+
+@torch.no_grad()
+def displace(policy: Policy, blocks: Sequence[tuple[int, Sequence[Gradient]]]) -> None:
+    """Turn gradients into displacements by one update, in place: a second copy of the weights for each
+    would be the most memory of a check. Each block is (number of updates in the step, the shares of
+    one update's gradient), in the order of the step."""
+    group = policy.optimizer.param_groups[0]
+    (_, decay), eps, rate = group["betas"], group["eps"], policy._learning_rate()
+    clips = []
+    for _, shares in blocks:
+        whole = sqrt(max(0.0, sum(dot(a, b) for a in shares for b in shares)))
+        clips.append(min(1.0, policy.agent.max_grad_norm / (whole + 1e-6)))
+    moments = _second_moments(policy)
+    for name, like in blocks[0][1][0].items() if blocks else ():
+        stored, count = moments.get(name, (torch.zeros_like(like), 0))
+        second = stored.to(like)
+        for (updates, shares), clip in zip(blocks, clips, strict=True):
+            whole_gradient = clip * torch.stack([share[name] for share in shares]).sum(0)
+            kept = decay**updates
+            second = kept * second + (1 - kept) * whole_gradient.square()
+            count += updates
+        size = (second / (1 - decay**count)).sqrt() + eps
+        for (_, shares), clip in zip(blocks, clips, strict=True):
+            for share in shares:
+                share[name] = -rate * clip * share[name] / size
+
+
+Moments = Mapping[str, tuple[Tensor, int]]
+
+
+def _second_moments(policy: Policy) -> Moments:
+    """AdamW's second moment of every tensor that has one, and how many updates it has seen."""
+    if policy.agent.ranks > 1:  # each rank holds a part: a snapshot gathers them
+        stored = policy.snapshot(policy.updates_made).optimizer
+    else:
+        stored = {
+            f"{key}/{name}": value
+            for name, parameter in policy.master.items()
+            for key, value in policy.optimizer.state.get(parameter, {}).items()
+        }
+    return {
+        name: (stored[f"exp_avg_sq/{name}"], int(stored[f"step/{name}"]))
+        for name in policy.master
+        if f"exp_avg_sq/{name}" in stored
+    }
