@@ -1,0 +1,214 @@
+"""Two agents on one device: a joint step against two separate ones, and the paper's pair."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacrl.agent import Agent
+from speed.measure import Measurement, once, peak_gb, reset_peak
+from speed.shapes import vocabulary_of
+from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable
+from speed.work import Setting
+from speed.workload import Trace, make_trace
+
+PHASES = ("rollout-a", "rollout-b", "learn-a", "learn-b")
+
+
+@dataclass(frozen=True)
+class PairCase:
+    """Two agents: prompts x 8 replies each, minibatches of `minibatch` samples."""
+
+    shapes: tuple[str, str]
+    prompts: int
+    minibatch: int
+    rows: int
+    variant: str = "short"
+    scale: float = 1.0
+    shares: tuple[float, ...] = (0.0, 0.35, 0.6)
+
+    def traces(self) -> dict[str, Trace]:
+        return {
+            name: make_trace(
+                self.variant, self.prompts, vocabulary_of(shape), agent=i, scale=self.scale
+            )
+            for i, (name, shape) in enumerate(zip("ab", self.shapes, strict=True))
+        }
+
+
+def joint(setting: Setting, case: PairCase) -> None:
+    """A joint HACPO step over two separate GSPO steps on the same rollouts, by the share of peers'
+    rows that pruning can leave out, pruning on in both arms; and joint without pruning."""
+    setting.log.say(f"joint: building {' + '.join(case.shapes)}")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        team = _pair_team(setting, case, case.traces(), Path(folder))
+        stack.callback(team.close)
+        _joint(setting, case, team)
+
+
+def _joint(setting: Setting, case: PairCase, team: Team) -> None:
+    device, traces = setting.device, team.traces
+    agents = team.agents("gspo")
+    _warm_rollouts(team, agents)
+    rolled = 0.0
+    facts: dict[str, Any] = {}
+    for name, agent in agents.items():
+        took, metrics = once(partial(agent.rollout, 1), device)
+        setting.log.say(f"joint: rollout of {name}: {took:.2f} s")
+        rolled += took
+        facts |= {f"{key}_{name}": value for key, value in agreement_of(metrics).items()}
+    team.pool.close(1, list(agents))
+    scores = {name: team.peer_scores(name, agents, 1) for name in agents}
+    setting.log.say("joint: learning, warm-up")
+    _learn(team.agents("gspo"), device)
+    alone, alone_facts, peak = _learn(team.agents("gspo"), device, setting.repeats)
+    named = f"{' + '.join(case.shapes)}, {case.prompts} x 8, {traces['a'].name}"
+    tokens = sum(t.tokens for t in traces.values())
+    add = setting.log.add
+    add(Measurement("joint", f"{named}: rollouts of both", rolled, facts=facts))
+    told = f"{named}: two GSPO steps, learning"
+    add(Measurement("joint", told, alone, tokens, peak, facts=alone_facts))
+    arms = [(p, True) for p in case.shares] + [(p, False) for p in case.shares if p]
+    for share, prune in arms:
+        behaviour = {name: choose_prunable(s, share) for name, s in scores.items()}
+        arm = team.agents("hacpo", prune=prune, behaviour=behaviour)
+        seconds, learned, peak = _learn(arm, device, setting.repeats)
+        ratio, step = seconds / alone, (rolled + seconds) / (rolled + alone)
+        bound = 1.1 * (1 + (3 - 2 * share) / 3)
+        ratios = {"learning_ratio": ratio, "bound": bound, "step_ratio": step}
+        note = f"learning {ratio:.2f} of two alone (bound {bound:.2f}), step {step:.2f}"
+        told = f"{named}: joint HACPO, learning, p = {share:g}, pruning {'on' if prune else 'off'}"
+        facts = {**ratios, **learned}
+        add(Measurement("joint", told, seconds, 2 * tokens, peak, note=note, facts=facts))
+
+
+def _pair_team(setting: Setting, case: PairCase, traces: Mapping[str, Trace], folder: Path) -> Team:
+    return Team(
+        dict(zip("ab", case.shapes, strict=True)),
+        traces,
+        folder,
+        setting.device,
+        minibatch=case.minibatch,
+        fields={"sampler_rows": case.rows, **setting.fields},
+    )
+
+
+def _warm_rollouts(team: Team, agents: Mapping[str, Agent]) -> None:
+    """A step that is thrown away, so that captures and compiles are done."""
+    for agent in agents.values():
+        agent.rollout(0)
+    team.pool.close(0, list(agents))
+
+
+def _learn(
+    agents: Mapping[str, Agent], device: torch.device, repeats: int = 1, number: int = 1
+) -> tuple[float, dict[str, Any], float | None]:
+    """Both agents' learning phases in turn, the faster of up to two times; how many rows each went
+    without."""
+    reset_peak(device)
+    best: tuple[float, dict[str, Any]] | None = None
+    for _ in range(min(2, repeats)):
+        total, facts = 0.0, {}
+        for name, agent in agents.items():
+            agent.clock.read()
+            took, metrics = once(partial(agent.learn, number), device)
+            total += took
+            facts[f"learn_{name}_s"] = took
+            facts[f"update_{name}_s"] = agent.clock.read()["update"]
+            facts[f"pruned_{name}"] = metrics["pruned/backward"]
+            facts[f"own_clipped_{name}"] = metrics["own/clipped"]
+            if "peers/used" in metrics:
+                facts[f"peers_used_{name}"] = metrics["peers/used"]
+        if best is None or total < best[0]:
+            best = total, facts
+    assert best is not None
+    return *best, peak_gb(device)
+
+
+def pair(
+    setting: Setting,
+    case: PairCase,
+    *,
+    phases: Iterable[str] = PHASES,
+    limit_s: float = 1e9,
+    share: float = 0.0,
+) -> None:
+    """One HACPO training step of two agents resident together: time and peak of each phase.
+
+    A rollout that is not among the phases is replaced by random replies of the same lengths, so that
+    the learning phases can be measured in another call. No warm-up: a phase takes what it takes.
+    """
+    start = time.perf_counter()
+    setting.log.say(f"pair: building {' + '.join(case.shapes)}")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        team = _pair_team(setting, case, case.traces(), Path(folder))
+        stack.callback(team.close)
+        _pair(setting, case, team, set(phases), start + limit_s, share)
+
+
+def _pair(
+    setting: Setting,
+    case: PairCase,
+    team: Team,
+    wanted: set[str],
+    until: float,
+    share: float,
+) -> None:
+    device, traces = setting.device, team.traces
+    named = f"{' + '.join(case.shapes)}, {case.prompts} x 8, {traces['a'].name}"
+    agents = team.agents("gspo")
+    total = 0.0
+    for name, agent in agents.items():
+        if f"rollout-{name}" not in wanted:
+            team.policies[name].sampler = GivenReplies(team.samplers[name], traces[name])
+        reset_peak(device)
+        took, metrics = once(partial(agent.rollout, 0), device)
+        if f"rollout-{name}" in wanted:
+            total += took
+            _tell_phase(setting, f"{named}: rollout-{name}", took, agent, traces[name], metrics)
+    team.pool.close(0, list(agents))
+    for name in agents:
+        if f"learn-{name}" not in wanted:
+            continue
+        if time.perf_counter() > until:
+            setting.log.say(f"pair: learn-{name} left out, the time is spent")
+            continue
+        setting.log.say(f"pair: scoring peers for {name}, outside of the step")
+        behaviour: dict[str, dict[Key, float]] = {other: {} for other in agents if other != name}
+        behaviour[name] = choose_prunable(team.peer_scores(name, agents, 0), share)
+        learner = team.agents("hacpo", behaviour=behaviour)[name]
+        reset_peak(device)
+        took, metrics = once(partial(learner.learn, 0), device)
+        total += took
+        _tell_phase(setting, f"{named}: learn-{name}", took, learner, traces[name], metrics)
+    if wanted == set(PHASES):
+        setting.log.add(Measurement("pair", f"{named}: whole step", total))
+
+
+def _tell_phase(
+    setting: Setting,
+    case: str,
+    seconds: float,
+    agent: Agent,
+    trace: Trace,
+    metrics: Mapping[str, Any],
+) -> None:
+    clock = {f"{name}_s": s for name, s in agent.clock.read().items()}
+    setting.log.add(
+        Measurement(
+            "pair",
+            case,
+            seconds,
+            trace.reply_tokens,
+            peak_gb(setting.device),
+            facts={**clock, **agreement_of(metrics)},
+        )
+    )

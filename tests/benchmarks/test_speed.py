@@ -1,0 +1,102 @@
+"""The workload file, the floors, and the benchmark itself on the smallest shapes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from math import exp
+from pathlib import Path
+
+import make_workload
+import pytest
+from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
+from speed.pocket import largest_difference
+from speed.team import choose_prunable
+from speed.workload import Trace, make_trace
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COST = Cost(body=10, head=4, width=3, layers=2, cache_bytes=5, weight_bytes=28)
+TRACE = Trace("hand", prompts=((1, 2), (3,)), lengths=((2, 3), (1, 4)), rewards=((0, 1), (1, 0)))
+ONE = Ceilings(bytes_per_s=1.0, operations_per_s=1.0)
+
+
+def test_the_workload_is_what_its_script_makes() -> None:
+    assert make_workload.content() == make_workload.FILE.read_text()
+
+
+@pytest.mark.parametrize(("variant", "mean", "cap"), [("long", 700, 4096), ("short", 180, 512)])
+def test_the_workload_has_the_lengths_it_claims(variant: str, mean: int, cap: int) -> None:
+    columns = json.loads((BENCHMARKS / "workload.json").read_text())[variant]
+    lengths = [n for row in columns["reply_tokens"] for n in row]
+    assert sum(lengths) / len(lengths) == pytest.approx(mean, abs=1)
+    assert max(lengths) == cap and min(lengths) >= 1
+    for row in columns["rewards"]:
+        assert 0 < sum(row[:8]) < 8 and 0 < sum(row[8:]) < 8
+
+
+def test_rollout_floor_by_hand() -> None:
+    """Rows decode 1, 2, 0 and 3 steps after their first token. Steps: 3 with four rows, and
+    ceil(6 / 1) = 6 with one. Cache tokens read: prompts 2, 2, 1 each step, and what was written, the
+    step's own token included: (2+1) + (2+1 + 2+2) + 0 + (1+1 + 1+2 + 1+3) = 19. Prefill: 2 x 10 x 3
+    for the body, 2 x 4 x 2 for the head, attention 2 x 2 x 3 x (4 + 1) = 60: 136 operations."""
+    assert rollout_floor(COST, TRACE, 4, ONE) == 3 * 28 + 19 * 5 + 136
+    assert rollout_floor(COST, TRACE, 1, ONE) == 6 * 28 + 19 * 5 + 136
+
+
+def test_score_and_update_floors_by_hand() -> None:
+    """Sequences of 4, 5, 2 and 5 tokens: body 2 x 10 x 16, head 2 x 4 x 10 reply tokens, attention
+    2 x 2 x 3 x (16 + 25 + 4 + 25) = 840."""
+    assert score_floor(COST, TRACE, ONE) == 320 + 80 + 840
+    assert update_floor(COST, TRACE, ONE) == 3 * (320 + 80 + 840)
+
+
+def test_agents_of_a_trace_share_prompts_and_not_lengths() -> None:
+    a, b = (make_trace("short", 4, 512, agent=i) for i in (0, 1))
+    assert a.prompts == b.prompts and a.lengths != b.lengths
+    assert len(a.rows) == 32 and a.tokens == sum(len(p) + n for p, n in a.rows)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.35, 0.6])
+def test_the_chosen_share_lies_below_every_floor(share: float) -> None:
+    """exp(score - behaviour) is inside [0.875, 1] or below 0.8, nothing between."""
+    scores = {(str(i), 0): -11.0 - i / 100 for i in range(100)}
+    ratios = [exp(scores[key] - b) for key, b in choose_prunable(scores, share).items()]
+    assert sum(r < 0.8 for r in ratios) == round(100 * share)
+    assert all(r < 0.8 or 0.875 <= r <= 1 for r in ratios)
+
+
+def test_metrics_that_differ_are_seen() -> None:
+    rows = [{"step": 0, "loss": 0.5, "agreement/max_gap": 1.0, "kl": None}]
+    same = [{"step": 0, "loss": 0.5, "agreement/max_gap": 2.0, "kl": None}]
+    assert largest_difference(rows, same) == (0.0, 2)
+    moved = [{**rows[0], "loss": 0.5001}]
+    assert largest_difference(rows, moved)[0] == pytest.approx(1e-4)
+    assert largest_difference(rows, [{**rows[0], "kl": 0.1}])[0] == float("inf")
+    assert largest_difference(rows, [])[0] == float("inf")
+
+
+def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            str(BENCHMARKS / "bench.py"),
+            *("cpu", "--tiny", "--no-trl", "--repeats", "1", "--out", str(out)),
+            *("--parts", "rollout,score,update,step,joint,pair"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(out.read_text())
+    parts = [m["part"] for m in found["measurements"]]
+    assert found["failed"] == []
+    assert {"rollout", "score", "update", "step", "joint", "pair"} <= set(parts)
+    for m in found["measurements"]:
+        assert m["seconds"] > 0
+        assert m["facts"].get("largest_gap", 0.0) < 1e-6
+        assert m["facts"].get("outside_clip", 0.0) == 0
+    joint = [m["facts"] for m in found["measurements"] if "peers_used_a" in m["facts"]]
+    assert [round(f["peers_used_a"], 2) for f in joint] == [1.0, 0.66, 0.41, 0.66, 0.41]
