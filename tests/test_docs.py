@@ -27,6 +27,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
+from hacrl.journal import Journal
 from hacrl.pool import open_pool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Cut
@@ -37,6 +38,8 @@ PAGES = [
     *DOCS,
     ROOT / "docs/rivals.md",
     ROOT / "docs/compare.md",
+    ROOT / "docs/scale.md",
+    ROOT / "docs/diagnostics.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 ]
@@ -204,6 +207,15 @@ def test_the_pool_of_the_page_keeps_odd_text_and_sees_what_is_gone(folder: Path)
 
 
 # ---------------------------------------------------------------- README
+
+
+def test_the_sampler_of_the_page_trains(folder: Path) -> None:
+    """It counts the tokens of all replies so far, which are those of the journal."""
+    run = hacrl.train(tiny(**fragment(folder, "sampler.toml")), "run")
+    for agent in ("wren", "finch"):
+        (row,) = [r for r in run.metrics() if r["agent"] == agent and r["step"] == 0]
+        rollouts, _ = Journal(run.journal(agent)).read(0)
+        assert row["written"] == sum(len(r.completion.token_ids) for r in rollouts) > 0
 
 
 def test_the_config_of_the_readme_is_valid() -> None:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hacrl.errors import UserError
-from hacrl.pocket import POCKET, pocket_path
+from hacrl.pocket import POCKET, POCKET_VARIANTS, pocket_path
 from hacrl.tasks.arithmetic import ArithmeticTask
 
 FILES = {
@@ -32,7 +32,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 def test_folders_are_complete_and_small() -> None:
     total = 0
-    for name in POCKET:
+    for name in POCKET + POCKET_VARIANTS:
         files = {f.name: f.stat().st_size for f in pocket_path(name).iterdir()}
         assert set(files) == FILES
         total += sum(files.values())
@@ -40,7 +40,9 @@ def test_folders_are_complete_and_small() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(UserError, match="'eagle' is unknown; there are wren, finch, heron"):
+    with pytest.raises(
+        UserError, match="'eagle' is unknown; there are wren, finch, heron, goldfinch"
+    ):
         pocket_path("eagle")
 
 
@@ -55,6 +57,17 @@ def test_families_sizes_and_tokenizers_differ() -> None:
     assert vocabularies["finch"] == vocabularies["heron"] != vocabularies["wren"]
     for name, config in configs.items():
         assert config["vocab_size"] == len(vocabularies[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [(v, v.split("-")[0] if "-" in v else "finch") for v in POCKET_VARIANTS]
+)
+def test_a_variant_is_the_model_with_other_weights(name: str, model: str) -> None:
+    """Same body, tokenizer and template; so pairs of them differ by training alone."""
+    for file in sorted(FILES - {"model.safetensors"}):
+        assert (pocket_path(name) / file).read_bytes() == (pocket_path(model) / file).read_bytes()
+    weights = {(pocket_path(n) / "model.safetensors").read_bytes() for n in (name, model)}
+    assert len(weights) == 2
 
 
 @pytest.mark.parametrize("name", POCKET)

@@ -326,6 +326,26 @@ def test_each_use_of_capability_can_be_switched_off_alone() -> None:
         assert credited.weight == pytest.approx(weight)
 
 
+def test_the_ceiling_of_peers_is_a_setting() -> None:
+    """Three peers of A = 1, s = 0.5, 1.2 and 1.5, alpha 1: J = s^2, gradient -s^2 / 3 by log pi where
+    the clamp leaves it. The paper keeps none of them; a ceiling of 1.3 the second; with a floor near 0
+    and a ceiling far off all three stay."""
+    b = batch(
+        [[-1.0]] * 3,
+        behaviour=[-1 - log(0.5), -1 - log(1.2), -1 - log(1.5)],
+        advantage=[1.0] * 3,
+        own=[False] * 3,
+    )
+    paper = algorithm("hacpo").loss(b, FIRST)
+    assert paper.used_B.tolist() == [False, False, False]
+    wide = algorithm("hacpo", ceiling=1.3).loss(b, FIRST)
+    assert wide.used_B.tolist() == [False, True, False]
+    assert gradient(wide, b) == [pytest.approx([g]) for g in (0.0, -1.44 / 3, 0.0)]
+    none = algorithm("hacpo", ceiling=1e9).loss(b, replace(FIRST, floor=1e-9))
+    assert none.used_B.tolist() == [True, True, True]
+    assert gradient(none, b) == [pytest.approx([-s * s / 3]) for s in (0.5, 1.2, 1.5)]
+
+
 def test_unjudged_samples_leave_the_credit() -> None:
     """A timed-out peer must not move mean or std: a: 1, 0 alone remain."""
     group = Group(

@@ -15,6 +15,7 @@ from hacrl.algorithms.grpo import Grpo
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
+from hacrl.algorithms.overlap import Overlap
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.algorithms.sgt import Sgt
 from hacrl.capability import Capability
@@ -68,6 +69,7 @@ ALGORITHMS: dict[str, Any] = {
     "sgt": Sgt,
     "graft": Graft,
     "f-tis": FTis,
+    "overlap": Overlap,
 }
 
 

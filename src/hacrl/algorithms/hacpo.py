@@ -100,13 +100,13 @@ class Hacpo:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)  # (11)
         own_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
-        t_B = s_B.clamp(update.floor, 1.0)  # (13, 14)
+        t_B = s_B.clamp(update.floor, self.settings.ceiling)  # (13, 14)
         exponential_B = t_B * t_B.detach() ** self.settings.alpha  # (12)
         peer_B = exponential_B * batch.weight_B * batch.advantage_B  # (10, 50-52)
         objective_B = torch.where(batch.is_own_B, own_B, peer_B)
         loss = -objective_B.sum() / self._divisor(batch, update)  # (53)
         loss, kl = add_kl(loss, batch, self.settings.beta)
-        inside_B = (s_B >= update.floor) & (s_B <= 1.0)
+        inside_B = (s_B >= update.floor) & (s_B <= self.settings.ceiling)
         used_B = torch.where(
             batch.is_own_B, clip_leaves(s_B, batch.advantage_B, low, high), inside_B
         )

@@ -14,8 +14,8 @@ class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str = "hacpo"
-    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, or an import path `package.module:Class` of your
-    own algorithm."""
+    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, or an import path
+    `package.module:Class` of your own algorithm."""
 
     # The clip of own samples.
     epsilon_low: float = Field(3e-4, gt=0, lt=1)
@@ -36,6 +36,9 @@ class AlgorithmSettings(BaseModel):
     last_floor: float = Field(0.875, gt=0)
     """The floor of the last planned update; the floors between rise in equal steps (eq. 14; with
     four updates a step the default is the paper's delta_step of 0.025)."""
+    ceiling: float = Field(1.0, ge=1)
+    """Peers' ratios above it are clipped (section 4.4: 1). Far above 1, with a floor near 0: no
+    clipping, for ablations."""
     capability_window: int = Field(5, ge=1)
     """K: how many steps the capability of an agent is averaged over (eq. 9)."""
     capability_by: Literal["run", "task"] = "run"
@@ -79,6 +82,16 @@ class AlgorithmSettings(BaseModel):
     tis_kl_threshold: float = Field(50.0, ge=0)
     """f-tis: a peer's sample of negative advantage is dropped if its log-probability, summed over its
     tokens, lies further than this below the source's."""
+
+    # Overlap.
+    overlap_power: float = Field(0.5, ge=0, le=1)
+    """overlap: exponent of the ratio of whole texts; 1 is the exact one, 0 every peer's sample full."""
+    overlap_tokens: int = Field(32, ge=1)
+    """overlap: a longer reply's ratio is taken as that of so many tokens; of a long text the exact one
+    is nearly always 0."""
+    overlap_follow: bool = True
+    """overlap: where the learner's own replies to a problem all failed, a peer's success counts in full,
+    however unlikely it is to the learner. Off: it counts by its ratio too, for ablations."""
 
     # The KL term.
     beta: float = Field(0.0, ge=0)
