@@ -85,8 +85,8 @@ class SamplerConfig(Table):
     """Longest prompt and reply together that vllm is started for; what the run's limits allow where
     absent."""
     cache_share: float = Field(0.2, gt=0, lt=1)
-    """Largest part of a GPU's memory for the built-in sampler's keys and values, one cache for all
-    agents of a process there; where it is too little for all rows, fewer are written side by side."""
+    """Largest part of a device's memory for the built-in sampler's keys and values, one cache for all
+    agents of a process on it; where it is too little for all rows, fewer are written side by side."""
     behaviour: Literal["score", "sampler"] = "score"
     """Whose log-probabilities count as behaviour: the trainer's at the sampling weights (score), or
     the sampler's own, as long as the probe finds them equal to within epsilon_low / 10."""

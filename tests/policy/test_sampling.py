@@ -125,6 +125,18 @@ def test_waiting_requests_take_the_place_of_finished_ones(rows: int) -> None:
     assert len(steps) <= -(-written // rows) + 14  # full until the queue is empty
 
 
+def test_long_limits_take_fewer_rows_and_not_all_the_memory(monkeypatch) -> None:
+    """3 layers x 2 heads x 8 numbers x 2 x 4 bytes = 384 bytes a token; 34 tokens at the longest."""
+    model, asked = model_of("llama"), some_requests()
+    monkeypatch.setattr(sampler_module, "_host_memory", lambda: 2 * 5 * 34 * 384)
+    sampler = Sampler(model, ENDS, 0, 64, cache_share=0.5)
+    sampler._shape, sampler._known = sampler._find_shape(), True
+    assert sampler._shape.token_bytes == 384
+    _, _, rows = sampler._set_up(sampler._shape, asked, 1.0)
+    assert rows == 5
+    same(sampler.sample(asked, 1.0), plainly(model, asked))
+
+
 def test_a_model_with_attention_of_its_own_falls_back() -> None:
     model, asked = model_of("llama"), some_requests(2, 2)
     wanted = plainly(model, asked)

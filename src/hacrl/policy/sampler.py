@@ -6,6 +6,7 @@ share its prefill, and what a row writes depends on nothing but weights, prompt 
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Reply:
 class Sampler:
     """Writes replies side by side, at most `rows` at a time, from the weights the trainer updates.
 
-    Keys and values take at most `cache_share` of a GPU's memory; where that is too little for all
+    Keys and values take at most `cache_share` of a device's memory; where that is too little for all
     rows, fewer are written side by side. A model whose attention does not go through transformers'
     interface is sampled with the library's own cache (plain_sampler.py).
     """
@@ -105,6 +106,8 @@ class Sampler:
         rows = min(self.rows, len(requests))
         longest = max(len(r.prompt_ids) + r.limit for r in requests)
         if self.model.device.type == "cpu":
+            fit = int(self.cache_share * _host_memory()) // (longest * shape.token_bytes)
+            rows = min(rows, max(fit, 1))
             slots = SlotCache(shape, rows, longest)
             return slots, HostDecoder(self.model, slots, temperature), rows
         device = self.model.device
@@ -280,6 +283,10 @@ class _Writing:
             self.cache.move(last, gaps, int(self.rows.position[last].max()))
             self.rows.move(last, gaps)
         self.count = left
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _sharded(model: Any) -> bool:
