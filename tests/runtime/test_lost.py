@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from hacrl.rundir import RunDirectory
 from hacrl.runtime.local import LocalCrew
 from hacrl.runtime.logbook import Logbook
 from hacrl.runtime.seat import Answer, Seat
-from hacrl.runtime.team import Lost, Team
+from hacrl.runtime.team import Call, Lost, Team
 
 TEAM = team(
     member("wren"),
@@ -31,6 +31,8 @@ TEAM = team(
     evaluation={"every": 2, "problems": 6},
     checkpoint={"every": 2},
 )
+
+GO_ON = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": 20.0, "late": "go_on"}
 
 
 class Losing(LocalCrew):
@@ -51,18 +53,41 @@ class Losing(LocalCrew):
         return name, answer
 
 
+class Clock:
+    """Stands in for the driver's `time`: it moves only when a test says so, however slow the machine."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("hacrl.runtime.team.time", made)
+    return made
+
+
 class Holding(LocalCrew):
-    """finch's rollouts of step 1 are carried out only when wren has closed step 2 without it."""
+    """Leaves held calls alone. While there are no others, time passes: until the deadline where there
+    is one, else an hour."""
+
+    clock: Clock
+    held: Callable[[LocalCrew, str, Call], bool]
+    idle = 0
 
     def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
-        late = self.calls[0][0] == "finch" and self.calls[0][1].args == (1,)
-        if late and not self.pool.closed(2):
-            self.calls.rotate(-1)
-            if self.calls[0][0] == "finch":
-                assert seconds is not None, "nobody would ever come"
-                time.sleep(seconds)
-                return None
-        return super().next(seconds)
+        ready = [(name, call) for name, call in self.calls if not self.held(self, name, call)]
+        if not ready:
+            self.idle += 1
+            assert self.idle < 100, "the driver asks again and again"
+            self.clock.now += 3600.0 if seconds is None else seconds
+            return None
+        self.calls.remove(ready[0])
+        name, call = ready[0]
+        return name, self.seats[name].answer(call.method, *call.args)
 
 
 class Notes(Quiet):
@@ -112,12 +137,15 @@ def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
         train(Losing, TEAM, tmp_path / "run", lose=Hopeless())
 
 
-def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
+def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path, clock: Clock) -> None:
     """finch's step 1 comes when steps 1 and 2 are closed without it: its rows are kept as late, it
     learns both cuts from wren's rows alone, and takes part in step 3."""
-    runtime = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": 0.2, "late": "go_on"}
-    settings = {**TEAM, "runtime": runtime, "evaluation": {"problems": 0}}
-    run, notes = train(Holding, settings, tmp_path / "run")
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call == Call("rollout", (1,)) and not crew.pool.closed(2)
+
+    settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
     pool = open_pool("sqlite:///pool.db", run.path, create=False)
     members = [pool.gather(step).members for step in range(4)]
     assert members == [("wren", "finch"), ("wren",), ("wren",), ("wren", "finch")]
@@ -139,20 +167,127 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     assert back["capability/finch"] == pytest.approx(rewards)
 
 
-def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
-    class Slow(LocalCrew):
-        def next(self, seconds):
-            if self.calls[0][0] == "finch" and seconds:
-                time.sleep(seconds)
-                return None
-            return super().next(seconds)
+def test_under_wait_the_deadline_only_tells(tmp_path: Path, clock: Clock) -> None:
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call == Call("rollout", (1,)) and clock.now < 1100.0
 
-    runtime = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": 0.05}
+    runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "steps": 2, "runtime": runtime}
-    run, notes = train(Slow, settings, tmp_path / "run")
-    assert any("step 1 still waits for finch" in note for note in notes)
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert len(notes) == 1 and "step 1 still waits for finch: not there 20 seconds" in notes[0]
     unhurried = hacrl.train({**TEAM, "steps": 2}, tmp_path / "unhurried")
     assert run.metrics_path.read_bytes() == unhurried.metrics_path.read_bytes()
+
+
+def test_a_member_lost_while_it_waits_for_the_others_changes_no_number(tmp_path: Path) -> None:
+    """As when one rank of a group dies while rank 0 has nothing to do: wren has published step 1 and
+    waits for finch. Its next life must not be let through in the old one's place."""
+
+    class Fragile(LocalCrew):
+        whole = True
+
+        def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
+            if self.whole and self.calls[0] == ("finch", Call("rollout", (1,))):
+                old, self.whole = self.seats["wren"], False
+                self.seats["wren"] = Seat(old.config, "wren", old.run, old.shared)
+                return "wren", Lost("a rank of its group has ended")
+            return super().next(seconds)
+
+    settings = {**TEAM, "steps": 2}
+    run, notes = train(Fragile, settings, tmp_path / "lost")
+    assert len(notes) == 1
+    unbroken = hacrl.train(settings, tmp_path / "unbroken")
+    assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
+
+
+def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path, clock: Clock) -> None:
+    """finch is away in step 1, so it is at the cut at once; wren's rollouts take longer than the
+    deadline. Nobody has published yet: there is nothing to close the step with."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", away=[[1, 2]])]
+    settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert notes == []
+    rows = [(row["step"], row["agent"]) for row in run.metrics()]
+    assert (1, "wren") in rows and (1, "finch") not in rows and (2, "finch") in rows
+
+
+def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path, clock: Clock) -> None:
+    """The frozen finch has published step 1 and the deadline is over, but wren is not there: the step
+    waits for it, without asking all the time."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", learn=False)]
+    settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert notes == [] and len(run.metrics()) == 8
+
+
+def test_the_end_waits_for_who_was_away(tmp_path: Path, clock: Clock) -> None:
+    """finch is away to the end and beyond; its last evaluation and checkpoint take longer than the
+    last step of wren."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call.args == (4,) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", away=[[3, 9]])]
+    runtime = {**GO_ON, "late": "wait"}
+    settings = {**TEAM, "agents": members, "runtime": runtime}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert 4 in Checkpoints(run.checkpoints("finch"), 2).steps()
+    assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
+
+
+def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -> None:
+    class Hopeless(dict):
+        def pop(self, key, default=None):
+            return "before" if key == ("finch", "learn", "1") else None
+
+    settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
+    run, notes = train(Losing, settings, tmp_path / "run", lose=Hopeless())
+    assert "the others go on without it" in notes[-1]
+    wren = [(r["kind"], r["step"]) for r in run.metrics() if r["agent"] == "wren"]
+    assert wren == [
+        ("evaluation", 0),
+        *(("train", 0), ("train", 1), ("evaluation", 2)),
+        *(("train", 2), ("train", 3), ("evaluation", 4)),
+    ]
+
+
+def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, clock: Clock) -> None:
+    """finch is four checkpoints behind, more than are kept. At every moment one step must be whole
+    for both, or a resume would begin anew: so wren keeps those that finch has yet to reach."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call == Call("rollout", (1,)) and not crew.pool.closed(5)
+
+    class Watched(Holding):
+        common: list[int]
+
+        def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
+            folders = [seat.checkpoints for seat in self.seats.values()]
+            steps = set.intersection(*(set(f.steps()) for f in folders))
+            self.common.append(max(steps, default=0))
+            return super().next(seconds)
+
+    settings = {
+        **TEAM,
+        "steps": 8,
+        "runtime": GO_ON,
+        "evaluation": {"problems": 0},
+        "checkpoint": {"every": 1, "keep": 1},
+    }
+    common: list[int] = []
+    run, _ = train(
+        Watched, settings, tmp_path / "run", clock=clock, held=held, common=common
+    )
+    assert common == sorted(common)
+    assert [Checkpoints(run.checkpoints(n), 1).steps() for n in ("wren", "finch")] == [[8], [8]]
 
 
 def test_only_the_wanted_checkpoints_stay(tmp_path: Path) -> None:
