@@ -11,7 +11,7 @@ Axis suffixes: B prompts, R rows, K key heads, L tokens, D head size, N tokens i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -38,7 +38,7 @@ class Cache(Protocol):
     def admit(self, row: int, prefix: Prefix, more: bool) -> bool:
         """Make room for a row; False where there is none now. `more`: others continue it too."""
 
-    def prepare(self, prefixes: Sequence[Prefix]) -> None:
+    def prepare(self, prefixes: Iterable[Prefix]) -> None:
         """These come next; if anything must be filled now, they may be filled along with it."""
 
     def fill(self, forward: Forward, pad_id: int) -> None:
@@ -90,7 +90,7 @@ class SlotCache:
         self._pending.setdefault(prefix, []).append(row)
         return True
 
-    def prepare(self, prefixes: Sequence[Prefix]) -> None:
+    def prepare(self, prefixes: Iterable[Prefix]) -> None:
         pass
 
     def fill(self, forward: Forward, pad_id: int) -> None:
@@ -258,7 +258,7 @@ class PagedCache:
         shared.held = more
         return True
 
-    def prepare(self, prefixes: Sequence[Prefix]) -> None:
+    def prepare(self, prefixes: Iterable[Prefix]) -> None:
         for prefix in prefixes if self._to_fill else ():
             need = -(-(len(prefix) - 1) // PAGE)
             if prefix in self._shared or self.free < 2 * (need + len(self._rows)):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix, 
 from hacrl.policy.decode import Decoder, DeviceDecoder, HostDecoder, Rows
 from hacrl.policy.plain_sampler import PlainSampler
 
-AHEAD = 16
+AHEAD = 64
 """Prompts that are prefilled along with one that is needed now."""
 
 
@@ -222,18 +221,17 @@ class _Writing:
             self.cache.prepare(self._next_prefixes())
             self.cache.fill(self.sampler.forward, self.sampler.pad_id)
 
-    def _next_prefixes(self) -> list[Prefix]:
+    def _next_prefixes(self) -> Iterator[Prefix]:
         """Of the next requests, as many prompts as one forward pass takes along."""
-        chosen: dict[Prefix, None] = {}
+        seen: set[Prefix] = set()
         tokens = 0
-        for i in islice(self.waiting, 64 * AHEAD):
-            prefix = self.prefixes[i]
-            if prefix not in chosen:
+        for prefix in map(self.prefixes.__getitem__, self.waiting):
+            if prefix not in seen:
                 tokens += len(prefix)
-                if len(chosen) == AHEAD or tokens > PREFILL_TOKENS["cuda"] // 4:
-                    break
-                chosen[prefix] = None
-        return list(chosen)
+                if len(seen) == AHEAD or tokens > PREFILL_TOKENS["cuda"] // 2:
+                    return
+                seen.add(prefix)
+                yield prefix
 
     def _make_room(self, ticks: int) -> None:
         """Room for the next steps in every row; where there is none, the newest row waits again."""
