@@ -127,11 +127,12 @@ def test_the_draw_uses_the_noise_of_every_other_path(words: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen", "gemma3"])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fuse_after", [10**9, 0, 37])
 @pytest.mark.parametrize("rows", [96, 20])
-def test_captured_replies_are_the_plain_ones(family, fused, rows, monkeypatch) -> None:
-    """Float32: token for token, with refilled rows, across a window, fused or not."""
-    monkeypatch.setattr(decode_module, "FUSE_AFTER", 0 if fused else 10**9)
+def test_captured_replies_are_the_plain_ones(family, fuse_after, rows, monkeypatch) -> None:
+    """Float32: token for token, with refilled rows, across a window, fused or not, or between two
+    steps that the host does not look at."""
+    monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
     model, asked, ends = model_of(family), some_requests(), (5, 6, 7)
     replies = Sampler(model, ends, 0, rows).sample(asked, 1.0)
     plain = [Reply(*r) for r in PlainSampler(model, ends, 0, 96).sample(asked, 1.0)]
@@ -152,6 +153,14 @@ def test_a_captured_step_reads_the_weights_of_today() -> None:
     after = sampler.sample(asked, 1.0)
     assert after != before
     assert after == Sampler(model, (5,), 0, 24).sample(asked, 1.0)
+
+
+def test_one_request_alone() -> None:
+    model, asked = model_of("qwen"), [Request((11, 12, 13), 5, 300)]
+    replies = Sampler(model, (5,), 0, 24).sample(asked, 1.0)
+    assert [r.token_ids for r in replies] == [
+        r[0] for r in PlainSampler(model, (5,), 0, 24).sample(asked, 1.0)
+    ]
 
 
 def test_adapters_stay_unmerged() -> None:

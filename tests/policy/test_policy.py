@@ -5,13 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import head
+from hacrl.policy.load import load_model, longest_sequence
+from hacrl.policy.logprobs import LogProbs, make_rows
 from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
@@ -186,6 +195,50 @@ def test_gradient_checkpointing_changes_nothing(llama: Path) -> None:
         p.update(rows, loss_of(), UPDATE)
     for key, gradient in gradients(plain).items():
         assert torch.allclose(gradient, gradients(saving)[key], atol=1e-6, rtol=0)
+
+
+def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:
+    p = policy(llama, gradient_checkpointing=True)
+
+    def broken(batch, update):
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        p.update(samples(p), broken, UPDATE)
+    assert not any(m.training for m in p.model.modules())
+    assert p.model.config._attn_implementation == "sdpa"
+
+
+def test_no_model_drops_anything_while_it_learns(tmp_path: Path) -> None:
+    """Whatever its config calls it. A model with checkpointing learns in training mode."""
+    sizes = {"vocab_size": 99, "hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2}
+    config = OPTConfig(**sizes, num_hidden_layers=1, word_embed_proj_dim=16, dropout=0.5)
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), AgentConfig(name="a", model=str(tmp_path))).train()
+    ids = torch.arange(9).unsqueeze(0)
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_the_longest_sequence_is_that_of_one_kind_of_frequencies() -> None:
+    """Beyond the first kind's, a row would be read otherwise beside a longer one."""
+    assert longest_sequence(LlamaConfig(max_position_embeddings=512)) == 512
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    config = Phi3Config(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, pad_token_id=0,
+        num_attention_heads=4, max_position_embeddings=128, original_max_position_embeddings=64,
+        rope_scaling=factors, initializer_range=0.3, eos_token_id=1, bos_token_id=2,
+    )  # fmt: skip
+    assert longest_sequence(config) == 64
+    torch.manual_seed(0)
+    logprobs = LogProbs(Phi3ForCausalLM(config).eval(), 1.0)
+
+    def of_first(*lengths: int) -> torch.Tensor:
+        ids = [[(7 * i + 1) % 61 for i in range(n)] for n in lengths]
+        rows = make_rows(ids, [[0] + [1] * (n - 1) for n in lengths], 0, torch.device("cpu"))
+        return logprobs(rows)[0, : lengths[0] - 1]
+
+    assert torch.allclose(of_first(30), of_first(30, 64), atol=1e-5)
+    assert not torch.allclose(of_first(30), of_first(30, 65), atol=1e-2)
 
 
 def test_an_update_raises_the_chance_of_what_was_good(llama: Path) -> None:

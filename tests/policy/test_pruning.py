@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import hacrl
 from hacrl.algorithms import ALGORITHMS, make_algorithm, skips_zero_advantage
@@ -144,6 +146,27 @@ def test_the_same_with_checkpointing_and_adapters(
         assert_equal_state(pruned, plain)
         assert reports[0].pruned_backward > 0
         plain.restore(pruned.snapshot(1))
+
+
+def test_experts_who_get_some_tokens_each_multiply_again(llama: Path, tmp_path: Path) -> None:
+    """Their results have no row for every token: of a first forward nothing can be used again."""
+    torch.manual_seed(0)
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    words = json.loads((llama / "config.json").read_text())["vocab_size"]
+    Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=words, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, moe_intermediate_size=16,
+            num_experts=4, num_experts_per_tok=2, max_position_embeddings=512,
+            initializer_range=0.2,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    pruned, plain = (policy(tmp_path, prune=prune) for prune in (True, False))
+    assert pruned.logprobs.packs
+    samples = rows(plain)
+    reports = [learn(p, samples, update=PEERS) for p in (pruned, plain)]
+    assert_equal_state(pruned, plain)
+    assert reports[0].pruned_backward > 0
 
 
 # ---------------------------------------------------------------- what is left out

@@ -7,27 +7,36 @@ word for word); on a GPU the kernels themselves are compared in tests/gpu.
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from hacrl.errors import UserError
 from hacrl.policy import cache as cache_module
 from hacrl.policy import decode as decode_module
 from hacrl.policy import sampler as sampler_module
-from hacrl.policy.cache import PagedCache
+from hacrl.policy.cache import PAGE, PagedCache
 from hacrl.policy.decode import DeviceDecoder, draw
+from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.plain_sampler import PlainSampler
 from hacrl.policy.sampler import Reply, Request, Sampler
 
@@ -272,3 +281,165 @@ def test_the_arena_is_one_for_all_samplers_of_a_device(monkeypatch) -> None:
     assert two.reserve(9, 2)
     assert one.pages is None and one.reserve(4, 2)
     assert one.pages.data_ptr() == two.pages.data_ptr()
+
+
+@pytest.mark.parametrize("limits", [(0,), (0, 5, 1)])
+@pytest.mark.usefixtures("small_pages")
+def test_a_limit_of_nothing_is_kept(limits: tuple[int, ...]) -> None:
+    model = model_of("llama")
+    asked = [Request((1, 2, 3), i, limit) for i, limit in enumerate(limits)]
+    paged = PagedSampler(model, (), 0, 4)
+    paged.pages = 40
+    for replies in (
+        paged.sample(asked, 1.0),
+        Sampler(model, (), 0, 4).sample(asked, 1.0),
+        [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)],
+    ):
+        assert tuple(len(r.token_ids) for r in replies) == limits
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_step_that_is_tried_out_leaves_no_trace(monkeypatch) -> None:
+    """A capture, which can come between any two steps, begins with trial steps."""
+    model, asked = model_of("llama"), some_requests()
+    step = DeviceDecoder._step
+
+    def tried(self, size: int) -> None:
+        self._try_out(size)
+        step(self, size)
+
+    monkeypatch.setattr(DeviceDecoder, "_step", tried)
+    sampler = PagedSampler(model, ENDS, 0, 64)
+    sampler.pages = 200
+    same(sampler.sample(asked, 1.0), plainly(model, asked))
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_prepared_prompts_give_way_to_one_that_nobody_makes_room_for() -> None:
+    """One row, 24 pages: while it writes, fifteen of the small prompts behind the large one are
+    prefilled; the large one needs 11 + 1 of the 9 pages that are left then."""
+    model = model_of("llama")
+    large = tuple(range(10, 94))
+    small = [tuple(range(i, i + 9)) for i in range(100, 120)]
+    asked = [Request(p, i, 4) for i, p in enumerate([(1, 2, 3), large, *small])]
+    sampler = PagedSampler(model, ENDS, 0, 1)
+    sampler.pages = 24
+    same(sampler.sample(asked, 1.0), plainly(model, asked))
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_an_interrupted_call_leaves_nothing_behind(monkeypatch) -> None:
+    monkeypatch.setattr(cache_module, "PREFILL_TOKENS", {"cpu": 20, "cuda": 20})
+    model, asked = model_of("llama"), some_requests()
+    sampler = PagedSampler(model, ENDS, 0, 6)
+    sampler.pages = 60
+    forward, seen = sampler.forward, []
+
+    def interrupted(ids, work) -> None:
+        seen.append(ids)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        forward(ids, work)
+
+    sampler.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        sampler.sample(asked, 1.0)
+    assert model.config._attn_implementation == "sdpa"
+    sampler.forward, seen = forward, []
+    same(sampler.sample(asked[::-1], 1.0), plainly(model, asked[::-1]))
+
+
+def test_one_request_needs_no_more_than_its_own_pages(monkeypatch) -> None:
+    """Sizes alone: the model has no memory, and the GPU that is asked for its own is not there."""
+    sampler = Sampler(model_of("llama"), ENDS, 0, 64)
+    shape = sampler._find_shape()
+    sampler.model = model_of("llama").to("meta")
+    monkeypatch.setattr(cache_module.Arena, "_of", {})
+    whole = SimpleNamespace(total_memory=100 * PAGE * shape.token_bytes)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
+    asked = [Request((1, 2, 3), 1, 500)]  # 8 pages and one more, of the 20 that a fifth is
+    assert sampler._set_up(shape, asked, 1.0)[2] == 1
+    with pytest.raises(UserError, match=r"sampler\.cache_share = 0\.2"):
+        sampler._set_up(shape, [Request((1, 2, 3), 1, 700)], 1.0)
+    sampler.rows = 200
+    assert sampler._set_up(shape, asked * 150, 1.0)[0].table.shape[0] == 200
+
+
+# ---------------------------------------------------------------- which models
+
+
+def trainer_gap(model, asked: list[Request], replies: list[Reply]) -> float:
+    """Largest difference from the log-probabilities of the model's own forward."""
+    gaps = []
+    for request, reply in zip(asked, replies, strict=True):
+        ids = torch.tensor([*request.prompt_ids, *reply.token_ids])
+        logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]
+        logprobs = logits.log_softmax(1).gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
+        gaps.append((logprobs - torch.tensor(reply.logprobs)).abs().max().item())
+    return max(gaps)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["falcon", "lfm2"])
+def test_a_layer_that_keeps_more_than_keys_and_values_falls_back(family: str) -> None:
+    """Falcon-H1 has attention in every layer, and beside it a state that no cache of ours holds."""
+    torch.manual_seed(0)
+    if family == "falcon":
+        sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1}
+        model = FalconH1ForCausalLM(
+            FalconH1Config(**SMALL, **sizes, mamba_d_state=8, mamba_chunk_size=16)
+        )
+    else:
+        model = Lfm2ForCausalLM(Lfm2Config(**SMALL, full_attn_idxs=[0]))
+    for parameter in model.parameters():
+        parameter.data *= 1.5
+    sampler = Sampler(model.eval(), (), 0, 4)
+    asked = some_requests(3, 2)
+    replies = sampler.sample(asked, 1.0)
+    assert sampler._shape is None
+    assert trainer_gap(model, asked, replies) < 2e-5
+
+
+@torch.no_grad()
+def test_a_window_that_only_the_mask_knows_falls_back() -> None:
+    """Longer than what the sampler tries out at first, so that no comparison would tell."""
+    torch.manual_seed(0)
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            **SMALL,
+            **sizes,
+            shared_expert_intermediate_size=32,
+            use_sliding_window=True,
+            sliding_window=10,
+            max_window_layers=3,
+            initializer_range=0.1,
+        )
+    ).eval()
+    assert "sliding_attention" in model.config.layer_types
+    sampler, asked = Sampler(model, (), 0, 4), some_requests()
+    replies = sampler.sample(asked, 1.0)
+    assert sampler._shape is None
+    assert trainer_gap(model, asked, replies) < 2e-5
+    assert not LogProbs(model, 1.0).packs
+
+
+@torch.no_grad()
+def test_scores_are_capped_for_sampler_and_trainer_alike() -> None:
+    """transformers' own sdpa, the default, leaves the cap out."""
+    model = model_of("gemma2")
+    for parameter in model.parameters():
+        parameter.data *= 3  # so that scores reach the cap
+    model.config._attn_implementation = "sdpa"
+    sampler, asked = Sampler(model, (), 0, 8), some_requests(3, 2)
+    replies = sampler.sample(asked, 1.0)
+    assert sampler._shape is not None and LogProbs(model, 1.0).packs
+    model.config._attn_implementation = "eager"
+    assert trainer_gap(model, asked, replies) < 2e-5
+
+
+def test_frequencies_that_follow_positions_are_not_captured() -> None:
+    scaled = {"rope_type": "dynamic", "factor": 2.0}
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, rope_scaling=scaled))
+    assert not sampler_module._capturable(model)
+    assert sampler_module._capturable(model_of("gemma3"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -27,6 +27,16 @@ from hacrl.types import Sample, Update
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")  # sizes alone: none is needed
+
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def config(*agents: dict, **changes):
@@ -68,7 +78,7 @@ def test_weights_optimizer_and_cache_by_hand() -> None:
     half = need_of(folder, CUDA, 1e15)
     assert (half.weights, half.waiting) == (2 * count, 12 * count)
     assert half.cache == (16 * 3 + 4 * 2) * 64 * token * 2
-    assert need_of(folder, CUDA, 1e6).cache == pytest.approx(2e5)
+    assert need_of(folder, CUDA, 1e6).cache == need_of(folder, CPU, 1e6).cache == pytest.approx(2e5)
     frozen = need_of(folder, learn=True, lora={"rank": 4})
     assert frozen.weights == 4 * count
     assert frozen.waiting < 8 * 0.2 * count
@@ -183,6 +193,33 @@ def test_a_model_that_cannot_be_built_is_not_estimated(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nobody_knows"}')
     agent = AgentConfig(name="a", model=str(tmp_path))
     assert measure(str(tmp_path), agent, torch.float32) is None
+
+
+def test_frequencies_that_follow_positions_are_measured(tmp_path: Path) -> None:
+    """Positions have no values on the meta device, and such a model looks at them."""
+    LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}).save_pretrained(
+        tmp_path
+    )
+    found = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
+    LlamaConfig(**SIZES).save_pretrained(tmp_path)
+    plain = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
+    assert found == plain is not None
+
+
+def test_a_model_that_cannot_run_without_numbers_is_not_estimated(tmp_path: Path) -> None:
+    """The product of experts has no float32 kernel for the meta device."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    Qwen3MoeConfig(**SIZES, **experts).save_pretrained(tmp_path)
+    measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)  # no error
+
+
+def test_agents_of_one_gpu_are_counted_together(monkeypatch) -> None:
+    """cuda is cuda:0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "memory_of", lambda device: 1e9)
+    made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
+    (finding,) = doctor._memory(made)
+    assert finding.what == "memory of cuda:0"
 
 
 def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:

@@ -64,30 +64,40 @@ def cached_attention(
     """transformers calls this for every layer."""
     assert _work is not None, "only the sampler uses this attention"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sliding_window is None and _has_window(module):
+        raise TypeError("a window that only the mask knows")
     rule = Rule(scale, sliding_window, softcap)
     return _work.attend(module.layer_idx, query, key, value, rule), None
+
+
+def _has_window(module: Any) -> bool:
+    """Whether the config gives the layer a window (or chunks, as in Llama 4), whoever applies it."""
+    config = getattr(module, "config", None)
+    if kinds := getattr(config, "layer_types", None):
+        return kinds[module.layer_idx] in ("sliding_attention", "chunked_attention")
+    return bool(getattr(config, "sliding_window", None))
 
 
 AttentionInterface.register(NAME, cached_attention)
 
 
 class Switch:
-    """Turns a model's attention to ours for as long as the sampler works."""
+    """Turns a model's attention to ours, or another, for as long as a block lasts."""
 
     def __init__(self, model: Any) -> None:
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
 
     @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self, name: str = NAME) -> Iterator[None]:
         before = [c._attn_implementation for c in self._configs]
         for config in self._configs:
-            config._attn_implementation = NAME
+            config._attn_implementation = name
         try:
             yield
         finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation = name
+            for config, own in zip(self._configs, before, strict=True):
+                config._attn_implementation = own
 
 
 @contextlib.contextmanager
@@ -102,16 +112,18 @@ def doing(work: Work) -> Iterator[None]:
 
 
 def causal(query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule) -> Tensor:
-    """Every token over itself and those before it; rows padded on the right need no mask."""
-    length = query_BHLD.shape[2]
-    if rule.cap is None and (rule.window is None or length <= rule.window):
+    """Every token over itself and those before it; rows padded on the right need no mask. Where there
+    are more keys than queries, the queries are the last tokens."""
+    length, queries = key_BKLD.shape[2], query_BHLD.shape[2]
+    windowed = rule.window is not None and length > rule.window
+    if rule.cap is None and not windowed and queries == length:
         grouped = query_BHLD.shape[1] != key_BKLD.shape[1]
         out_BHLD = sdpa(
             query_BHLD, key_BKLD, value_BKLD, is_causal=True, scale=rule.scale, enable_gqa=grouped
         )
         return out_BHLD.transpose(1, 2)
     at_L = torch.arange(length, device=query_BHLD.device)
-    distance_LL = at_L.unsqueeze(1) - at_L
+    distance_LL = at_L[-queries:].unsqueeze(1) - at_L
     seen_LL = (distance_LL >= 0) & (distance_LL < (rule.window or length))
     groups = query_BHLD.shape[1] // key_BKLD.shape[1]
     key, value = (t.repeat_interleave(groups, 1) for t in (key_BKLD, value_BKLD))
@@ -146,10 +158,11 @@ class CacheShape:
 
 
 class ShapeFinder:
-    """A work that looks at what the layers hand over, and attends without storing."""
+    """A work that looks at what the layers hand over, and keeps it for the tokens that follow."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, torch.dtype]] = {}
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self.plain = True
         """Keys and values of one size: what the cache can hold."""
 
@@ -158,6 +171,11 @@ class ShapeFinder:
     ) -> Tensor:
         self.plain &= key_BKLD.shape == value_BKLD.shape
         self.seen[layer] = (key_BKLD.shape[1], key_BKLD.shape[3], key_BKLD.dtype)
+        if layer in self._stored:
+            keys, values = self._stored[layer]
+            key_BKLD = torch.cat([keys, key_BKLD], 2)
+            value_BKLD = torch.cat([values, value_BKLD], 2)
+        self._stored[layer] = key_BKLD, value_BKLD
         return causal(query_BHLD, key_BKLD, value_BKLD, rule)
 
     def shape(self) -> CacheShape | None:

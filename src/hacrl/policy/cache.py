@@ -232,7 +232,10 @@ class PagedCache:
         if changed:
             width = max(width, self.table.shape[1])
             self.table = np.zeros((len(self.table), width), np.int32)
+        # Whoever wrote before may have been interrupted: nothing of it stays.
+        self.table[:] = self._held[:] = 0
         self._rows, self._shared, self._references = {}, {}, {}
+        self._to_fill, self._to_copy = [], []
         self._free = list(range(self.pages.shape[2] - 1, 0, -1))
         return changed
 
@@ -241,11 +244,12 @@ class PagedCache:
         return len(self._free)
 
     def admit(self, row: int, prefix: Prefix, more: bool) -> bool:
-        stored = len(prefix) - 1
+        if not self._rows and self.free < 1 + self._pages_of(prefix):
+            self._forget_prepared()  # nobody is left who would give pages back
         shared = self._shared.get(prefix)
-        new = 1 + (0 if shared else -(-stored // PAGE))
+        new = 1 + (0 if shared else self._pages_of(prefix))
         # Every row in work can still take one page before this one gets any.
-        if self.free < new + (len(self._rows) if self._rows else 0):
+        if self.free < new + len(self._rows):
             return False
         shared = shared or self._share(prefix)
         pages = [self._take()]
@@ -260,10 +264,13 @@ class PagedCache:
 
     def prepare(self, prefixes: Iterable[Prefix]) -> None:
         for prefix in prefixes if self._to_fill else ():
-            need = -(-(len(prefix) - 1) // PAGE)
-            if prefix in self._shared or self.free < 2 * (need + len(self._rows)):
+            need = self._pages_of(prefix) + len(self._rows)
+            if prefix in self._shared or self.free < 2 * need:
                 continue
             self._share(prefix)
+
+    def _pages_of(self, prefix: Prefix) -> int:
+        return -(-(len(prefix) - 1) // PAGE)
 
     def _share(self, prefix: Prefix) -> _Shared:
         full, rest = divmod(len(prefix) - 1, PAGE)

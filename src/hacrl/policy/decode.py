@@ -140,8 +140,7 @@ class _PageStep:
 
 
 class DeviceDecoder:
-    """Captured steps over static tensors. `capture=False` runs the same step uncaptured (a sharded
-    model, whose weights have no fixed address)."""
+    """Captured steps over static tensors. `capture=False` runs the same step uncaptured."""
 
     ticks = 16
 
@@ -168,7 +167,7 @@ class DeviceDecoder:
         self.settings.copy_(torch.tensor([1 / (temperature or 1.0), float(temperature > 0)]))
 
     def run(self, rows: Rows, count: int, ticks: int) -> tuple[np.ndarray, np.ndarray]:
-        size = min(next((s for s in SIZES if s >= count), count), self.capacity)
+        size = min(next((s for s in SIZES if s >= count), self.capacity), self.capacity)
         self._upload(rows, count, size)
         for _ in range(ticks):
             self._step(size)
@@ -191,7 +190,8 @@ class DeviceDecoder:
         if (size, fused) not in self.graphs:
             with self.fusion.on() if fused else nullcontext():
                 self.graphs[size, fused] = self._captured(size)
-            self.graphs.pop((size, False) if fused else (0, False), None)
+            if fused:
+                self.graphs.pop((size, False), None)
         self.graphs[size, fused].replay()
         self.made += 1
 
@@ -207,23 +207,22 @@ class DeviceDecoder:
         self.tick.add_(1)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        """Warm up on copies of nothing: the rows' state is put back after each trial step."""
-        before, tick = self.state.clone(), self.tick.clone()
         stream = torch.cuda.Stream(self.cache.device)
         stream.wait_stream(torch.cuda.current_stream(self.cache.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self.tick.zero_()
-                self._decode(size)
-                self._put_back(before, tick)
+                self._try_out(size)
         torch.cuda.current_stream(self.cache.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=stream):
             self._decode(size)
         self._memory = self._memory or graph.pool()
-        self._put_back(before, tick)
         return graph
 
-    def _put_back(self, before: Tensor, tick: Tensor) -> None:
+    def _try_out(self, size: int) -> None:
+        """A step to warm up, of which nothing stays: rows and tick are put back, and what it wrote
+        down stands where the step itself will write."""
+        before, tick = self.state.clone(), self.tick.clone()
+        self._decode(size)
         self.state.copy_(before)
         self.tick.copy_(tick)

@@ -12,6 +12,8 @@ Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V words.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -172,13 +174,6 @@ def _fused(tensor: Tensor) -> bool:
     return tensor.is_cuda and _has_triton()
 
 
+@cache
 def _has_triton() -> bool:
-    global _triton
-    if _triton is None:
-        from importlib.util import find_spec
-
-        _triton = find_spec("triton") is not None
-    return _triton
-
-
-_triton: bool | None = None
+    return find_spec("triton") is not None

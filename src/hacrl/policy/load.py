@@ -74,14 +74,8 @@ def load_model(source: str, agent: AgentConfig) -> Any:
     """The model in float32 on the CPU; the policy moves and casts it."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
-        for name in (
-            "attention_dropout",
-            "hidden_dropout",
-            "resid_pdrop",
-            "embd_pdrop",
-            "attn_pdrop",
-        ):
-            if getattr(config, name, 0):
+        for name, value in list(vars(config).items()):
+            if "drop" in name and isinstance(value, float):
                 setattr(config, name, 0.0)  # sampler and trainer must be the same function
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -98,6 +92,17 @@ def load_model(source: str, agent: AgentConfig) -> Any:
             "hub name that this machine can reach."
         ) from error
     return model.eval()
+
+
+def longest_sequence(config: Any) -> int | None:
+    """Tokens that the model was made for, where its config tells. With frequencies of two kinds
+    (longrope) those of the first: where one sequence of a batch is longer, all others turn otherwise
+    too, and a row would depend on its neighbours."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    limits = [getattr(config, "max_position_embeddings", None)]
+    if rope.get("rope_type") == "longrope":
+        limits.append(rope.get("original_max_position_embeddings"))
+    return min((n for n in limits if n), default=None)
 
 
 def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:

@@ -53,7 +53,7 @@ class PlainSampler:
         logprobs = torch.zeros((len(requests), longest), device=device)
         lengths = torch.zeros(len(requests), dtype=torch.long, device=device)
         stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
-        done_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        done_B = limits_B < 1
         for position in range(longest):
             token_B, logprob_B = draw(
                 logits_BV, keys_B, torch.full_like(keys_B, position), temperature
@@ -70,7 +70,7 @@ class PlainSampler:
                 break
             if finished >= COMPACT_SHARE * len(done_B):
                 keep = (~done_B).nonzero().squeeze(1)
-                cache.batch_select_indices(keep)
+                cache.reorder_cache(keep)
                 alive, keys_B, limits_B = alive[keep], keys_B[keep], limits_B[keep]
                 token_B, mask_BL, done_B = token_B[keep], mask_BL[keep], done_B[keep]
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(mask_BL), 1)], dim=1)
@@ -92,7 +92,7 @@ class PlainSampler:
         mask_RL = mask_RL.to(self.model.device)
         logits_RV = self._forward(ids_RL.to(self.model.device), mask_RL, cache)
         spread = torch.tensor([distinct[p] for p in prompts], device=self.model.device)
-        cache.batch_select_indices(spread)
+        cache.reorder_cache(spread)
         return cache, logits_RV[spread], mask_RL[spread]
 
     def _forward(self, ids: Tensor, mask_BL: Tensor, cache: DynamicCache) -> Tensor:

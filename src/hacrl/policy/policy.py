@@ -7,6 +7,7 @@ sampler, which holds the same tensors, needs no sync. On the CPU weights and mas
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from hacrl.policy.load import (
     choose_dtype,
     load_model,
     load_renderer,
+    longest_sequence,
     model_source,
     move_model,
 )
@@ -64,7 +66,7 @@ class Policy:
         self.source = model_source(agent.model, agent.name)
         model = load_model(self.source, agent)
         self.renderer = load_renderer(self.source, agent, model)
-        self.context: int | None = getattr(model.config, "max_position_embeddings", None)
+        self.context = longest_sequence(model.config)
         """Longest sequence that the model was made for, where its config tells."""
         self.model = add_adapter(model, agent.lora) if agent.lora else model
         self._kl = beta > 0 and agent.learns
@@ -210,8 +212,6 @@ class Policy:
         self._parking.fetch(self._places())
         for parameter in self.master.values():
             parameter.grad = None
-        # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
-        self.network.train(self.agent.gradient_checkpointing)
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
         used: list[bool | None] = [None] * len(samples)
@@ -220,19 +220,19 @@ class Policy:
         repeat: dict[int, Tensor] = {}
         backward = 0
         self._expected, self._divisors = Expected(update), divisors_of(samples)
-        for rows in self._microbatches(samples, forward):
-            output, survived, done = self._pass(rows, samples, loss, update)
-            repeat |= survived
-            backward += done
-            total += output.loss.item()
-            kl += output.kl
-            for i, ratio, kept in zip(
-                rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
-            ):
-                ratios[i], used[i] = ratio, kept
-        for rows in self._microbatches(samples, list(repeat)):
-            self._pass_again(rows, samples, repeat)
-        self.network.eval()
+        with self._training():
+            for rows in self._microbatches(samples, forward):
+                output, survived, done = self._pass(rows, samples, loss, update)
+                repeat |= survived
+                backward += done
+                total += output.loss.item()
+                kl += output.kl
+                for i, ratio, kept in zip(
+                    rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
+                ):
+                    ratios[i], used[i] = ratio, kept
+            for rows in self._microbatches(samples, list(repeat)):
+                self._pass_again(rows, samples, repeat)
         return Sums(
             loss=total,
             kl=kl,
@@ -241,6 +241,15 @@ class Policy:
             pruned_forward=len(chosen) - len(forward),
             pruned_backward=len(forward) - backward - len(repeat),
         )
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
+        self.network.train(self.agent.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            self.network.eval()
 
     def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
         lengths = [len(samples[i].token_ids) for i in rows]

@@ -41,8 +41,13 @@ class Draft:
 
     @property
     def usable(self) -> bool:
-        """Whether the results are still what the layers gave."""
-        return all(result._version == version for result, version in self._recording.results)
+        """Whether the results are still what the layers gave, and have a row for every token: those
+        of experts, who get some tokens each, have not."""
+        row = (1, len(self.rows.ids_N))
+        return all(
+            result._version == version and result.shape[:-1] == row
+            for result, version in self._recording.results
+        )
 
     def again(self, kept: Collection[int], rows: Rows) -> Tensor:
         """The same log-probabilities of the sequences `kept` (and `rows` is these), with gradient.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, Work, doing
 from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix, SlotCache
-from hacrl.policy.decode import Decoder, DeviceDecoder, HostDecoder, Rows
+from hacrl.policy.decode import Decoder, DeviceDecoder, HostDecoder, Rows, next_logits
 from hacrl.policy.plain_sampler import PlainSampler
 
 AHEAD = 64
@@ -110,10 +111,11 @@ class Sampler:
             slots = SlotCache(shape, rows, longest)
             return slots, HostDecoder(self.model, slots, temperature), rows
         device = self.model.device
-        if self._pages is None:
+        if self._pages is None or len(self._pages.table) < self.rows:
             self._pages = PagedCache(shape, device, self.rows)
         width = -(-longest // PAGE) + 1
-        wanted = rows * width + sum(-(-len(p) // PAGE) for p in {r.prompt_ids for r in requests})
+        prompts = {r.prompt_ids for r in requests}
+        wanted = max(2, rows) * width + sum(-(-len(p) // PAGE) for p in prompts)
         whole = torch.cuda.get_device_properties(device).total_memory
         pages = min(wanted, int(self.cache_share * whole) // self._pages.page_bytes)
         if pages < 2 * width:
@@ -127,20 +129,25 @@ class Sampler:
         if changed or self._captured is None or self._captured.end_ids != self.end_ids:
             self._captured = None  # free the graphs of the old addresses first
             self._captured = DeviceDecoder(
-                self.model, self._pages, self.end_ids, self.rows, capture=not _sharded(self.model)
+                self.model, self._pages, self.end_ids, self.rows, capture=_capturable(self.model)
             )
         self._captured.set_temperature(temperature)
         return self._pages, self._captured, rows
 
     def _find_shape(self) -> CacheShape | None:
-        """What the cache must hold; None where our attention is not the model's."""
+        """What the cache must hold; None where our attention is not the model's, or keys and values
+        are not all that a next token needs (layers with a state of another kind)."""
         count = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(8, device=self.model.device) * 7 % count).unsqueeze(0)
-        own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        # The plainest attention, where it can be chosen: others leave out what they cannot do.
+        exchangeable = getattr(self.model, "_supports_attention_backend", False)
+        with self._switch.on("eager") if exchangeable else nullcontext():
+            own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
         finder = ShapeFinder()
         try:
             with self._switch.on(), doing(finder):
-                ours = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+                self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=1)
+                ours = next_logits(self.model, ids[:, -1], torch.full_like(ids[:, -1], 7))[0]
         except (AttributeError, TypeError, KeyError):
             return None
         gap = (ours.float() - own).norm() / own.norm()
@@ -197,7 +204,7 @@ class _Writing:
 
     def _ticks(self) -> int:
         left = self.rows.limit[: self.count] - self.rows.index[: self.count]
-        return min(self.decoder.ticks, int(left.max()))
+        return min(self.decoder.ticks, max(1, int(left.max())))
 
     def _admit(self) -> None:
         """Waiting requests take the free rows, as far as the cache has room."""
@@ -287,7 +294,8 @@ def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _sharded(model: Any) -> bool:
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(model, FSDPModule)
+def _capturable(model: Any) -> bool:
+    """Not where a rotary embedding chooses its frequencies by the positions of a batch: it waits for
+    the device to know them, which a capture cannot."""
+    kinds = {str(getattr(module, "rope_type", "")) for module in model.modules()}
+    return not any("dynamic" in kind or "longrope" in kind for kind in kinds)

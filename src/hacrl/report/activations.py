@@ -59,11 +59,14 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype) -> Measured | N
             if agent.lora:
                 model = add_adapter(model, agent.lora).to(dtype)
             return _measure(model, dtype)
-    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RuntimeError):
         return None
 
 
 def _measure(model: Any, dtype: torch.dtype) -> Measured | None:
+    for module in model.modules():
+        if isinstance(getattr(module, "rope_type", None), str):
+            module.rope_type = "default"  # some kinds look at positions, which have no values here
     weighing = _Weighing()
     kept: dict[int, Tensor] = {}
     own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}

@@ -175,11 +175,12 @@ def _cache(
         return 0.0
     longest = _longest(config, agent)
     rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
-    if device.type == "cpu":
-        return rows * longest * sizes.cache_token
-    pages = rows * (ceil(longest / PAGE) + 1)
-    pages += config.prompts_per_step * ceil(config.prompt_limit(agent) / PAGE)
-    wanted = pages * PAGE * sizes.cache_token
+    tokens = rows * longest
+    if device.type == "cuda":
+        pages = rows * (ceil(longest / PAGE) + 1)
+        pages += config.prompts_per_step * ceil(config.prompt_limit(agent) / PAGE)
+        tokens = pages * PAGE
+    wanted = tokens * sizes.cache_token
     return min(wanted, config.sampler.cache_share * whole) if whole else wanted
 
 
