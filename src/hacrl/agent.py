@@ -258,6 +258,8 @@ class Agent:
     ) -> list[Trajectory]:
         """What the others may see of this step: text and a few numbers."""
         task_of = {p.id: p.task for p in problems}
+        learned = range(min(step, self.learns_before)) if self.plan else ()
+        version = sum(not self.agent.is_away(earlier) for earlier in learned)
         sampling = Sampling(self.config.temperature, self.limits.max_response_tokens)
         begun = (
             (Turn("assistant", self.agent.reply_start, False),) if self.agent.reply_start else ()
@@ -269,7 +271,7 @@ class Agent:
                 agent=self.name,
                 index=r.index,
                 step=step,
-                policy_version=min(step, self.learns_before) if self.plan else 0,
+                policy_version=version,
                 turns=(*begun, Turn("assistant", r.completion.text, True)),
                 finish=r.completion.finish,
                 mean_logprob=r.mean_logprob,

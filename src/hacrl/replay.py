@@ -10,7 +10,7 @@ from typing import Any
 from hacrl.agent import not_attempted
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.pool import Pool, open_pool
+from hacrl.pool import Pool, open_pool, shown
 from hacrl.rundir import RunDirectory
 from hacrl.tasks import Task
 from hacrl.types import Finish, Sampling, Trajectory
@@ -57,7 +57,7 @@ class ReplayMember:
         if not stored:
             raise UserError(
                 f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r} "
-                f"(its pool is {run.config().pool.url}); there is nothing to replay."
+                f"(its pool is {shown(run.config().pool.url)}); there is nothing to replay."
             )
         return stored
 

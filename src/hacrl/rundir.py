@@ -29,6 +29,7 @@ from typing import Any
 from hacrl.config import Config, dump_config, load_config
 from hacrl.errors import UserError
 from hacrl.files import append_line, read_whole_lines, sweep, write_atomic
+from hacrl.pool import shown
 from hacrl.types import Sample
 
 Row = Mapping[str, Any]
@@ -206,7 +207,10 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
             if found := first_difference(a, b, f"{where}.{i}"):
                 return found
         return None
-    return None if old == new else f"{where} is {old!r} there and {new!r} here"
+    if old == new:
+        return None
+    old, new = (shown(value) if isinstance(value, str) else value for value in (old, new))
+    return f"{where} is {old!r} there and {new!r} here"
 
 
 def environment() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.journal import Journal  # noqa: E402
 from hacrl.pool import open_pool  # noqa: E402
 from hacrl.rundir import RunDirectory  # noqa: E402
+from hacrl.runtime.ray_place import FollowerPlace  # noqa: E402
 from hacrl.runtime.ray_pool import PoolKeeper, RayPool  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
@@ -99,13 +100,13 @@ def test_agents_whose_processes_are_killed_come_back(
     assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
 
 
-def agents() -> set[int]:
-    """The processes of agents that this test's Ray has started."""
+def agents(kind: bytes = b"Place") -> set[int]:
+    """The processes of agents that this test's Ray has started, or of actors of another kind."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
             title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            if title.startswith(b"ray::Place") and _descends(int(entry.name)):
+            if title.startswith(b"ray::" + kind) and _descends(int(entry.name)):
                 found.add(int(entry.name))
         except OSError:  # it has ended meanwhile
             continue
@@ -157,12 +158,38 @@ def test_a_memory_pool_cannot_be_shared_by_processes(tmp_path: Path) -> None:
 
 def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
     broken = team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION)
-    with pytest.raises(UserError, match="reads at most"):
+    with pytest.raises(UserError, match="reads at most") as kept:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    for _ in range(100):  # nothing stays, also while the error is kept
+        if not (left := agents() | agents(b"PoolKeeper")):
+            break
+        time.sleep(0.1)
+    assert kept.value and not left
     gone = team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION)
     with pytest.raises(UserError, match="does not exist"):
         hacrl.train(on_ray(gone), tmp_path / "run")
+
+
+def test_a_rank_that_cannot_be_one_says_so_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """As on machines with another version of hacrl: no rank of wren's can be one, and none that is
+    started anew will."""
+    monkeypatch.setattr(hacrl, "__version__", "9.9")
+    config = team(member("wren", ranks=2), **NO_EVALUATION)
+    with pytest.raises(UserError, match=r"started with 9\.9\. Install the same version"):
+        hacrl.train(on_ray(config), tmp_path / "run")
+
+
+def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
+    class Failing(FollowerPlace):
+        def follow(self, rank: int, address: str) -> Any:
+            raise MemoryError("no room for the shard")
+
+    monkeypatch.setattr("hacrl.runtime.ray.FollowerPlace", Failing)
+    monkeypatch.setattr("hacrl.runtime.team.MOST_LOSSES", 1)
+    config = team(member("wren", ranks=2), **NO_EVALUATION)
+    with pytest.raises(RunStopped, match=r"lost in step 0 \(MemoryError: no room for the shard\)"):
+        hacrl.train(on_ray(config), tmp_path / "run")
 
 
 def test_an_agent_that_always_dies_stops_the_run(tmp_path: Path, monkeypatch: Any) -> None:

@@ -168,6 +168,23 @@ def test_a_tampered_cut_is_caught(tmp_path, stored, field, text):
     assert "cut of step 3" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:s3cret@db/pool",  # no such kind
+        "postgresql://me:s3cret@db:port/pool",  # not an address
+        "postgresql://me:x/s3cret@db/pool",
+        "sqlite://me:s3cret@db/pool",
+        "memory://me:s3cret@db",
+        "mysql://db/pool?user=me&password=s3cret",
+    ],
+)
+def test_a_password_is_not_told(tmp_path, url):
+    with pytest.raises(UserError, match=r"pool\.url = ") as error:
+        open_pool(url, tmp_path)
+    assert "s3cret" not in str(error.value)
+
+
 def test_a_file_that_is_no_pool(tmp_path):
     (tmp_path / "pool.db").write_text("this is not a database at all, only some text\n" * 50)
     with pytest.raises(UserError, match=r"pool\.db: not usable as a pool: file is not a database"):

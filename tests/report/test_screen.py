@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -14,13 +16,14 @@ from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
 from hacrl.plan import make_plan
 from hacrl.pocket import pocket_path
-from hacrl.report import progress
+from hacrl.report import doctor, progress
 from hacrl.report.curves import plot, smooth
 from hacrl.report.doctor import plan_cells
 from hacrl.report.failures import calm, explain
+from hacrl.report.loggers import WeightsAndBiases
 from hacrl.report.memory import count_parameters, size_text
 from hacrl.report.samples import one_line
-from hacrl.rundir import RunDirectory
+from hacrl.rundir import RunDirectory, first_difference
 
 CONFIG = {
     "steps": 30,
@@ -161,3 +164,26 @@ def test_parameters_of_a_folder() -> None:
 
 def test_model_text_stays_on_its_line() -> None:
     assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
+
+
+def test_a_password_does_not_leave_for_weights_and_biases(tmp_path: Path, monkeypatch) -> None:
+    sent: dict = {}
+    wandb = SimpleNamespace(init=lambda **settings: sent.update(settings))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    pool = {"url": "postgresql://me:s3cret@db/pool"}
+    config = parse_config({**CONFIG, "pool": pool, "log": {"wandb": "team"}})
+    WeightsAndBiases(RunDirectory(tmp_path), config)
+    assert sent["config"]["pool"]["url"] == "postgresql://me:***@db/pool"
+    changed = parse_config({**CONFIG, "pool": {"url": "sqlite:///pool.db"}})
+    told = first_difference(config.model_dump(), changed.model_dump())
+    assert told is not None and "s3cret" not in told
+
+
+def test_doctor_knows_what_a_runtime_and_a_sampler_need(monkeypatch) -> None:
+    """An extra that is not there is told with the way to get it."""
+    monkeypatch.setattr(doctor, "_version", lambda package: "")
+    asked = {"runtime": {"kind": "ray"}, "sampler": {"kind": "vllm"}}
+    found = {f.detail for f in doctor.check(parse_config({**CONFIG, **asked})) if not f.good}
+    assert {"needs pip install 'hacrl[ray]'", "needs pip install 'hacrl[vllm]'"} <= found
+    found = {f.detail for f in doctor.check(parse_config(CONFIG))}
+    assert not any("ray" in detail or "vllm" in detail for detail in found)

@@ -38,6 +38,7 @@ def test_a_member_leaves_and_comes_back(tmp_path: Path) -> None:
     members = [pool.gather(step).members for step in range(3)]
     assert members == [("wren", "finch"), ("wren",), ("wren", "finch")]
     assert not list(pool.rows(agent="finch", step=1))
+    assert {t.policy_version for t in pool.rows("finch", 2)} == {1}  # steps learned
     pool.dispose()
     assert [r["step"] for r in rows(run, "finch")] == [0, 2]
     assert [r["peers/samples"] > 0 for r in rows(run, "wren")] == [True, False, True]

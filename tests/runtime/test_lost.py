@@ -235,10 +235,10 @@ def test_the_end_waits_for_who_was_away(tmp_path: Path, clock: Clock) -> None:
     def held(crew: LocalCrew, name: str, call: Call) -> bool:
         return name == "finch" and call.args == (4,) and clock.now < 1100.0
 
-    members = [member("wren"), member("finch", away=[[3, 9]])]
+    members = [member("wren"), member("finch", away=[[3, 10**9]])]
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "agents": members, "runtime": runtime}
-    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    run, _ = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
     assert 4 in Checkpoints(run.checkpoints("finch"), 2).steps()
     assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
 
@@ -259,12 +259,25 @@ def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -
     ]
 
 
+def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
+    class Hopeless(dict):
+        def pop(self, key, default=None):
+            return "before" if key == ("wren", "learn", "1") else None
+
+    members = [member("wren"), member("finch", away=[[2, 3]])]
+    settings = {**TEAM, "agents": members, "runtime": {**GO_ON, "deadline": 3600.0}}
+    with pytest.raises(RunStopped, match="step 2: whoever is not away was lost"):
+        train(Losing, settings, tmp_path / "run", lose=Hopeless())
+
+
 def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, clock: Clock) -> None:
-    """finch is four checkpoints behind, more than are kept. At every moment one step must be whole
-    for both, or a resume would begin anew: so wren keeps those that finch has yet to reach."""
+    """finch is more checkpoints behind than are kept, and catches up little by little. At every moment
+    one step must be whole for both, or a resume would begin anew: so wren keeps those that finch has
+    yet to reach."""
 
     def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "finch" and call == Call("rollout", (1,)) and not crew.pool.closed(5)
+        until = {"rollout (1,)": 3, "learn (2,)": 5}.get(f"{call.method} {call.args}")
+        return name == "finch" and until is not None and not crew.pool.closed(until)
 
     class Watched(Holding):
         common: list[int]
@@ -278,14 +291,13 @@ def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, cl
     settings = {
         **TEAM,
         "steps": 8,
+        "prompts_per_step": 3,
         "runtime": GO_ON,
         "evaluation": {"problems": 0},
         "checkpoint": {"every": 1, "keep": 1},
     }
     common: list[int] = []
-    run, _ = train(
-        Watched, settings, tmp_path / "run", clock=clock, held=held, common=common
-    )
+    run, _ = train(Watched, settings, tmp_path / "run", clock=clock, held=held, common=common)
     assert common == sorted(common)
     assert [Checkpoints(run.checkpoints(n), 1).steps() for n in ("wren", "finch")] == [[8], [8]]
 

@@ -6,6 +6,7 @@ entry in POOLS, or name it by import path: pool.url = "package.module:Class://AD
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -67,10 +68,19 @@ def open_pool(url: str, base: Path, create: bool = True) -> Pool:
     if factory is None:
         known = ", ".join(f"{name}://" for name in POOLS)
         raise UserError(
-            f"pool.url = {url!r}: no such kind of pool; there are {known}, or your own as "
+            f"pool.url = {shown(url)!r}: no such kind of pool; there are {known}, or your own as "
             "package.module:Class://ADDRESS"
         )
     return factory(url, base, create)
+
+
+def shown(url: str) -> str:
+    """An address as it may be told: without its password.
+
+    Example: shown("postgresql://me:secret@db/pool") == "postgresql://me:***@db/pool"
+    """
+    url = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", url)
 
 
 def members_of(pool: Pool, step: int) -> tuple[str, ...]:
@@ -117,7 +127,7 @@ def _memory(url: str, base: Path, create: bool) -> Pool:
     from hacrl.pool.memory import MemoryPool
 
     if url != "memory://":
-        raise UserError(f"pool.url = {url!r}: a memory pool has no address; write memory://")
+        raise UserError(f"pool.url = {shown(url)!r}: a memory pool has no address; write memory://")
     return MemoryPool()
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 
 from hacrl.errors import UserError
 from hacrl.files import full_disk, full_disk_error
+from hacrl.pool import shown
 
 WAIT = 30.0
 """Seconds to wait for another process that is writing."""
@@ -121,12 +122,16 @@ def _resolve(url: str, base: Path) -> URL:
     try:
         made = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise UserError(f"pool.url = {url!r}: not an address ({error})") from error
+        # What SQLAlchemy says may quote a part of the password.
+        raise UserError(
+            f"pool.url = {shown(url)!r}: not an address. Write scheme://USER:PASSWORD@HOST:PORT/NAME, "
+            "with %XX for special characters of the password"
+        ) from error
     if made.get_backend_name() != "sqlite":
         return made
     if made.host or not made.database or made.database == ":memory:":
         raise UserError(
-            f"pool.url = {url!r}: write sqlite:///NAME.db for a file in the run directory, "
+            f"pool.url = {shown(url)!r}: write sqlite:///NAME.db for a file in the run directory, "
             "sqlite:////PATH.db for one anywhere, memory:// for none"
         )
     return made.set(database=str(base.absolute() / made.database))

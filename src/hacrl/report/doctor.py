@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,7 +43,10 @@ EXTRAS = {
     "gym": ("reasoning-gym", "tasks of reasoning-gym"),
     "data": ("datasets", "Parquet and hub datasets"),
     "gguf": ("gguf", "hacrl models fetch"),
+    "ray": ("ray", "runtime.kind = 'ray'"),
+    "vllm": ("vllm", "sampler.kind = 'vllm'"),
     "wandb": ("wandb", "log.wandb"),
+    "bench": ("trl", "make bench"),
 }
 """Extra -> (the package that tells whether it is there, what needs it)."""
 
@@ -91,10 +95,10 @@ def print_installation(console: Console) -> None:
 
 
 def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    for name in (package, f"{package}-cpu"):  # vLLM's build for the CPU has a name of its own
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def print_config(console: Console, config: Config) -> list[Finding]:
@@ -118,6 +122,11 @@ def check(config: Config) -> Iterator[Finding]:
         yield _try(f"agent {agent.name}", lambda agent=agent: _agent(agent))
         if agent.lora:
             yield _extra("lora", f"agent {agent.name}")
+    if config.runtime.kind == "ray":
+        yield _extra("ray", "runtime.kind = 'ray'")
+    for agent in config.agents:
+        if agent.model and config.sampler_of(agent).kind == "vllm":
+            yield _extra("vllm", f"agent {agent.name}")
     if config.log.wandb:
         yield _extra("wandb", "log.wandb")
     yield from _memory(config)
@@ -132,6 +141,7 @@ def _memory(config: Config) -> Iterator[Finding]:
         need = _need(config, agent)
         if need is not None:
             place = str(choose_device(agent.device or config.runtime.device))
+            place = "cuda:0" if place == "cuda" else place
             place += "" if config.runtime.kind == "local" else f" for {agent.name}"
             devices.setdefault(place, {})[agent.name] = need
     for place, needs in devices.items():

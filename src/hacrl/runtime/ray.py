@@ -146,13 +146,16 @@ class RayCrew:
             raise (error.cause or error) from error
         except ray.exceptions.RayError as error:
             return name, Lost(self._drop(name, error))
+        failed = answer if isinstance(answer, Failed) else None
+        if failed and failed.kind == "user":  # beginning again would not mend it
+            raise failed.error()
         if reference in following:
             return name, Lost(self._drop(name, "a rank of its group has ended"))
-        if isinstance(answer, Failed) and self._rank_is_gone(name):
-            return name, Lost(self._drop(name, answer.reason))
+        if failed and self._rank_is_gone(name):
+            return name, Lost(self._drop(name, failed.reason))
         del self.calls[reference]
-        if isinstance(answer, Failed):
-            raise answer.error()
+        if failed:
+            raise failed.error()
         self.groups[name].alive = True
         return name, answer
 
@@ -297,6 +300,8 @@ class RayCrew:
             )
             .remote(url, str(self.run.path.absolute()))
         )
+        # By hand: an error that somebody keeps would keep the actor, too.
+        stack.callback(ray.kill, self.keeper)
         return RayPool(self.keeper)
 
 
@@ -320,4 +325,7 @@ def _words(bundle: dict[str, float]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    """What an error says; of one in an actor, its own words and not where Ray met it."""
+    if isinstance(cause := getattr(error, "cause", None), Exception):
+        return f"{type(cause).__name__}: {_first_line(cause)}"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

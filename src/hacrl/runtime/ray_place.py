@@ -128,8 +128,15 @@ class FollowerPlace:
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
 
-    def follow(self, rank: int, address: str) -> None:
-        """Returns when rank 0 lets it go."""
+    def follow(self, rank: int, address: str) -> Failed | None:
+        """Returns when rank 0 lets it go, or with what a user can mend."""
+        try:
+            self._follow(rank, address)
+        except UserError as error:
+            return Failed("user", str(error))
+        return None
+
+    def _follow(self, rank: int, address: str) -> None:
         settle(self.orders)
         from hacrl.policy.group import join_group
         from hacrl.policy.load import choose_device

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from hacrl.checkpoint import Checkpoints, newest_common
 from hacrl.config import Config
 from hacrl.errors import RunStopped, UserError
-from hacrl.pool import Pool, members_of
+from hacrl.pool import Pool, members_of, shown
 from hacrl.report.loggers import open_loggers
 from hacrl.report.observer import Observer
 from hacrl.rundir import RunDirectory
@@ -191,7 +191,8 @@ class Team:
         common = max(set.intersection(*self.saved.values()), default=0)
         if name in self.learners and common > self.pruned[name]:
             self.pruned[name] = common
-            yield Call("prune", ((common,),))
+            # Newer ones, too: a late member has yet to save them, and then one of them is common.
+            yield Call("prune", (sorted(s for s in self.saved[name] if s >= common),))
 
     def _finished(self, name: str, done: int) -> None:
         seconds = self.times.pop(name, {})
@@ -236,7 +237,8 @@ class Team:
             if wanted.step >= self.gate.step:
                 assert wanted == self.gate, f"{name} is ahead of the others"
                 self.waiting.add(name)
-                self.since = self.since or time.monotonic()
+                if name in self._expected():  # who is away has published nothing
+                    self.since = self.since or time.monotonic()
                 return
             value = None
 
@@ -259,6 +261,7 @@ class Team:
     def _lost(self, name: str, reason: str) -> None:
         """Let a lost member begin again, unless that has not helped for long."""
         del self.lives[name]
+        self.waiting.discard(name)
         if self.gate.step > self.config.steps:
             return  # it had nothing more to do
         self.losses[name] += 1
@@ -292,8 +295,6 @@ class Team:
         if self.told or self._patience() != 0.0:
             return False
         settings, missing = self.config.runtime, set(self._expected()) - self.waiting
-        if settings.late == "go_on" and not self.waiting & set(self.learners):
-            return False  # nobody could learn: wait at least for one who can
         at_end = self.gate.step == self.config.steps
         self.told = True
         self.observer.note(
@@ -305,10 +306,13 @@ class Team:
 
     def _patience(self) -> float | None:
         """Seconds until the deadline; None where there is none, or none any more."""
-        deadline = self.config.runtime.deadline
-        if deadline is None or self.since is None or self.told or self.gate == START:
+        settings = self.config.runtime
+        if settings.deadline is None or self.since is None or self.told or self.gate == START:
             return None
-        return max(0.0, self.since + deadline - time.monotonic())
+        here = self.waiting & set(self._expected())
+        if settings.late == "go_on" and not here & set(self.learners):
+            return None  # nobody could learn: wait at least for one who can
+        return max(0.0, self.since + settings.deadline - time.monotonic())
 
     def _let_through(self, next_gate: Gate) -> None:
         """Open the gate: whoever waits there goes on, in the team's order."""
@@ -326,12 +330,10 @@ class Team:
     # ------------------------------------------------------------ cuts
 
     def _expected(self) -> list[str]:
-        """Whom the next gate waits for."""
-        return [
-            a.name
-            for a in self.config.agents
-            if a.name in self.lives and not a.is_away(self.gate.step)
-        ]
+        """Whom the next gate waits for: at the end for all, else for those that are not away."""
+        step = self.gate.step
+        here = [a for a in self.config.agents if a.name in self.lives]
+        return [a.name for a in here if step >= self.config.steps or not a.is_away(step)]
 
     def _takes_part(self, name: str, step: int) -> bool:
         """Whether the member counts in the step's cut, or still may."""
@@ -346,15 +348,22 @@ class Team:
             here = expected
             if not self.waiting >= set(expected):  # a lost member may have arrived before
                 here = [n for n in expected if n in pool.arrived(step)]
+            if not here:
+                raise RunStopped(
+                    f"step {step}: whoever is not away was lost too often, so nobody is left to take "
+                    f"part. See why they die, then `hacrl resume {self.run.path}`."
+                )
             pool.close(step, here)
             self.cuts[step] = members_of(pool, step)
         members, late = self.cuts[step], self.config.runtime.late
         present = [a.name for a in self.config.agents if not a.is_away(step)]
         if not set(members) <= set(present) or (late == "wait" and len(members) < len(present)):
             raise UserError(
-                f"pool {self.config.pool.url}: step {step} was closed by a run whose members are "
+                f"pool {shown(self.config.pool.url)}: step {step} was closed by a run whose members are "
                 f"{', '.join(members)}, not {', '.join(present)}. Give each run its own pool.url."
             )
-        self.book.release(n for n in expected if n not in members)
+        late_ones = [n for n in expected if n not in members]
+        self.book.release(late_ones)
         self.book.expect("train", step, [n for n in self.names if n in members])
-        self.book.expect("evaluation", step + 1, self._evaluated(step + 1))
+        there = [n for n in self._evaluated(step + 1) if n in self.lives and n not in late_ones]
+        self.book.expect("evaluation", step + 1, there)
