@@ -312,12 +312,10 @@ def test_with_all_rows_left_out_the_optimizer_steps_all_the_same(llama: Path, sp
 # ---------------------------------------------------------------- what algorithms declare
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if skips_zero_advantage(algorithm(n))])
 def test_what_is_declared_of_advantage_zero_is_true(name: str) -> None:
     """Anywhere, not only near ratio 1: no gradient at such rows, and none of it elsewhere."""
     method = algorithm(name)
-    if not skips_zero_advantage(method):
-        pytest.skip(f"{name} declares nothing")
     generator = torch.Generator().manual_seed(0)
     logprobs, old, source = (
         -3 * torch.rand(6, 5, generator=generator, dtype=torch.float64) for _ in range(3)
