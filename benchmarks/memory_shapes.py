@@ -21,11 +21,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import Gemma3TextConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from speed.shapes import PAD, SHAPES, make_policy
+from speed.shapes import SHAPES, make_policy
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -36,22 +35,6 @@ from hacrl.policy.policy import Policy
 from hacrl.policy.sampler import Request
 from hacrl.report.memory import device_peak, estimate_need, memory_of
 from hacrl.types import Sample, Update
-
-SHAPES["Gemma3-270M"] = Gemma3TextConfig(
-    vocab_size=262144,
-    hidden_size=640,
-    intermediate_size=2048,
-    num_hidden_layers=18,
-    num_attention_heads=4,
-    num_key_value_heads=1,
-    head_dim=256,
-    query_pre_attn_scalar=256,
-    sliding_window=512,
-    tie_word_embeddings=True,
-    pad_token_id=PAD,
-    bos_token_id=None,
-    eos_token_id=None,
-)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from unittest.mock import patch
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 import hacrl.policy.policy as policy_module
 from hacrl.config import AgentConfig
@@ -64,6 +70,21 @@ SHAPES: dict[str, Any] = {
         num_key_value_heads=3,
         max_position_embeddings=8192,
         rope_theta=1e5,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "Gemma3-270M": Gemma3TextConfig(
+        vocab_size=262144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
         tie_word_embeddings=True,
         pad_token_id=PAD,
         bos_token_id=None,
