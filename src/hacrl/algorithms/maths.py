@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hacrl.types import Batch, Group, Status
+from hacrl.types import Batch, Group, Status, Trajectory
 
 SMALL = 1e-6
 """Added to the standard deviation (eq. 6)."""
@@ -36,6 +36,10 @@ def successes(group: Group, agent: str) -> tuple[int, int]:
     """How many of the agent's replies to the problem are right (status OK), of how many judged."""
     found = [t.verdict.status for t in group.judged if t.agent == agent and t.verdict]
     return found.count(Status.OK), len(found)
+
+
+def is_right(reply: Trajectory) -> bool:
+    return reply.verdict is not None and reply.verdict.status is Status.OK
 
 
 def all_failed(group: Group, agent: str) -> bool:

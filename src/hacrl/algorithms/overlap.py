@@ -46,13 +46,17 @@ import torch
 from torch import Tensor
 
 from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.maths import add_kl, advantage, all_failed, clip_leaves, clipped, mean
+from hacrl.algorithms.maths import (
+    add_kl,
+    advantage,
+    all_failed,
+    clip_leaves,
+    clipped,
+    is_right,
+    mean,
+)
 from hacrl.capability import Capability
-from hacrl.types import Batch, Group, LossOutput, Sample, Status, Trajectory, Update
-
-
-def _is_right(reply: Trajectory) -> bool:
-    return reply.verdict is not None and reply.verdict.status is Status.OK
+from hacrl.types import Batch, Group, LossOutput, Sample, Update
 
 
 class Overlap(Gspo):
@@ -84,7 +88,7 @@ class Overlap(Gspo):
         if not own or theirs.finish is not sample.finish:  # unknown level, or another text: cut
             return None
         a = advantage(theirs.reward, mean(own), [t.reward for t in group.judged])
-        if self.settings.overlap_follow and _is_right(theirs) and all_failed(group, learner):
+        if self.settings.overlap_follow and is_right(theirs) and all_failed(group, learner):
             return replace(sample, advantage=a, weight=1.0, behaviour=None)  # no ratio asked: v = 1
         # The same total over the learner's number of tokens, so that s^N is the texts' ratio.
         assert sample.behaviour is not None

@@ -23,10 +23,10 @@ from dataclasses import replace
 import torch
 
 from hacrl.algorithms.grpo import Grpo
-from hacrl.algorithms.maths import add_kl, all_failed, sequence_ratio
+from hacrl.algorithms.maths import add_kl, all_failed, is_right, sequence_ratio
 from hacrl.capability import Capability
 from hacrl.noise import stream_key
-from hacrl.types import Batch, Group, LossOutput, Sample, Status, Update
+from hacrl.types import Batch, Group, LossOutput, Sample, Update
 
 
 class Sgt(Grpo):
@@ -49,7 +49,7 @@ class Sgt(Grpo):
             for g in groups
             if all_failed(g, learner)
             for t in g.judged
-            if t.agent != learner and t.verdict and t.verdict.status is Status.OK
+            if t.agent != learner and is_right(t)
         }
         chosen: dict[str, tuple[str, str, int]] = {}
         for key in sorted({(s.problem_id, s.source, s.index) for s in samples} & rank.keys()):
