@@ -54,6 +54,7 @@ GPU = Cases(
     rollout=[
         Case("Qwen3-1.7B", prompts=32, rows=256, length=256),
         Case("Qwen3-1.7B", prompts=64, rows=256),
+        Case("Qwen3-1.7B", prompts=128, rows=256, generate=False),
         Case("SmolLM2-135M", prompts=64, rows=512, length=256),
         Case("SmolLM2-135M", prompts=128, rows=512),
     ],
@@ -120,7 +121,8 @@ def main() -> int:
         f"{log.facts['device']}: copies {ceilings.bytes_per_s / 1e9:,.0f} GB/s, multiplies "
         f"{ceilings.operations_per_s / 1e12:,.2f} Tflop/s in {str(dtype).removeprefix('torch.')}"
     )
-    setting = Setting(device, ceilings, log, arguments.repeats, agent_fields(arguments.set))
+    fields = agent_fields(arguments.set)
+    setting = Setting(device, ceilings, log, arguments.repeats, fields, arguments.generate)
     for name, work in parts(arguments, setting).items():
         try:
             work()
@@ -199,6 +201,9 @@ def read_arguments() -> argparse.Namespace:
         "--processor-time",
         action="store_true",
         help="on a CPU that others use too: count this process's time on it, not the wall clock's",
+    )
+    parser.add_argument(
+        "--no-generate", dest="generate", action="store_false", help="leave `generate` out"
     )
     parser.add_argument("--no-trl", dest="trl", action="store_false", help="leave TRL out")
     parser.add_argument("--trl-site", help="a folder of packages with TRL, put last on the path")

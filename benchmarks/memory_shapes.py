@@ -52,6 +52,7 @@ class Case:
 CASES = [
     Case("135M", ("SmolLM2-135M",)),
     Case("270M, large vocabulary", ("Gemma3-270M",)),
+    Case("135M + 270M", ("SmolLM2-135M", "Gemma3-270M")),
     Case("0.6B", ("Qwen3-0.6B",)),
     Case("1.7B, checkpointing", ("Qwen3-1.7B",), {"gradient_checkpointing": True}),
     Case("1.7B, adapter", ("Qwen3-1.7B",), {"lora": {"rank": 32}}),

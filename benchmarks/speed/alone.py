@@ -89,7 +89,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
             ours.peak_gb,
             against_trl=theirs.whole / ours.whole if theirs else None,
             of_floor=sum(floors.values()) / ours.whole,
-            note=f"outside the clip at the first update {ours.metrics['own/clipped']:.2g}",
+            note=f"outside the clip at the first update {ours.metrics['own/clipped_first']:.2g}",
             facts={
                 **{f"{name}_s": s for name, s in parts.items()},
                 "verify_s": clock["verify"],

@@ -140,10 +140,13 @@ def timed(
     *,
     repeats: int = 3,
     enough: float = 30.0,
-    warm: bool = True,
+    warm: int = 1,
 ) -> Timed:
-    """`work(i)` once to warm up, then up to `repeats` times, until `enough` seconds are spent."""
+    """`work(0)` `warm` times to warm up, then `work(i)` up to `repeats` times, until `enough` seconds
+    are spent."""
     first, result = once(partial(work, 0), device) if warm else (0.0, None)
+    for _ in range(warm - 1):
+        work(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []

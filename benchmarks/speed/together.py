@@ -102,8 +102,9 @@ def _pair_team(setting: Setting, case: PairCase, traces: Mapping[str, Trace], fo
 
 
 def _warm_rollouts(team: Team, agents: Mapping[str, Agent]) -> None:
-    """A step that is thrown away, so that captures and compiles are done."""
-    for agent in agents.values():
+    """Rollouts that are thrown away, so that captures and compiles are done."""
+    for name, agent in agents.items():
+        team.samplers[name].sample(team.traces[name].requests(0, name), 1.0)
         agent.rollout(0)
     team.pool.close(0, list(agents))
 
@@ -125,6 +126,7 @@ def _learn(
             facts[f"update_{name}_s"] = agent.clock.read()["update"]
             facts[f"pruned_{name}"] = metrics["pruned/backward"]
             facts[f"own_clipped_{name}"] = metrics["own/clipped"]
+            facts[f"own_clipped_first_{name}"] = metrics["own/clipped_first"]
             if "peers/used" in metrics:
                 facts[f"peers_used_{name}"] = metrics["peers/used"]
         if best is None or total < best[0]:

@@ -62,6 +62,8 @@ class Setting:
     repeats: int = 3
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the agents (AgentConfig) other than the defaults."""
+    generate: bool = True
+    """Whether `generate` takes part at all."""
 
 
 def _policy(setting: Setting, case: Case) -> Policy:
@@ -85,12 +87,15 @@ def rollout(setting: Setting, cases: list[Case]) -> None:
 def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
     trace, device, rows = case.trace(), setting.device, policy.agent.sampler_rows
     ours = timed(
-        lambda i: policy.sampler.sample(trace.requests(i), 1.0), device, repeats=setting.repeats
+        lambda i: policy.sampler.sample(trace.requests(i), 1.0),
+        device,
+        repeats=setting.repeats,
+        warm=2,  # steps are captured in the first, and anew with compiled parts in the second
     )
     wanted = [n for _, n in trace.rows]
     assert [len(r.token_ids) for r in ours.result] == wanted, "replies of other lengths than asked"
     peer = None
-    if case.generate:
+    if case.generate and setting.generate:
         setting.log.say(f"rollout: generate on {case.shape}, {trace.name}")
         requests = trace.requests(0)
         generate_rows(policy.model, [replace(r, limit=4) for r in requests], PAD)  # warm up
@@ -98,7 +103,7 @@ def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
             lambda _: generate_rows(policy.model, requests, PAD),
             device,
             repeats=1,
-            warm=False,
+            warm=0,
         )
     floor = rollout_floor(cost_of(policy.model), trace, rows, setting.ceilings)
     sequences = [(p, r.token_ids) for (p, _), r in zip(trace.rows, ours.result, strict=True)]

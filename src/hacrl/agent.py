@@ -22,7 +22,7 @@ from hacrl.noise import stream_key
 from hacrl.plan import minibatch, replaced
 from hacrl.policy.policy import Policy
 from hacrl.policy.samplers import probe_facts
-from hacrl.policy.update import UpdateReport
+from hacrl.policy.update import AtScores, UpdateReport
 from hacrl.pool import Pool
 from hacrl.rundir import RunDirectory, sample_rows
 from hacrl.tasks import Task
@@ -85,6 +85,8 @@ class Agent:
         )
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         self.skips = skips_zero_advantage(algorithm)
+        self._scored_step: int | None = None
+        """Whose own log-probabilities the trainer gave, in this process and so at these weights."""
         self.diagnostics: Diagnostics | None = None
         if self.plan and config.diagnostics.every:
             self.diagnostics = Diagnostics(
@@ -119,6 +121,7 @@ class Agent:
     # ------------------------------------------------------------ the loop
 
     def rollout(self, step: int) -> dict[str, Any]:
+        self._scored_step = None
         problems = self.task.batch(step, self.config.prompts_per_step)
         prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         entry = self.journal.read(step)
@@ -126,7 +129,7 @@ class Agent:
             with self.clock("sample"):
                 rollouts = self._sample(step, prompts)
             with self.clock("score"):
-                rollouts, facts = self._score(rollouts)
+                rollouts, facts = self._score(step, rollouts)
             with self.clock("verify"):
                 rollouts = judge(rollouts, problems, self.verifier, self.agent.reply_start)
             self.journal.write(step, rollouts, facts)
@@ -168,12 +171,16 @@ class Agent:
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
             last = replaced(samples) if self.algorithm.peers_join else ()
+            # Not in float32: it needs none, and a resumed step, which is not scored again, is equal.
+            unmoved = self._scored_step == step and self._half()
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
+                    loss = AtScores(self.algorithm.loss) if unmoved else self.algorithm.loss
                     report = self.policy.update(
-                        batch, self.algorithm.loss, update, zero_advantage_is_zero_loss=self.skips
+                        batch, loss, update, zero_advantage_is_zero_loss=self.skips
                     )
+                    unmoved = unmoved and report.skipped
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
             self.policy.rest()
@@ -198,7 +205,9 @@ class Agent:
             limit=self.limits.max_response_tokens,
         )
 
-    def _score(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], dict[str, float]]:
+    def _score(
+        self, step: int, rollouts: Sequence[Rollout]
+    ) -> tuple[list[Rollout], dict[str, float]]:
         """Put the trainer's log-probabilities in the place of the sampler's.
 
         With behaviour = "sampler" only a probe is scored, and the sampler's own stay while the two
@@ -224,13 +233,19 @@ class Agent:
                 "rounding of your model, raise sampler.tolerance."
             )
         if settings.behaviour == "sampler":
-            trusted = facts["agreement/max_gap"] < self.config.algorithm.epsilon_low / 10
-            scored = list(rollouts) if trusted else self._scored(rollouts)
+            if facts["agreement/max_gap"] < self.config.algorithm.epsilon_low / 10:
+                return list(rollouts), facts
+            scored = self._scored(rollouts)
+        self._scored_step = step
         return scored, facts
 
     def _tolerance(self) -> float:
         """What rounding can explain: bfloat16 moves a short reply's mean by a few hundredths."""
-        return 1e-4 if next(self.policy.model.parameters()).dtype.itemsize == 4 else 0.05
+        return 0.05 if self._half() else 1e-4
+
+    def _half(self) -> bool:
+        """Whether the model computes in half precision."""
+        return next(self.policy.model.parameters()).dtype.itemsize < 4
 
     def _scored(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         scores = self.policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])

@@ -62,7 +62,8 @@ def learning_metrics(
 
     A ratio, and whether the clip left a gradient, are known of the samples that went forward; means
     and shares of them are over those. The samples without (advantage 0, see `prune`) are counted in
-    pruned/forward. peers/forwarded says over how many peers' samples their shares are. Norms of
+    pruned/forward. own/clipped_first is of the first update alone, at the weights that wrote the replies,
+    and so 0. peers/forwarded says over how many peers' samples their shares are. Norms of
     gradients are before clipping, also for each part of the plan (own, peers, mixed).
     """
     samples = [s for _, batch, _ in done for s in batch]
@@ -83,6 +84,9 @@ def learning_metrics(
         "own/samples": len(own),
         "own/advantage_zero": _mean([float(s.advantage == 0) for s in own]),
         "own/clipped": _mean([float(not r.used) for r in mine]),
+        "own/clipped_first": _mean(
+            [float(not r.used) for r in _forwarded(done[:1]) if r.sample.is_own]
+        ),
         "own/ratio": _mean([r.ratio for r in mine]),
         "peers/samples": len(samples) - len(own),
     }

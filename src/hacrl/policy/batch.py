@@ -46,12 +46,15 @@ def make_batch(
         return torch.tensor(filled, dtype=torch.float32, device=device)
 
     def grid(rows_of_tokens: Sequence[Sequence[float] | None]) -> Tensor | None:
-        """Tokens' values in rows padded with 0; None where a row has none."""
+        """Tokens' values in rows padded with 0, nan in a row without; None where no row has any."""
+        if all(values is None for values in rows_of_tokens):
+            return None
         filled_BT = torch.zeros(rows.reply_mask_BT.shape)
         for i, values in enumerate(rows_of_tokens):
             if values is None:
-                return None
-            filled_BT[i, : len(values)] = torch.tensor(values)
+                filled_BT[i] = float("nan")
+            else:
+                filled_BT[i, : len(values)] = torch.tensor(values)
         return filled_BT.to(device)
 
     return Batch(

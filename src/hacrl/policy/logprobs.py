@@ -6,6 +6,7 @@ M scored tokens among them, L tokens of a padded row, D hidden size, V words.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.policy.attention import Switch
+from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
 from hacrl.policy.packing import Packed, attending
 
@@ -60,15 +62,22 @@ def make_rows(
     row_M = torch.arange(len(lengths)).repeat_interleave(counts_B)
     slot_M = torch.cat([torch.arange(int(n)) for n in counts_B])
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
+
+    def placed(tensor: Tensor) -> Tensor:
+        # From pinned memory a copy to a GPU does not wait for the work before it.
+        if device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
+
     return Rows(
         lengths=tuple(lengths),
-        ids_N=ids_N.to(device),
-        place_N=place_N.to(device),
-        reply_mask_BT=reply_mask_BT.to(device),
-        row_M=row_M.to(device),
-        slot_M=slot_M.to(device),
-        predictor_M=(scored_M - 1).to(device),
-        target_M=ids_N[scored_M].to(device),
+        ids_N=placed(ids_N),
+        place_N=placed(place_N),
+        reply_mask_BT=placed(reply_mask_BT),
+        row_M=placed(row_M),
+        slot_M=placed(slot_M),
+        predictor_M=placed(scored_M - 1),
+        target_M=placed(ids_N[scored_M]),
         pad_id=pad_id,
     )
 
@@ -88,9 +97,12 @@ class LogProbs:
         self.packs = False
         """Whether sequences are laid end to end."""
         self._switch = Switch(model)
+        self._fusion: LearningFusion | None = None
         self.plain_head = self._head_is_plain()
         """Whether the head is one matrix product of the decoder's result."""
         self.packs = self._packing_is_right()
+        if self.packs and worth_fusing(model):
+            self._fusion = self._right_fusion()
 
     def __call__(self, rows: Rows) -> Tensor:
         """[B, T], 0 where padded; with gradient where gradients are on."""
@@ -117,7 +129,8 @@ class LogProbs:
     def _forward(self, module: Any, rows: Rows, output: str) -> Tensor:
         """What the module says at the tokens that stand before a scored one."""
         if self.packs:
-            with attending(self._switch, Packed(rows.lengths, rows.ids_N.device)):
+            packed = Packed(rows.lengths, rows.ids_N.device)
+            with attending(self._switch, packed, self._fusion):
                 found_1ND = module(
                     input_ids=rows.ids_N.unsqueeze(0),
                     position_ids=rows.place_N.unsqueeze(0),
@@ -156,10 +169,7 @@ class LogProbs:
         name = getattr(self.model.config, "_attn_implementation", None)
         if name != "sdpa" or not getattr(self.model, "_supports_attention_backend", False):
             return False
-        weight = self.model.get_input_embeddings().weight
-        ids = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
-        masks = [[0] + [1] * (len(row) - 1) for row in ids]
-        rows = make_rows(ids, masks, 0, weight.device)
+        rows = self._trial_rows()
         with self._switch.on("eager"):
             padded_M = self.of_tokens(rows)[0]
         self.packs = True
@@ -167,9 +177,38 @@ class LogProbs:
             packed_M = self.of_tokens(rows)[0]
         except (AttributeError, TypeError, KeyError):  # it does not tell how it attends
             return False
-        # What a wrong border does is as large as what tells words apart; rounding is far smaller.
-        allowed = (1e-3 if weight.dtype == torch.float32 else 0.1) * padded_M.std()
-        return bool((packed_M - padded_M).abs().max() <= allowed)
+        return _alike(packed_M, padded_M, self.model.dtype)
+
+    @torch.no_grad()
+    def _right_fusion(self) -> LearningFusion | None:
+        """Small parts fused, if they can be compiled here and give what they gave."""
+        rows = self._trial_rows()
+        plain_M = self.of_tokens(rows)[0]
+        self._fusion = fusion = LearningFusion(self.model)
+        try:
+            fused_M = self.of_tokens(rows)[0]
+        except Exception as error:
+            warnings.warn(
+                "torch.compile does not work here, so scoring and updates take about a third longer: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                stacklevel=2,
+            )
+            return None
+        finally:
+            self._fusion = None
+        return fusion if _alike(fused_M, plain_M, self.model.dtype) else None
+
+    def _trial_rows(self) -> Rows:
+        weight = self.model.get_input_embeddings().weight
+        ids = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
+        masks = [[0] + [1] * (len(row) - 1) for row in ids]
+        return make_rows(ids, masks, 0, weight.device)
+
+
+def _alike(found_M: Tensor, expected_M: Tensor, dtype: torch.dtype) -> bool:
+    """What a mistake does is as large as what tells words apart; rounding is far smaller."""
+    allowed = (1e-3 if dtype == torch.float32 else 0.1) * expected_M.std()
+    return bool((found_M - expected_M).abs().max() <= allowed)
 
 
 def spread(value_M: Tensor, rows: Rows) -> Tensor:

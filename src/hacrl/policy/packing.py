@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hacrl.policy.attention import Rule, Switch, causal, doing
+from hacrl.policy.fuse import LearningFusion
 
 varlen_attn: Any
 try:
@@ -80,16 +81,18 @@ class Packed:
         return torch.cat(parts).unsqueeze(0)
 
 
-_now: tuple[Switch, Packed] | None = None
+_now: tuple[Switch, Packed, LearningFusion | None] | None = None
 
 
 @contextlib.contextmanager
-def attending(switch: Switch, packed: Packed) -> Iterator[None]:
-    """The model's attention is over `packed` inside the block."""
+def attending(
+    switch: Switch, packed: Packed, fusion: LearningFusion | None = None
+) -> Iterator[None]:
+    """The model's attention is over `packed` inside the block, and its small parts are fused."""
     global _now
-    before, _now = _now, (switch, packed)
+    before, _now = _now, (switch, packed, fusion)
     try:
-        with switch.on(), doing(packed):
+        with switch.on(), doing(packed), fusion.on() if fusion else nullcontext():
             yield
     finally:
         _now = before
@@ -97,7 +100,7 @@ def attending(switch: Switch, packed: Packed) -> Iterator[None]:
 
 def attending_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """For gradient checkpointing (its `context_fn`): a layer that the backward computes again, when
-    the block is long over, attends as it did the first time."""
+    the block is long over, works as it did the first time."""
     return nullcontext(), attending(*_now) if _now else nullcontext()
 
 

@@ -123,7 +123,7 @@ class Policy:
     @torch.no_grad()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
-        scores: list[list[float]] = [[] for _ in sequences]
+        found: list[tuple[Sequence[int], Tensor]] = []
         for rows in self._rounds(self._planned([len(p) + len(r) for p, r in sequences])):
             if not rows:
                 self._idle_forward()
@@ -136,6 +136,9 @@ class Policy:
                     self.device,
                 )
             )
+            found.append((rows, logprobs_BT))
+        scores: list[list[float]] = [[] for _ in sequences]
+        for rows, logprobs_BT in found:  # read last, as in an update
             for i, values in zip(rows, logprobs_BT.tolist(), strict=True):
                 scores[i] = values[: len(sequences[i][1])]
         return scores
@@ -212,11 +215,9 @@ class Policy:
         self._parking.fetch(self._places())
         for parameter in self.master.values():
             parameter.grad = None
-        total, kl = 0.0, 0.0
-        ratios: list[float | None] = [None] * len(samples)
-        used: list[bool | None] = [None] * len(samples)
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
+        outputs: list[tuple[Sequence[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}
         backward = 0
         self._expected, self._divisors = Expected(update), divisors_of(samples)
@@ -225,14 +226,20 @@ class Policy:
                 output, survived, done = self._pass(rows, samples, loss, update)
                 repeat |= survived
                 backward += done
-                total += output.loss.item()
-                kl += output.kl
-                for i, ratio, kept in zip(
-                    rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
-                ):
-                    ratios[i], used[i] = ratio, kept
+                outputs.append((rows, output))
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
+        # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
+        total, kl = 0.0, 0.0
+        ratios: list[float | None] = [None] * len(samples)
+        used: list[bool | None] = [None] * len(samples)
+        for rows, output in outputs:
+            total += output.loss.item()
+            kl += output.kl
+            for i, ratio, kept in zip(
+                rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
+            ):
+                ratios[i], used[i] = ratio, kept
         return Sums(
             loss=total,
             kl=kl,

@@ -19,7 +19,7 @@ micro-batches before, of the same update, so that a resumed run chooses alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -71,6 +71,29 @@ class UpdateReport:
     """How many samples did not go through the model at all (advantage 0)."""
     pruned_backward: int
     """How many went forward and not backward (gradient exactly 0)."""
+
+
+@dataclass(frozen=True)
+class AtScores:
+    """A loss at the very weights that scored the rows: it is given the log-probabilities that scoring
+    found, and its gradient by them is that of the forward.
+
+    Half precision rounds a row by the shape of its micro-batch, and updates cut theirs otherwise than
+    scoring did: other rows, and without those of advantage 0. At unchanged weights the two are one
+    number rounded twice, but the difference, at times wider than the clip of a sequence's ratio, would
+    be taken for a change of the policy. Rows that were not scored stay as they are.
+
+    Example: policy.update(samples, AtScores(algorithm.loss), update) has own ratios of 1
+    """
+
+    loss: Loss
+
+    def __call__(self, batch: Batch, update: Update) -> LossOutput:
+        found_BT, scored_BT = batch.logprobs_BT, batch.old_logprobs_BT
+        if scored_BT is not None:
+            gap_BT = (scored_BT - found_BT.detach()).nan_to_num(0.0)  # nan: not scored
+            batch = replace(batch, logprobs_BT=found_BT + gap_BT)
+        return self.loss(batch, update)
 
 
 def survivors(gradient_BT: Tensor, mask_BT: Tensor) -> list[bool]:

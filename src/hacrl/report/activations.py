@@ -7,6 +7,8 @@ that transformers builds, without loading anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from hacrl.config import AgentConfig
 from hacrl.policy.attention import Rule, Switch, doing
+from hacrl.policy.fuse import ROTARY, WORTH_COMPILING, LearningFusion
 
 TOKENS = 64
 
@@ -41,7 +44,9 @@ class Measured:
     """Bytes of one token's keys and values."""
 
 
-def measure(source: str, agent: AgentConfig, dtype: torch.dtype) -> Measured | None:
+def measure(
+    source: str, agent: AgentConfig, dtype: torch.dtype, *, on_gpu: bool = False
+) -> Measured | None:
     """None where the model cannot be built from its config, or attends in a way of its own."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,12 +63,14 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype) -> Measured | N
             ).eval()
             if agent.lora:
                 model = add_adapter(model, agent.lora).to(dtype)
-            return _measure(model, dtype)
+            parameters = sum(p.numel() for p in model.parameters())
+            fused = on_gpu and dtype.itemsize == 2 and parameters >= WORTH_COMPILING
+            return _measure(model, dtype, fused and agent.ranks == 1)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RuntimeError):
         return None
 
 
-def _measure(model: Any, dtype: torch.dtype) -> Measured | None:
+def _measure(model: Any, dtype: torch.dtype, fused: bool) -> Measured | None:
     for module in model.modules():
         if isinstance(getattr(module, "rope_type", None), str):
             module.rope_type = "default"  # some kinds look at positions, which have no values here
@@ -81,6 +88,7 @@ def _measure(model: Any, dtype: torch.dtype) -> Measured | None:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         Switch(model).on(),
         doing(weighing),
+        LearningFusion(model, _keeping).on() if fused else nullcontext(),
     ):
         hidden_1ND = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     if not weighing.layers:
@@ -110,6 +118,23 @@ class _Weighing:
         self.layers[layer] = (key.numel() + value.numel()) // TOKENS
         out: Tensor = _Kept.apply(query, key, value)
         return out
+
+
+def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiled part keeps: its inputs, of a rotary embedding only the angles."""
+    kept = slice(2, None) if getattr(function, "__name__", "") == ROTARY else slice(None)
+
+    def call(*arguments: Any) -> Any:
+        return _Inputs.apply(function, kept, *arguments)
+
+    return call
+
+
+class _Inputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], kept: slice, *arguments: Any) -> Any:
+        ctx.save_for_backward(*(a for a in arguments[kept] if isinstance(a, Tensor)))
+        return function(*arguments)
 
 
 class _Kept(torch.autograd.Function):

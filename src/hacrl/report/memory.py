@@ -105,7 +105,8 @@ def estimate_need(
     """From sizes alone; None where the model's config does not tell them. `source` is a folder or a
     hub name, `whole` the device's memory."""
     half = agent.dtype == "bfloat16" or (agent.dtype == "auto" and device.type == "cuda")
-    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32)
+    dtype = torch.bfloat16 if half else torch.float32
+    sizes = measure(source, agent, dtype, on_gpu=device.type == "cuda")
     if sizes is None:
         return None
     width = 2 if half else 4

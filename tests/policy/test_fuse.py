@@ -1,0 +1,152 @@
+"""Small parts made one kernel each: the same log-probabilities and gradients, and less kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
+
+from hacrl.policy.fuse import LearningFusion, worth_fusing
+from hacrl.policy.logprobs import LogProbs, make_rows
+from hacrl.policy.packing import attending_again
+from hacrl.policy.reuse import Draft
+from hacrl.report.activations import _measure
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+KINDS = {"qwen3": Qwen3Config, "gemma3": Gemma3TextConfig, "llama": LlamaConfig}
+
+
+def build(kind: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(3)
+    config: PretrainedConfig = KINDS[kind](**SMALL)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+
+
+def rows(lengths: tuple[int, ...]):
+    ids = [[(5 * i + n) % 97 for i in range(n)] for n in lengths]
+    return make_rows(ids, [[0, 0] + [1] * (n - 2) for n in lengths], 0, torch.device("cpu"))
+
+
+class Counting:
+    """Compiles, with torch's own derivatives and without code generation, and counts the graphs."""
+
+    def __init__(self) -> None:
+        self.backend = CompileCounterWithBackend("aot_eager")
+
+    def __call__(self, function):
+        return torch.compile(function, dynamic=True, backend=self.backend)
+
+
+def learned(logprobs: LogProbs, lengths: tuple[int, ...] = (9, 7, 12)) -> tuple[Tensor, dict]:
+    """Log-probabilities, and the gradient of their weighted sum."""
+    found_BT = logprobs(rows(lengths))
+    (found_BT * torch.linspace(-1, 2, found_BT.numel()).view_as(found_BT)).sum().backward()
+    gradients = {n: p.grad for n, p in logprobs.model.named_parameters()}
+    logprobs.model.zero_grad()
+    return found_BT.detach(), gradients
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_parts_give_the_same(kind: str, checkpointing: bool) -> None:
+    torch._dynamo.reset()
+    model = build(kind)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": attending_again})
+        model.train()
+    logprobs = LogProbs(model, 1.0)
+    plain, plain_gradients = learned(logprobs)
+    compiler = Counting()
+    logprobs._fusion = LearningFusion(model, compiler)
+    fused, fused_gradients = learned(logprobs)
+    assert compiler.backend.frame_count >= 3  # norms, rotary embedding, gated product
+    assert (fused - plain).abs().max() < 1e-5
+    for name, gradient in plain_gradients.items():
+        assert (fused_gradients[name] - gradient).abs().max() < 1e-5, name
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_one_compilation_serves_all_layers_and_lengths() -> None:
+    torch._dynamo.reset()
+    model = build("qwen3")
+    logprobs = LogProbs(model, 1.0)
+    compiler = Counting()
+    logprobs._fusion = LearningFusion(model, compiler)
+    learned(logprobs)
+    before = compiler.backend.frame_count
+    for lengths in ((5, 5), (11, 3, 8, 6), (14,)):
+        learned(logprobs, lengths)
+    # norms of the hidden size and of a head's, rotary embedding, gated product: not once a layer
+    assert compiler.backend.frame_count == before <= 4
+
+
+def test_a_draft_is_recorded_and_used_again() -> None:
+    """Matrix products stay outside of what is compiled, where a draft sees them."""
+    torch._dynamo.reset()
+    model = build("qwen3")
+    logprobs = LogProbs(model, 1.0)
+    plain, gradients = learned(logprobs)
+    compiler = Counting()
+    logprobs._fusion = LearningFusion(model, compiler)
+    given = rows((9, 7, 12))
+    slope_BT = torch.linspace(-1, 2, plain.numel()).view_as(plain)
+    for _ in range(3):
+        draft = Draft(logprobs, given)
+        assert draft.usable and (draft.logprobs_BT - plain).abs().max() < 1e-5
+        again_BT = draft.again([0, 1, 2], rows((9, 7, 12)))
+        again_BT.backward(slope_BT)
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad - gradients[name]).abs().max() < 1e-5, name
+        model.zero_grad()
+        graphs = compiler.backend.frame_count
+    assert graphs == compiler.backend.frame_count <= 8  # with and without gradient
+
+
+def test_fused_parts_keep_their_inputs_only() -> None:
+    """Bytes a token and layer of this Qwen3 in bfloat16, by hand: two norms' inputs and results 4 x 64;
+    queries, keys before norm (64 + 32), after the rotary embedding (64 + 32), values 32, attention's
+    result 64 and normaliser 4 x 4; gate, up and product 3 x 96. Then the last norm's input and result."""
+    with torch.device("meta"):
+        model = build("qwen3", torch.bfloat16)
+    layer = 4 * 64 + 96 + 96 + 32 + 64 + 16 + 3 * 96
+    fused, plain = (_measure(model, torch.bfloat16, fused) for fused in (True, False))
+    assert fused is not None and plain is not None
+    angles = 2 * 8 * 2
+    assert fused.kept == pytest.approx(3 * layer + 64 + angles, rel=0.02)
+    assert plain.kept > 1.4 * fused.kept
+
+
+def test_small_models_and_cpus_are_left_alone() -> None:
+    assert not worth_fusing(build("llama"))
+
+
+def test_a_module_of_another_form_is_left_as_it_is() -> None:
+    """Same names, another product: what it gives decides, not what it is called."""
+    torch._dynamo.reset()
+    model = build("llama")
+    layer = model.model.layers[0].mlp
+    kind = type(layer)
+    odd = type("Odd", (kind,), {"forward": lambda self, x: 2 * kind.forward(self, x)})
+    layer.__class__ = odd
+    fusion = LearningFusion(model, partial(torch.compile, backend="eager"))
+    assert layer not in fusion._forward
+    assert model.model.layers[1].mlp in fusion._forward

@@ -1,0 +1,103 @@
+"""The first update of a step: its weights are those of scoring, so own ratios are 1 however half
+precision rounds."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from rounding import RoundsByShape
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig
+from hacrl.policy.policy import Policy
+from hacrl.policy.update import AtScores
+from hacrl.types import Sample, Update
+
+LOW, HIGH = 3e-4, 4e-4
+
+
+def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
+    settings = {"name": "a", "model": str(model), "microbatch_tokens": 100, **changes}
+    return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=beta)
+
+
+def loss_of(name: str, beta: float = 0.0):
+    return make_algorithm(AlgorithmSettings(name=name, beta=beta), (0.0, 1.0)).loss
+
+
+def scored(p: Policy) -> list[Sample]:
+    """Replies of 2 to 40 tokens to eight problems, own ones with the scores of `p`, in four or more
+    micro-batches; every third is a peer's, which has none, and is worth its source 0.1 less."""
+    drawn = torch.Generator().manual_seed(5)
+    sizes = [(3 + i % 2, 2 + 5 * i % 39) for i in range(24)]
+    pairs = [
+        tuple(torch.randint(0, 256, (n,), generator=drawn).tolist() for n in both) for both in sizes
+    ]
+    return [
+        Sample(
+            problem_id=f"p{i // 3}",
+            index=i,
+            source="a" if i % 3 else "b",
+            is_own=i % 3 > 0,
+            token_ids=(*prompt, *reply),
+            loss_mask=(0,) * len(prompt) + (1,) * len(reply),
+            behaviour=sum(score) / len(score) + (0.0 if i % 3 else 0.1),
+            old_logprobs=tuple(score) if i % 3 else None,
+            advantage=0.0 if i // 3 in (2, 5) else (-1.0) ** i,
+        )
+        for i, ((prompt, reply), score) in enumerate(zip(pairs, p.score(pairs), strict=True))
+    ]
+
+
+def outside(ratios: list[float]) -> int:
+    return sum(not 1 - LOW <= s <= 1 + HIGH for s in ratios)
+
+
+@pytest.mark.parametrize("part", ["own", "mixed"])
+@pytest.mark.parametrize(
+    ("beta", "changes"),
+    [(0.0, {}), (0.1, {}), (0.0, {"prune": False}), (0.0, {"lora": {"rank": 4}})],
+)
+def test_own_ratios_are_1_at_the_weights_of_scoring(
+    llama: Path, part: str, beta: float, changes: dict
+) -> None:
+    """The minibatch is half of what was scored, two groups have no advantage, and in a mixed one
+    peers' rows, which were not scored, are judged by the forward."""
+    name = "gspo" if part == "own" else "hacpo"
+    update = Update(0, 2, 0.8, part, ())
+    found = []
+    for wrap in (lambda loss: loss, AtScores):
+        p = policy(llama, beta, dtype="bfloat16", **changes)
+        with RoundsByShape():
+            batch = [s for s in scored(p)[6:18] if s.is_own or part == "mixed"]
+            loss = wrap(loss_of(name, beta))
+            report = p.update(batch, loss, update, zero_advantage_is_zero_loss=True)
+        assert not report.skipped and report.grad_norm > 0
+        found.append([s for s in zip(batch, report.ratios, strict=True) if s[1] is not None])
+    own, peers = (
+        [[ratio for s, ratio in rows if s.is_own is mine] for rows in found]
+        for mine in (True, False)
+    )
+    assert outside(own[0]) > 0  # what rounding alone does
+    assert own[1] == pytest.approx([1.0] * len(own[0]), abs=1e-6)
+    assert peers[1] == peers[0] and len(peers[0]) == (0 if part == "own" else len(own[0]) / 2)
+
+
+@pytest.mark.parametrize("name", ["gspo", "grpo"])
+def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
+    """In float32, where the two agree, nothing changes; of a sequence's ratio and of tokens'. Ranks of
+    a group are sent the loss."""
+    p = policy(llama)
+    batch = [s for s in scored(p) if s.is_own]
+    loss, update = loss_of(name), Update(0, 1, 0.8, "own", ())
+    plain, wrapped = (
+        p.gradient(batch, range(len(batch)), f, update)
+        for f in (loss, pickle.loads(pickle.dumps(AtScores(loss))))
+    )
+    assert max(g.abs().max() for g in plain.values()) > 1e-3
+    for tensor, gradient in plain.items():
+        assert torch.allclose(wrapped[tensor], gradient, atol=1e-6, rtol=0), tensor
