@@ -24,6 +24,10 @@ ROTARY = "apply_rotary_pos_emb"
 WORTH_COMPILING = 50_000_000
 """Parameters of a model from which on scoring and updates are fused: a compilation takes seconds."""
 
+RECOMPILE_LIMIT = 64
+"""torch counts the forms of one function (sizes of models, with gradient or without) over a whole
+process, and after eight of them leaves the next as they are."""
+
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes a function one kernel."""
 
@@ -57,7 +61,7 @@ class Fusion:
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
-            self._compiled[function] = torch.compile(function, dynamic=True)
+            self._compiled[function] = _compile(function)
         return self._compiled[function]
 
 
@@ -81,7 +85,7 @@ class LearningFusion:
     """
 
     def __init__(self, model: nn.Module, compiler: Compiler | None = None) -> None:
-        self._compiler = compiler or partial(torch.compile, dynamic=True)
+        self._compiler = compiler or _compile
         self._compiled: dict[Any, Any] = {}
         self._forward: dict[nn.Module, Callable[..., Any]] = {}
         for part in _parts(model):
@@ -117,6 +121,13 @@ class LearningFusion:
         return self._compiled[function]
 
 
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For any number of tokens."""
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, RECOMPILE_LIMIT)
+    return torch.compile(function, dynamic=True)
+
+
 def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     """Without the modes that watch torch's functions (reuse.py): each would be compiled for anew."""
 
@@ -127,7 +138,7 @@ def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _product(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+def _product(activation: Any, gate: Tensor, up: Tensor) -> Tensor:
     result: Tensor = activation(gate) * up
     return result
 
@@ -138,7 +149,7 @@ def _gated(module: Any, product: Callable[..., Tensor], hidden: Tensor) -> Tenso
 
 
 @torch.no_grad()
-def _is_gated(module: nn.Module) -> bool:
+def _is_gated(module: Any) -> bool:
     """Whether it is the usual gated product, by name and by what it gives (on the meta device tensors
     have no values: by name)."""
     if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):

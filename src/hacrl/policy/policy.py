@@ -123,7 +123,7 @@ class Policy:
     @torch.no_grad()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
-        found: list[tuple[Sequence[int], Tensor]] = []
+        found: list[tuple[list[int], Tensor]] = []
         for rows in self._rounds(self._planned([len(p) + len(r) for p, r in sequences])):
             if not rows:
                 self._idle_forward()
@@ -217,7 +217,7 @@ class Policy:
             parameter.grad = None
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
-        outputs: list[tuple[Sequence[int], LossOutput]] = []
+        outputs: list[tuple[list[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}
         backward = 0
         self._expected, self._divisors = Expected(update), divisors_of(samples)
