@@ -48,12 +48,11 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
-def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """Standard Gumbel noise [B, words] for the token at `positions_B` of the streams `keys_B`.
+def exponential_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
+    """Standard exponential noise [B, words] for the token at `positions_B` of the streams `keys_B`.
 
-    argmax(logits + noise) is an exact draw from softmax(logits). 32 random bits give a uniform u
-    near 0 with full resolution, and -log(-log1p(-u)) keeps the upper tail (the one that argmax
-    looks at) exact in float32.
+    argmin(noise / p) is an exact draw from p. 32 random bits give a uniform u near 0 with full
+    resolution, and -log1p(-u) keeps the lower tail (the one that argmin looks at) exact in float32.
     """
     import torch
 
@@ -61,4 +60,9 @@ def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
     word_V = torch.arange(1, words + 1, device=keys_B.device, dtype=torch.int64) * _GOLDEN
     bits_BV = _mix_(row_B1 + word_V).bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
     uniform_BV = bits_BV.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-    return uniform_BV.neg_().log1p_().neg_().log_().neg_()
+    return uniform_BV.neg_().log1p_().neg_()
+
+
+def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
+    """The same noise in logarithms: argmax(logits + noise) is the draw from softmax(logits)."""
+    return exponential_noise(keys_B, positions_B, words).log_().neg_()

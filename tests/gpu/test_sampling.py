@@ -155,6 +155,30 @@ def test_a_captured_step_reads_the_weights_of_today() -> None:
     assert after == Sampler(model, (5,), 0, 24).sample(asked, 1.0)
 
 
+@pytest.mark.parametrize("family", ["qwen", "gemma3"])
+@pytest.mark.parametrize("fuse_after", [10**9, 0])
+def test_joined_products_see_an_update(family, fuse_after, monkeypatch, tmp_path) -> None:
+    """Float32, against plain forwards of the weights of the moment; and they are saved as any are."""
+    monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
+    model, asked, ends, written = model_of(family), some_requests(24), (5, 6, 7), []
+    sampler = Sampler(model, ends, 0, 24)
+    for _ in range(3):
+        replies = [r.token_ids for r in sampler.sample(asked, 1.0)]
+        plain = PlainSampler(model, ends, 0, 24).sample(asked, 1.0)
+        assert replies == [r[0] for r in plain]
+        assert replies not in written
+        written.append(replies)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "_proj" in name:
+                    parameter.copy_(parameter + 0.02 * torch.randn_like(parameter))
+    assert sampler._captured is not None and len(sampler._captured.joined.groups) == 2 * 4
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor.cpu(), loaded[name])
+
+
 def test_one_request_alone() -> None:
     model, asked = model_of("qwen"), [Request((11, 12, 13), 5, 300)]
     replies = Sampler(model, (5,), 0, 24).sample(asked, 1.0)

@@ -20,6 +20,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -28,14 +30,18 @@ from transformers import (
     Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from hacrl.errors import UserError
+from hacrl.noise import gumbel_noise
 from hacrl.policy import cache as cache_module
 from hacrl.policy import decode as decode_module
 from hacrl.policy import sampler as sampler_module
 from hacrl.policy.cache import PAGE, PagedCache
 from hacrl.policy.decode import DeviceDecoder, draw
+from hacrl.policy.lean import LeanForward, fits
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.plain_sampler import PlainSampler
 from hacrl.policy.sampler import Reply, Request, Sampler
@@ -158,6 +164,124 @@ def test_a_model_with_attention_of_its_own_falls_back() -> None:
     same(
         [Reply(*r) for r in PlainSampler(model_of("llama"), ENDS, 0, 8).sample(asked, 1.0)], wanted
     )
+
+
+def test_slots_grow_with_the_rows_that_are_written() -> None:
+    """Head size 16: a step reads at least 400 / 16 = 25 tokens, so slots begin with 32. 3 + 100 tokens
+    then need 48, 64, 80, 96, 112 (each at most a quarter and a block more), not 112 from the start."""
+    model = model_of("qwen")
+    asked = [Request((9, 8, 7 + i), 100 + i, 100 - 30 * i) for i in range(3)]
+    sampler = Sampler(model, (), 0, 4)
+    lengths = []
+    run = sampler_module.HostDecoder.run
+
+    def watched(self, rows, count, ticks):
+        lengths.append(self.cache.keys[0].shape[2])
+        return run(self, rows, count, ticks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler_module.HostDecoder, "run", watched)
+        replies = sampler.sample(asked, 1.0)
+    assert sorted(set(lengths)) == [32, 48, 64, 80, 112]
+    same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
+
+
+def test_rows_that_begin_the_same_prompt_are_computed_once() -> None:
+    """Six prompts of three samples each, four rows: only samples that begin together are one."""
+    model, asked = model_of("llama"), some_requests()
+    for rows, first in ((64, 6), (4, 2)):
+        sampler = Sampler(model, ENDS, 0, rows)
+        sampler._shape, sampler._known = sampler._find_shape(), True
+        computed = []
+        lean = sampler._lean
+
+        def counted(token, position, lean=lean, computed=computed):
+            computed.append(len(token))
+            return lean(token, position)
+
+        sampler._lean = counted
+        replies = sampler.sample(asked, 1.0)
+        same(replies, plainly(model, asked))
+        assert computed[0] == first
+        assert sum(computed) < sum(len(r.token_ids) for r in replies)
+
+
+# ---------------------------------------------------------------- the lean step
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_the_lean_step_is_the_models_own(family: str) -> None:
+    model, asked = model_of(family), some_requests()
+    lean, library = Sampler(model, ENDS, 0, 64), Sampler(model, ENDS, 0, 64)
+    replies = lean.sample(asked, 1.0)
+    assert isinstance(lean._lean, LeanForward)
+    library._shape, library._known = lean._shape, True
+    assert library._lean is None
+    for a, b in zip(replies, library.sample(asked, 1.0), strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-6)
+    model.train()  # a step leaves nothing behind that the trainer could not use
+    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> None:
+    """Granite scales its residuals, SmolLM3 leaves out the rotary embedding of some layers: the parts
+    have the same names."""
+    torch.manual_seed(0)
+    granite = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.5)).eval()
+    smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
+    for model in (granite, smol.eval()):
+        assert fits(model)
+        sampler = Sampler(model, ENDS, 0, 64)
+        asked = some_requests(3, 2)
+        same(sampler.sample(asked, 1.0), plainly(model, asked))
+        assert sampler._shape is not None and sampler._lean is None
+    assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
+
+
+def test_who_listens_to_a_layer_hears_every_step() -> None:
+    model, asked = model_of("llama"), some_requests(2, 2)
+    sampler = Sampler(model, ENDS, 0, 64)
+    replies = sampler.sample(asked, 1.0)
+    heard = []
+    model.model.layers[1].register_forward_hook(lambda *_: heard.append(1))
+    same(sampler.sample(asked, 1.0), replies)
+    assert len(heard) > max(len(r.token_ids) for r in replies)  # the steps, and the prompts
+
+
+def test_lean_steps_use_adapters() -> None:
+    lora = pytest.importorskip("peft")
+    model, asked = model_of("llama"), some_requests(3, 2)
+    before = plainly(model, asked)
+    model = lora.inject_adapter_in_model(
+        lora.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False), model
+    ).eval()
+    sampler = Sampler(model, ENDS, 0, 64)
+    replies = sampler.sample(asked, 1.0)
+    assert sampler._lean is not None
+    same(replies, plainly(model, asked))
+    assert [r.token_ids for r in replies] != [r.token_ids for r in before]
+
+
+# ---------------------------------------------------------------- the draw
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_the_draw_is_gumbel_max(temperature: float) -> None:
+    """Logits from flat to sharp, some words impossible."""
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.linspace(0.1, 30, 500).unsqueeze(1)
+    logits = torch.randn(500, 300, generator=generator) * spread
+    logits[:, 7] = -torch.inf
+    key = torch.randint(-(2**62), 2**62, (500,), generator=generator)
+    index = torch.arange(500) % 40
+    token, logprob = draw(logits, key, index, temperature)
+    wanted = (logits / (temperature or 1.0)).double().log_softmax(1)
+    noise = gumbel_noise(key, index, 300).double() if temperature else 0.0
+    assert torch.equal(token, (wanted + noise).argmax(1))
+    chosen = wanted.gather(1, token.unsqueeze(1)).squeeze(1)
+    assert (logprob - chosen).abs().max() < 2e-6
 
 
 # ---------------------------------------------------------------- pages

@@ -86,6 +86,12 @@ def test_what_a_number_is(text: str, numbers: list[str]) -> None:
         ("42", "forty-two", {}, "error"),
         ("42", "#### 42", {}, "ok"),
         ("1e999 / 1e999", "1", {}, "wrong"),  # the last number is 1e999
+        # One that runs on into a problem of its own: only the first answer counts.
+        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "7", {"which": "first", "after": "So"}, "ok"),
+        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "2", {"which": "first", "after": "So"}, "wrong"),
+        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "2", {"after": "So"}, "ok"),
+        ("3 + 4 = 7.", "7", {"after": "So"}, "unparsed"),
+        ("3 + 4 = 7. So", "7", {"after": "So"}, "unparsed"),
     ],
 )
 def test_number(reply: str, answer: str, options: dict[str, object], status: str) -> None:

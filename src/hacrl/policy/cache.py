@@ -1,9 +1,9 @@
-"""Where the sampler keeps keys and values: one slot a row on a CPU, pages on a GPU.
+"""Where the sampler keeps keys and values: one slot a row on a CPU (slots.py), pages on a GPU.
 
-Slots are the simplest thing that a CPU reads fast. Pages let many rows of unequal length share a
-fixed arena: a row holds as many pages as it has filled, and the rows that continue one prompt share
-the pages of that prompt. The arena is allocated once and kept, because captured graphs hold its
-addresses, and all agents on a device use the same one, because they sample in turn.
+Pages let many rows of unequal length share a fixed arena: a row holds as many pages as it has
+filled, and the rows that continue one prompt share the pages of that prompt. The arena is allocated
+once and kept, because captured graphs hold its addresses, and all agents on a device use the same
+one, because they sample in turn.
 
 Axis suffixes: B prompts, R rows, K key heads, L tokens, D head size, N tokens in one line.
 """
@@ -47,13 +47,13 @@ class Cache(Protocol):
     def grow(self, tokens_R: np.ndarray) -> bool:
         """Make room for so many tokens in each of the first rows; False where there is none."""
 
-    def move(self, sources: np.ndarray, targets: np.ndarray, tokens: int) -> None:
-        """Rows of at most so many tokens take other, free, places."""
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Rows take other, free, places."""
 
     def release(self, row: int) -> None: ...
 
 
-def _batches(prefixes: Sequence[Prefix], most: int) -> list[list[int]]:
+def batches(prefixes: Sequence[Prefix], most: int) -> list[list[int]]:
     """Prefixes of similar length together, at most `most` tokens with padding."""
     order = sorted(range(len(prefixes)), key=lambda i: -len(prefixes[i]))
     batches: list[list[int]] = []
@@ -66,99 +66,12 @@ def _batches(prefixes: Sequence[Prefix], most: int) -> list[list[int]]:
     return batches
 
 
-def _padded(prefixes: Sequence[Prefix], pad_id: int) -> np.ndarray:
+def padded(prefixes: Sequence[Prefix], pad_id: int) -> np.ndarray:
     """All but the last token of each, padded on the right."""
     ids = np.full((len(prefixes), max(len(p) for p in prefixes) - 1), pad_id, np.int64)
     for row, prefix in zip(ids, prefixes, strict=True):
         row[: len(prefix) - 1] = prefix[:-1]
     return ids
-
-
-# ---------------------------------------------------------------- slots
-
-
-class SlotCache:
-    """Row r lives in slot r; rows in use are the first ones, so a step reads them as one block."""
-
-    def __init__(self, shape: CacheShape, rows: int, tokens: int) -> None:
-        size = (rows, shape.heads, tokens, shape.size)
-        self.keys = [torch.zeros(size, dtype=shape.dtype) for _ in range(shape.layers)]
-        self.values = [torch.zeros(size, dtype=shape.dtype) for _ in range(shape.layers)]
-        self._pending: dict[Prefix, list[int]] = {}
-
-    def admit(self, row: int, prefix: Prefix, more: bool) -> bool:
-        self._pending.setdefault(prefix, []).append(row)
-        return True
-
-    def prepare(self, prefixes: Iterable[Prefix]) -> None:
-        pass
-
-    def fill(self, forward: Forward, pad_id: int) -> None:
-        pending = [(p, rows) for p, rows in self._pending.items() if len(p) > 1]
-        self._pending = {}
-        prefixes = [p for p, _ in pending]
-        for batch in _batches(prefixes, PREFILL_TOKENS["cpu"]):
-            ids = _padded([prefixes[i] for i in batch], pad_id)
-            rows = [(row, b) for b, i in enumerate(batch) for row in pending[i][1]]
-            forward(torch.from_numpy(ids), _SlotFill(self, *map(list, zip(*rows, strict=True))))
-
-    def grow(self, tokens_R: np.ndarray) -> bool:
-        return True  # slots are as long as the longest sequence
-
-    def move(self, sources: np.ndarray, targets: np.ndarray, tokens: int) -> None:
-        for stored in (*self.keys, *self.values):
-            stored[targets, :, :tokens] = stored[sources, :, :tokens]
-
-    def release(self, row: int) -> None:
-        pass
-
-
-@dataclass
-class _SlotFill:
-    """Prompts: attends, and spreads each prompt's keys and values to the rows that continue it."""
-
-    cache: SlotCache
-    rows: list[int]
-    sources: list[int]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        length = key.shape[2]
-        self.cache.keys[layer][self.rows, :, :length] = key[self.sources]
-        self.cache.values[layer][self.rows, :, :length] = value[self.sources]
-        return causal(query, key, value, rule)
-
-
-class SlotStep:
-    """One new token for each of the first rows."""
-
-    def __init__(self, cache: SlotCache, position_R: Tensor) -> None:
-        self.cache, self.position_R = cache, position_R
-        self.rows = torch.arange(len(position_R))
-        self.length = int(position_R.max()) + 1
-        self._hidden: dict[int | None, Tensor] = {}
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        count, heads, _, size = query.shape
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.rows, :, self.position_R] = key[:, :, 0]
-        values[self.rows, :, self.position_R] = value[:, :, 0]
-        # The query heads of a group stand where several query tokens would: no copy of the keys.
-        # For one token a row two products beat the library's kernels, whose blocks would be empty.
-        grouped = query.reshape(count, key.shape[1], -1, size)
-        scores = grouped @ keys[:count, :, : self.length].transpose(-1, -2) * rule.scale
-        if rule.cap is not None:
-            scores = rule.cap * torch.tanh(scores / rule.cap)
-        weights = (scores + self._hidden_by(rule.window, scores.dtype)).softmax(-1)
-        return (weights @ values[:count, :, : self.length]).reshape(count, 1, heads, size)
-
-    def _hidden_by(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """-inf where a row has nothing yet, or what has left the window."""
-        if window not in self._hidden:
-            distance_RL = self.position_R.unsqueeze(1) - torch.arange(self.length)
-            hidden_RL = (distance_RL < 0) | (distance_RL >= (window or self.length))
-            zeros_RL = torch.zeros(hidden_RL.shape, dtype=dtype)
-            self._hidden[window] = zeros_RL.masked_fill(hidden_RL, float("-inf"))[:, None, None]
-        return self._hidden[window]
 
 
 # ---------------------------------------------------------------- pages
@@ -284,8 +197,8 @@ class PagedCache:
 
     def fill(self, forward: Forward, pad_id: int) -> None:
         prefixes = [s.prefix for s in self._to_fill]
-        for batch in _batches(prefixes, PREFILL_TOKENS["cuda"]):
-            ids = _padded([prefixes[i] for i in batch], pad_id)
+        for batch in batches(prefixes, PREFILL_TOKENS["cuda"]):
+            ids = padded([prefixes[i] for i in batch], pad_id)
             forward(torch.from_numpy(ids).to(self.device), self._fill_work(batch))
         self._to_fill = []
         if self._to_copy:
@@ -323,7 +236,7 @@ class PagedCache:
                 self._write_table(row)
         return True
 
-    def move(self, sources: np.ndarray, targets: np.ndarray, tokens: int) -> None:
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self._rows[target] = self._rows.pop(source)
         for array in (self.table, self._held):

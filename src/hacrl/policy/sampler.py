@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,18 @@ from torch import Tensor
 
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, Work, doing
-from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix, SlotCache
-from hacrl.policy.decode import Decoder, DeviceDecoder, HostDecoder, Rows, next_logits
+from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix
+from hacrl.policy.decode import (
+    Decoder,
+    DeviceDecoder,
+    HostDecoder,
+    NextLogits,
+    Rows,
+    next_logits,
+)
+from hacrl.policy.lean import LeanForward, fits
 from hacrl.policy.plain_sampler import PlainSampler
+from hacrl.policy.slots import SlotCache
 
 AHEAD = 64
 """Prompts that are prefilled along with one that is needed now."""
@@ -78,6 +88,7 @@ class Sampler:
         self._switch = Switch(model)
         self._shape: CacheShape | None = None
         self._known = False
+        self._lean: LeanForward | None = None
         self._pages: PagedCache | None = None
         self._captured: DeviceDecoder | None = None
 
@@ -109,7 +120,10 @@ class Sampler:
             fit = int(self.cache_share * _host_memory()) // (longest * shape.token_bytes)
             rows = min(rows, max(fit, 1))
             slots = SlotCache(shape, rows, longest)
-            return slots, HostDecoder(self.model, slots, temperature), rows
+            forward: NextLogits = partial(next_logits, self.model)
+            if self._lean is not None and fits(self.model):
+                forward = self._lean
+            return slots, HostDecoder(forward, slots, temperature), rows
         device = self.model.device
         if self._pages is None or len(self._pages.table) < self.rows:
             self._pages = PagedCache(shape, device, self.rows)
@@ -143,15 +157,26 @@ class Sampler:
         exchangeable = getattr(self.model, "_supports_attention_backend", False)
         with self._switch.on("eager") if exchangeable else nullcontext():
             own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        shape = self._probe(partial(next_logits, self.model), ids, own)
+        if shape is not None and self.model.device.type == "cpu" and fits(self.model):
+            lean = LeanForward(self.model)
+            with suppress(RuntimeError, ValueError):  # parts of another shape than they look
+                self._lean = lean if self._probe(lean, ids, own) == shape else None
+        return shape
+
+    def _probe(self, step: NextLogits, ids_1L: Tensor, own_V: Tensor) -> CacheShape | None:
+        """What the layers hand over if the last of these tokens is a decode step; None where that
+        does not give the model's own logits."""
         finder = ShapeFinder()
+        last = ids_1L[:, -1]
         try:
             with self._switch.on(), doing(finder):
-                self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=1)
-                ours = next_logits(self.model, ids[:, -1], torch.full_like(ids[:, -1], 7))[0]
+                self.model(input_ids=ids_1L[:, :-1], use_cache=False, logits_to_keep=1)
+                ours_V = step(last, torch.full_like(last, ids_1L.shape[1] - 1))[0]
         except (AttributeError, TypeError, KeyError):
             return None
-        gap = (ours.float() - own).norm() / own.norm()
-        return finder.shape() if gap < (1e-4 if own.dtype == ours.dtype else 0.05) else None
+        gap = (ours_V.float() - own_V).norm() / own_V.norm()
+        return finder.shape() if gap < (1e-4 if own_V.dtype == ours_V.dtype else 0.05) else None
 
     def forward(self, ids_BL: Tensor, work: Work) -> None:
         """Prompts, padded on the right; only what attention stores is wanted."""
@@ -209,6 +234,7 @@ class _Writing:
     def _admit(self) -> None:
         """Waiting requests take the free rows, as far as the cache has room."""
         before = self.count
+        first: dict[Prefix, int] = {}
         while self.waiting and self.count < self.most:
             i = self.waiting[0]
             prefix, request = self.prefixes[i], self.requests[i]
@@ -222,6 +248,7 @@ class _Writing:
             rows.token[row], rows.position[row] = prefix[-1], len(prefix) - 1
             rows.index[row] = self.lengths[i]
             rows.admitted[row] = self.admissions
+            rows.twin[row] = first.setdefault(prefix, row)
             self.admissions += 1
             self.count += 1
         if self.count > before:
@@ -262,7 +289,7 @@ class _Writing:
         rows, count = self.rows, self.count
         request_R, index_R, limit_R = (a[:count] for a in (rows.request, rows.index, rows.limit))
         ticks = token_RT.shape[1]
-        ended_RT = np.isin(token_RT, self.ends)
+        ended_RT = (token_RT[:, :, None] == self.ends).any(2)
         end_R = np.where(ended_RT.any(1), ended_RT.argmax(1) + 1, ticks + 1)
         written_R = np.minimum(np.minimum(end_R, limit_R - index_R), ticks)
         row_N, tick_N = (np.arange(ticks) < written_R[:, None]).nonzero()
@@ -285,7 +312,7 @@ class _Writing:
         gaps = finished[finished < left]
         if len(gaps):
             last = np.setdiff1d(np.arange(left, self.count), finished)
-            self.cache.move(last, gaps, int(self.rows.position[last].max()))
+            self.cache.move(last, gaps)
             self.rows.move(last, gaps)
         self.count = left
 

@@ -86,20 +86,27 @@ class NumberVerifier:
     """Which number of the reply is its answer."""
     tolerance: float = 0.0
     """Largest accepted difference as a share of the gold; 0 compares exactly."""
+    after: str = ""
+    """Read only what follows the first place of these words, e.g. "The answer is": with which =
+    "first", a model that does not know where to stop is judged by the answer it gave. A reply
+    without them is UNPARSED."""
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         golds = list(numbers_in(problem.answer))
         if not golds:
             return failed(f"the gold answer {problem.answer!r} holds no number")
-        found = self._chosen(reply)
+        _, words, rest = reply.partition(self.after) if self.after else ("", "", reply)
+        if self.after and not words:
+            return unparsed(f"no {self.after!r} in the reply")
+        found = self._chosen(rest)
         if found is None:
-            return unparsed("no number in the reply")
+            return unparsed(f"no number after {words!r}" if words else "no number in the reply")
         gold = golds[-1]
         near = abs(found - gold) <= Fraction(self.tolerance) * abs(gold)
         return right(str(found)) if near else wrong(str(found))
 
-    def _chosen(self, reply: str) -> Fraction | None:
+    def _chosen(self, text: str) -> Fraction | None:
         if self.which == "first":
-            return next(numbers_in(reply), None)
-        tail = deque(numbers_in(reply), maxlen=1)
+            return next(numbers_in(text), None)
+        tail = deque(numbers_in(text), maxlen=1)
         return tail[0] if tail else None
