@@ -23,7 +23,7 @@ from transformers import (
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
-from hacrl.policy import head
+from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
 from hacrl.policy.logprobs import LogProbs, make_rows
 from hacrl.policy.packing import Packed, kernel_serves
@@ -157,12 +157,18 @@ def samples(p: Policy, count: int = 12) -> list[Sample]:
     return made
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
-def test_pruned_and_plain_updates_agree(llama: Path, changes: dict) -> None:
-    """The survivors' pass, which takes the first one's products, against a graph over all rows."""
-    pruned, plain = (
-        policy(llama, prune=prune, microbatch_tokens=200, **changes) for prune in (True, False)
-    )
+def test_pruned_and_plain_updates_agree(
+    llama: Path, changes: dict, fused: bool, monkeypatch
+) -> None:
+    """The survivors' pass, which takes the first one's products, against a graph over all rows; with
+    the small parts compiled, against one without."""
+    plain = policy(llama, prune=False, microbatch_tokens=200, **changes)
+    if fused:
+        monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
+    pruned = policy(llama, prune=True, microbatch_tokens=200, **changes)
+    assert (pruned.logprobs._fusion is not None) == fused
     rows = samples(plain)
     update = Update(0, 2, 0.8, "peers", ("p",))
     one, two = (p.update(rows, LOSS, update) for p in (pruned, plain))

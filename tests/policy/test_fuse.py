@@ -124,7 +124,7 @@ def test_a_draft_is_recorded_and_used_again() -> None:
 def test_fused_parts_keep_their_inputs_only() -> None:
     """Bytes a token and layer of this Qwen3 in bfloat16, by hand: two norms' inputs and results 4 x 64;
     queries, keys before norm (64 + 32), after the rotary embedding (64 + 32), values 32, attention's
-    result 64 and normaliser 4 x 4; gate, up and product 3 x 96. Then the last norm's input and result."""
+    result 64 and normaliser 4 x 4; gate, up and product 3 x 96. Then the last norm's input, angles."""
     with torch.device("meta"):
         model = build("qwen3", torch.bfloat16)
     layer = 4 * 64 + 96 + 96 + 32 + 64 + 16 + 3 * 96

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import _pop_mode_temporarily
 
 ROTARY = "apply_rotary_pos_emb"
 """The function of that name in a model's own module, as nearly all decoders have it."""
@@ -132,8 +134,10 @@ def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     """Without the modes that watch torch's functions (reuse.py): each would be compiled for anew."""
 
     def call(*arguments: Any) -> Any:
-        with torch._C.DisableTorchFunction():
+        if not _len_torch_function_stack():
             return function(*arguments)
+        with _pop_mode_temporarily():
+            return call(*arguments)
 
     return call
 
