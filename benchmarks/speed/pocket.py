@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from hacrl.config import load_config
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Reply, Request
+from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.runtime import start
 from speed.generate import GenerateSampler
 from speed.measure import Measurement

@@ -15,7 +15,7 @@ from hacrl.agent import Agent
 from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, parse_config
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Reply, Request
+from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.pool import open_pool
 from hacrl.rundir import RunDirectory
 from hacrl.types import Cut, Message, Problem, Rollout, Verdict

@@ -21,7 +21,7 @@ from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
 from hacrl.plan import minibatch, replaced
 from hacrl.policy.policy import Policy
-from hacrl.policy.samplers import probe_facts
+from hacrl.policy.sampling.samplers import probe_facts
 from hacrl.policy.update import AtScores, UpdateReport
 from hacrl.pool import Pool
 from hacrl.rundir import RunDirectory, sample_rows

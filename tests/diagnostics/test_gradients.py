@@ -16,7 +16,7 @@ from hacrl.noise import stream_key
 from hacrl.plan import Plan, make_plan
 from hacrl.policy.displacement import cosine, displace, dot, norm
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Request
+from hacrl.policy.sampling.sampler import Request
 from hacrl.types import Message, Sample
 
 PROBLEMS = ("p", "q", "r", "s")

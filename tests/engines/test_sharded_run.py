@@ -18,7 +18,7 @@ import hacrl
 from hacrl.checkpoint import Checkpoints
 from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
-from hacrl.policy.followers import LocalRanks
+from hacrl.policy.sharding.followers import LocalRanks
 from hacrl.rundir import RunDirectory
 
 pytestmark = pytest.mark.engines
@@ -171,7 +171,7 @@ def _followers_of(parent: int) -> list[int]:
                 owner = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if owner == parent and b"hacrl.policy.followers" in command:
+            if owner == parent and b"hacrl.policy.sharding.followers" in command:
                 found.append(int(entry.name))
     return found
 

@@ -21,7 +21,7 @@ from hacrl.journal import Journal
 from hacrl.noise import stream_key
 from hacrl.pocket import pocket_path
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Reply, Request, Sampler
+from hacrl.policy.sampling.sampler import Reply, Request, Sampler
 from hacrl.rundir import RunDirectory
 from hacrl.types import Message
 

@@ -14,7 +14,7 @@ from hacrl.config import AgentConfig
 from hacrl.journal import Journal
 from hacrl.noise import gumbel_noise, stream_key
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Request
+from hacrl.policy.sampling.sampler import Request
 from hacrl.types import Message
 
 pytestmark = pytest.mark.gpu

@@ -58,8 +58,8 @@ def tear_metrics(line: int) -> None:
 def arm(moment: str) -> None:
     """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
     from hacrl import checkpoint, evaluate
-    from hacrl.policy.decode import HostDecoder
     from hacrl.policy.policy import Policy
+    from hacrl.policy.sampling.decode import HostDecoder
     from hacrl.pool.sql import SqlPool
 
     if moment == "sampling":

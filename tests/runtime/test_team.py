@@ -15,7 +15,7 @@ from hacrl.checkpoint import Checkpoints
 from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.policy import policy as policy_module
-from hacrl.policy import samplers as samplers_module
+from hacrl.policy.sampling import samplers as samplers_module
 from hacrl.pool import open_pool
 from hacrl.pool.sql import SqlPool
 from hacrl.rundir import RunDirectory

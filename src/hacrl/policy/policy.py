@@ -36,7 +36,7 @@ from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.offload import Parking, Place, places, short_of_memory
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import Draft
-from hacrl.policy.samplers import AnySampler, make_sampler
+from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import (
     DRAFT_BELOW,
     Expected,
@@ -71,7 +71,7 @@ class Policy:
         self.model = add_adapter(model, agent.lora) if agent.lora else model
         self._kl = beta > 0 and agent.learns
         self.network: Any = self.model
-        """What takes gradients: the model itself, or its shards (sharded.py)."""
+        """What takes gradients: the model itself, or its shards (sharding/)."""
         self.master = self._place(dtype)
         if agent.gradient_checkpointing:
             self.network.gradient_checkpointing_enable(
@@ -268,7 +268,7 @@ class Policy:
 
     def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
         """The micro-batches to go through. The ranks of a group go through equally many, so shards
-        add empty ones at the end (sharded.py)."""
+        add empty ones at the end (sharding/)."""
         return planned
 
     def _idle_forward(self) -> None:

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from hacrl.config import AgentConfig, Config
-from hacrl.policy.cache import PAGE, PREFILL_TOKENS
 from hacrl.policy.head import CHUNK_BYTES
 from hacrl.policy.offload import SHORT
+from hacrl.policy.sampling.cache import PAGE, PREFILL_TOKENS
 from hacrl.report.activations import Measured, measure
 
 

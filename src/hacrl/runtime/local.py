@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import ExitStack
 
 from hacrl.config import Config
-from hacrl.policy.followers import LocalRanks
+from hacrl.policy.sharding.followers import LocalRanks
 from hacrl.pool import open_pool
 from hacrl.report.observer import Observer
 from hacrl.rundir import RunDirectory

@@ -61,7 +61,7 @@ class Place:
         """Where the other ranks can join this one, as host:port."""
         from ray.util import get_node_ip_address
 
-        from hacrl.policy.group import open_store
+        from hacrl.policy.sharding.group import open_store
 
         host = get_node_ip_address()
         self.store = open_store(host)
@@ -109,8 +109,8 @@ class Place:
         }
         if agent.ranks == 1:
             return Policy(agent, device=config.runtime.device, **settings)
-        from hacrl.policy.group import join_group
-        from hacrl.policy.sharded import ShardedPolicy
+        from hacrl.policy.sharding.group import join_group
+        from hacrl.policy.sharding.sharded import ShardedPolicy
 
         device = choose_device(agent.device or config.runtime.device).type
         address = f"{self.store.host}:{self.store.port}"
@@ -138,9 +138,9 @@ class FollowerPlace:
 
     def _follow(self, rank: int, address: str) -> None:
         settle(self.orders)
-        from hacrl.policy.group import join_group
         from hacrl.policy.load import choose_device
-        from hacrl.policy.sharded import follow
+        from hacrl.policy.sharding.group import join_group
+        from hacrl.policy.sharding.sharded import follow
 
         config = self.orders.config
         agent = config.agent(self.orders.agent)

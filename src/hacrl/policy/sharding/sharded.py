@@ -2,7 +2,7 @@
 
 Rank 0 holds the agent with a `ShardedPolicy`, which is used as a `Policy` is; the other ranks follow:
 
-    store = open_store(host)                                        # rank 0, in policy/group.py
+    store = open_store(host)                                        # rank 0, in policy/sharding/group.py
     group = join_group(0, world, f"{host}:{store.port}", device="cuda", agent="wren", store=store)
     policy = ShardedPolicy(agent_config, group=group, device="cuda", temperature=1.0, beta=0.0)
     ...
@@ -43,14 +43,14 @@ from torch.nn.utils import get_total_norm
 from hacrl.checkpoint import Snapshot
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import RunStopped
-from hacrl.policy.dealing import deal, deal_prompts, in_order, merge_sums
-from hacrl.policy.group import Group
 from hacrl.policy.load import move_model
 from hacrl.policy.logprobs import LogProbs, Rows
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Reply, Request
-from hacrl.policy.shards import Frame, ShardedLogProbs, gathered, shard_model
+from hacrl.policy.sampling.sampler import Reply, Request
+from hacrl.policy.sharding.dealing import deal, deal_prompts, in_order, merge_sums
+from hacrl.policy.sharding.group import Group
+from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, gathered, shard_model
 from hacrl.policy.update import Loss, Sums, UpdateReport, share
 from hacrl.types import Batch, LossOutput, Sample, Update
 

@@ -16,10 +16,10 @@ from hacrl.errors import UserError
 from hacrl.policy.load import load_model
 from hacrl.policy.lora import merge_into, merged_weights
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Sampler
+from hacrl.policy.sampling.sampler import Sampler
 
 OWN = """
-from hacrl.policy.sampler import Sampler
+from hacrl.policy.sampling.sampler import Sampler
 
 class Told(Sampler):
     times = 0

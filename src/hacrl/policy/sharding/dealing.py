@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from hacrl.policy.sampler import Request
+from hacrl.policy.sampling.sampler import Request
 from hacrl.policy.update import Sums
 
 

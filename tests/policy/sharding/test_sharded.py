@@ -18,12 +18,12 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.noise import stream_key
-from hacrl.policy import group as group_module
-from hacrl.policy.dealing import deal, deal_prompts, merge_sums
-from hacrl.policy.group import Group, join_group, leave_world, open_store
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampler import Request
-from hacrl.policy.sharded import ShardedPolicy
+from hacrl.policy.sampling.sampler import Request
+from hacrl.policy.sharding import group as group_module
+from hacrl.policy.sharding.dealing import deal, deal_prompts, merge_sums
+from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
+from hacrl.policy.sharding.sharded import ShardedPolicy
 from hacrl.policy.update import Sums, UpdateReport
 from hacrl.types import Message, Sample, Update
 
@@ -33,8 +33,8 @@ PATIENCE = timedelta(minutes=1)
 FOLLOWER = """
 import sys
 from datetime import timedelta
-from hacrl.policy import group
-from hacrl.policy.sharded import follow
+from hacrl.policy.sharding import group
+from hacrl.policy.sharding.sharded import follow
 
 group.WORK = group.IDLE = timedelta(minutes=1)
 joined = group.join_group(1, 2, sys.argv[1])

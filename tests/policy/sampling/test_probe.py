@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hacrl.errors import RunStopped
-from hacrl.policy.probe import Agreement, Probe
+from hacrl.policy.sampling.probe import Agreement, Probe
 
 WRITTEN = [(1, 2, 3, 4, 5), (200, 100, 50, 25)]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, Work, doing
-from hacrl.policy.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix
-from hacrl.policy.decode import (
+from hacrl.policy.sampling.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix
+from hacrl.policy.sampling.decode import (
     Decoder,
     DeviceDecoder,
     HostDecoder,
@@ -29,9 +29,9 @@ from hacrl.policy.decode import (
     Rows,
     next_logits,
 )
-from hacrl.policy.lean import LeanForward, fits
-from hacrl.policy.plain_sampler import PlainSampler
-from hacrl.policy.slots import SlotCache
+from hacrl.policy.sampling.lean import LeanForward, fits
+from hacrl.policy.sampling.plain_sampler import PlainSampler
+from hacrl.policy.sampling.slots import SlotCache
 
 AHEAD = 64
 """Prompts that are prefilled along with one that is needed now."""

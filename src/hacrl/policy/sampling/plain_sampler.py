@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hacrl.policy.decode import draw
+from hacrl.policy.sampling.decode import draw
 
 if TYPE_CHECKING:
-    from hacrl.policy.sampler import Request
+    from hacrl.policy.sampling.sampler import Request
 
 Written = tuple[tuple[int, ...], tuple[float, ...], bool]
 """Token ids, their log-probabilities, whether an end token came."""

@@ -26,8 +26,8 @@ from torch import Tensor
 from hacrl.config import SamplerConfig, Table
 from hacrl.errors import RunStopped, UserError
 from hacrl.policy.lora import merged_weights
-from hacrl.policy.probe import Agreement, Probe, Row, Scores
-from hacrl.policy.sampler import Reply, Request
+from hacrl.policy.sampling.probe import Agreement, Probe, Row, Scores
+from hacrl.policy.sampling.sampler import Reply, Request
 
 if TYPE_CHECKING:
     from hacrl.policy.policy import Policy

@@ -36,15 +36,15 @@ from transformers import (
 
 from hacrl.errors import UserError
 from hacrl.noise import gumbel_noise
-from hacrl.policy import cache as cache_module
-from hacrl.policy import decode as decode_module
-from hacrl.policy import sampler as sampler_module
-from hacrl.policy.cache import PAGE, PagedCache
-from hacrl.policy.decode import DeviceDecoder, draw
-from hacrl.policy.lean import LeanForward, fits
 from hacrl.policy.logprobs import LogProbs
-from hacrl.policy.plain_sampler import PlainSampler
-from hacrl.policy.sampler import Reply, Request, Sampler
+from hacrl.policy.sampling import cache as cache_module
+from hacrl.policy.sampling import decode as decode_module
+from hacrl.policy.sampling import sampler as sampler_module
+from hacrl.policy.sampling.cache import PAGE, PagedCache
+from hacrl.policy.sampling.decode import DeviceDecoder, draw
+from hacrl.policy.sampling.lean import LeanForward, fits
+from hacrl.policy.sampling.plain_sampler import PlainSampler
+from hacrl.policy.sampling.sampler import Reply, Request, Sampler
 
 SMALL = {
     "vocab_size": 300,

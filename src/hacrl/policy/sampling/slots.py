@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hacrl.policy.attention import CacheShape, Rule, causal
-from hacrl.policy.cache import PREFILL_TOKENS, Forward, Prefix, batches, padded
+from hacrl.policy.sampling.cache import PREFILL_TOKENS, Forward, Prefix, batches, padded
 
 BLOCK = 16
 """A decode step on a CPU reads a multiple of so many tokens: the numbers of its widest vectors."""

@@ -25,10 +25,10 @@ import torch
 import hacrl
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.policy.group import Group, join_world, leave_world, make_group, open_store
 from hacrl.policy.load import choose_device
 from hacrl.policy.policy import Policy
-from hacrl.policy.sharded import ShardedPolicy, follow
+from hacrl.policy.sharding.group import Group, join_world, leave_world, make_group, open_store
+from hacrl.policy.sharding.sharded import ShardedPolicy, follow
 
 HOST = "127.0.0.1"
 GRACE = 10.0
@@ -164,7 +164,13 @@ class Follower:
         self.seat = seat
         self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hacrl.policy.followers", json.dumps(asdict(seat))],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "hacrl.policy.sharding.followers",
+                json.dumps(asdict(seat)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=self._noise,
             stderr=self._noise,

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hacrl.noise import exponential_noise
 from hacrl.policy.attention import Rule, Work, doing
-from hacrl.policy.cache import PagedCache
 from hacrl.policy.fuse import Fusion
-from hacrl.policy.joined import Joined
-from hacrl.policy.slots import SlotCache, SlotStep
+from hacrl.policy.sampling.cache import PagedCache
+from hacrl.policy.sampling.joined import Joined
+from hacrl.policy.sampling.slots import SlotCache, SlotStep
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Rows of the captured steps; between two sizes the larger is replayed with idle rows."""
@@ -132,7 +132,7 @@ class HostDecoder:
 
 def page_kernels() -> tuple[Any, Any]:
     """Attention over pages, and draw-and-advance; imported where there is a GPU (Triton)."""
-    from hacrl.policy.kernels import decode_attention, draw_and_advance
+    from hacrl.policy.sampling.kernels import decode_attention, draw_and_advance
 
     return decode_attention, draw_and_advance
 

@@ -26,11 +26,12 @@ from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.checkpoint import Checkpoints
 from hacrl.config import AgentConfig, LoraSettings
-from hacrl.policy import attention, fuse, joined
+from hacrl.policy import attention, fuse
 from hacrl.policy.fuse import Fusion
-from hacrl.policy.joined import Joined
 from hacrl.policy.lora import add_adapter
 from hacrl.policy.policy import Policy
+from hacrl.policy.sampling import joined
+from hacrl.policy.sampling.joined import Joined
 from hacrl.types import Sample, Update
 
 SMALL = {

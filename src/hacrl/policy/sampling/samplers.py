@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from hacrl.config import SamplerConfig
 from hacrl.errors import UserError
 from hacrl.importing import import_object
-from hacrl.policy.sampler import Reply, Request, Sampler
-from hacrl.policy.vllm import VllmSampler
+from hacrl.policy.sampling.sampler import Reply, Request, Sampler
+from hacrl.policy.sampling.vllm import VllmSampler
 
 if TYPE_CHECKING:
     from hacrl.policy.policy import Policy

@@ -1,0 +1,1 @@
+"""Writing replies: the built-in sampler with its caches and kernels, and vLLM."""

@@ -1,0 +1,1 @@
+"""One agent over several devices: its weights in shards, and the processes that hold them."""
