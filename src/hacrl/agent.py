@@ -173,6 +173,7 @@ class Agent:
             last = replaced(samples) if self.algorithm.peers_join else ()
             # Not in float32: it needs none, and a resumed step, which is not scored again, is equal.
             unmoved = self._scored_step == step and self._half()
+            self._scored_step = None
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:

@@ -63,8 +63,10 @@ def learning_metrics(
     A ratio, and whether the clip left a gradient, are known of the samples that went forward; means
     and shares of them are over those. The samples without (advantage 0, see `prune`) are counted in
     pruned/forward. own/clipped_first is of the first update alone, at the weights that wrote the
-    replies, and so 0. peers/forwarded says over how many peers' samples their shares are. Norms of
-    gradients are before clipping, also for each part of the plan (own, peers, mixed).
+    replies, and so 0, but for rounding where the trainer did not score them in this process (a
+    resumed step, or behaviour = "sampler"); None where that update has no own samples.
+    peers/forwarded says over how many peers' samples their shares are. Norms of gradients are before
+    clipping, also for each part of the plan (own, peers, mixed).
     """
     samples = [s for _, batch, _ in done for s in batch]
     own = [s for s in samples if s.is_own]

@@ -334,7 +334,7 @@ class Batch:
     behaviour_B: Tensor
     """nan where the source had none."""
     old_logprobs_BT: Tensor | None
-    """None when the algorithm does not ask for them."""
+    """nan in the rows of samples without; None where no sample of the micro-batch has any."""
     ref_logprobs_BT: Tensor | None
     """At the start weights; None unless the KL term is on."""
     advantage_B: Tensor

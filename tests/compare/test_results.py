@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hacrl.compare.blocks import Listing
 from hacrl.compare.contents import contents, verdicts
 from hacrl.compare.reading import Point, Reading, diagnostics, training_seconds
 from hacrl.compare.report import as_json, page
@@ -63,6 +65,21 @@ def test_differences_are_paired_by_seed_and_problem() -> None:
     assert found.seeds.count == 2
     assert (found.above, found.below) == (2, 0)
     assert difference(mine, [reading("alone", 9, 1)]) is None
+
+
+@pytest.mark.parametrize(("used", "told"), [(0.003, True), (0.06, False)])
+def test_an_arm_that_shared_next_to_nothing_is_told(used: float, told: bool) -> None:
+    shared = replace(reading("team", 1, 1, 1), diagnostics={"peers/used": used})
+    alone = replace(reading("alone", 1, 0, 1), diagnostics={})
+    said = [
+        line
+        for block in contents(results(shared, alone))
+        if isinstance(block, Listing)
+        for line in block.items
+        if "of its peers' samples" in line
+    ]
+    assert len(said) == told
+    assert not told or said[0].startswith("ant (pair) under team used 0.3 % of its peers' samples")
 
 
 def test_only_problems_that_all_have_count() -> None:

@@ -101,3 +101,13 @@ def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
     assert max(g.abs().max() for g in plain.values()) > 1e-3
     for tensor, gradient in plain.items():
         assert torch.allclose(wrapped[tensor], gradient, atol=1e-6, rtol=0), tensor
+
+
+def test_the_start_weights_are_as_far_as_the_forward_says(llama: Path) -> None:
+    """At the start weights the KL term is 0, however scoring and the update round."""
+    p = policy(llama, 0.1, dtype="bfloat16")
+    with RoundsByShape():
+        batch = [s for s in scored(p)[6:18] if s.is_own]
+        report = p.update(batch, AtScores(loss_of("gspo", 0.1)), Update(0, 2, 0.8, "own", ()))
+    assert report.ratios == pytest.approx([1.0] * len(batch), abs=1e-6)
+    assert report.kl == pytest.approx(0.0, abs=1e-9)

@@ -13,6 +13,9 @@ from hacrl.compare.theory_blocks import theory_blocks
 from hacrl.report.table import duration
 from hacrl.statistics import LEVEL, Estimate
 
+NEARLY_NONE = 0.05
+"""Share of peers' samples with a gradient below which an arm's gain is not sharing's."""
+
 
 def contents(results: Results) -> Iterator[Block]:
     yield Heading("Verdicts")
@@ -34,6 +37,8 @@ def contents(results: Results) -> Iterator[Block]:
         "A = 0: share of own samples without a signal; norm: of the gradient before it is scaled."
     )
     yield _diagnostics_grid(results)
+    if empty := tuple(_nearly_unshared(results)):
+        yield Listing(empty)
     yield from theory_blocks(results)
     yield Heading("How it was made")
     yield Listing(tuple(_facts(results)))
@@ -223,6 +228,18 @@ def _diagnostics_grid(results: Results) -> Grid:
     return Grid(
         ("team / agent", "arm", "ratio s by source (weight)", *labels), tuple(rows), words=3
     )
+
+
+def _nearly_unshared(results: Results) -> Iterator[str]:
+    """Where an arm's sharing cannot be what it gained by."""
+    for row in results.rows:
+        used = row.diagnostics.get("peers/used")
+        if used is not None and used < NEARLY_NONE:
+            yield (
+                f"{row.agent} ({row.team}) under {row.arm} used {100 * used:.1f} % of its peers' "
+                f"samples: what its {row.updates:.0f} updates gained, sharing did not. AdamW moves on "
+                "by its momentum in an update without gradients; compare with an arm of as many."
+            )
 
 
 # ---------------------------------------------------------------- how it was made

@@ -91,13 +91,15 @@ class LearningFusion:
         self._compiled: dict[Any, Any] = {}
         self._forward: dict[nn.Module, Callable[..., Any]] = {}
         for part in _parts(model):
-            if not any(isinstance(m, nn.Linear) for m in part.modules()):
+            if not _multiplies(part):
                 self._forward[part] = self._fused(type(part).forward).__get__(part)
-        products: dict[type, Any] = {}
+        products: dict[Any, Any] = {}
         for module in model.modules():
             if _is_gated(module):
-                kind = type(module.act_fn)
-                products.setdefault(kind, self._fused(partial(_product, module.act_fn)))
+                activation = module.act_fn
+                kind = type(activation) if isinstance(activation, nn.Module) else activation
+                if kind not in products:
+                    products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
         sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
         self._rotary = {source: getattr(source, ROTARY, None) for source in sources}
@@ -133,13 +135,18 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     """Without the modes that watch torch's functions (reuse.py): each would be compiled for anew."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         if not _len_torch_function_stack():
-            return function(*arguments)
+            return function(*arguments, **named)
         with _pop_mode_temporarily():
-            return call(*arguments)
+            return call(*arguments, **named)
 
     return call
+
+
+def _multiplies(part: nn.Module) -> bool:
+    """Whether it holds a matrix: besides linear layers, experts and routers do."""
+    return any(p.ndim > 1 for p in part.parameters())
 
 
 def _product(activation: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -161,13 +168,19 @@ def _is_gated(module: Any) -> bool:
     weight = getattr(module.gate_proj, "weight", None)
     if weight is None or weight.ndim != 2 or "forward" in vars(module):
         return False
-    if any(True for _ in module.act_fn.parameters()):
+    activation = module.act_fn  # a module or a plain function
+    if isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
         return False
     if weight.is_meta:
         return True
     hidden = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device)
     hidden = hidden.view(1, 2, -1)
-    return torch.equal(module(hidden), _gated(module, partial(_product, module.act_fn), hidden))
+    try:
+        own = module(hidden)
+    except (TypeError, ValueError, RuntimeError):  # it takes something else
+        return False
+    found = _gated(module, partial(_product, activation), hidden)
+    return isinstance(own, Tensor) and torch.equal(own, found)
 
 
 def _is_attention(module: nn.Module) -> bool:

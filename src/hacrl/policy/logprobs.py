@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hacrl.policy.attention import Switch
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
-from hacrl.policy.packing import Packed, attending
+from hacrl.policy.packing import Packed, attending, placed
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -62,22 +62,15 @@ def make_rows(
     row_M = torch.arange(len(lengths)).repeat_interleave(counts_B)
     slot_M = torch.cat([torch.arange(int(n)) for n in counts_B])
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
-
-    def placed(tensor: Tensor) -> Tensor:
-        # From pinned memory a copy to a GPU does not wait for the work before it.
-        if device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True)
-
     return Rows(
         lengths=tuple(lengths),
-        ids_N=placed(ids_N),
-        place_N=placed(place_N),
-        reply_mask_BT=placed(reply_mask_BT),
-        row_M=placed(row_M),
-        slot_M=placed(slot_M),
-        predictor_M=placed(scored_M - 1),
-        target_M=placed(ids_N[scored_M]),
+        ids_N=placed(ids_N, device),
+        place_N=placed(place_N, device),
+        reply_mask_BT=placed(reply_mask_BT, device),
+        row_M=placed(row_M, device),
+        slot_M=placed(slot_M, device),
+        predictor_M=placed(scored_M - 1, device),
+        target_M=placed(ids_N[scored_M], device),
         pad_id=pad_id,
     )
 
@@ -179,17 +172,24 @@ class LogProbs:
             return False
         return _alike(packed_M, padded_M, self.model.dtype)
 
-    @torch.no_grad()
     def _right_fusion(self) -> LearningFusion | None:
-        """Small parts fused, if they can be compiled here and give what they gave."""
+        """Small parts fused, if they can be compiled here, with gradient and without, and give what
+        they gave."""
         rows = self._trial_rows()
-        plain_M = self.of_tokens(rows)[0]
-        self._fusion = fusion = LearningFusion(self.model)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        with torch.no_grad():
+            plain_M = self.of_tokens(rows)[0]
         try:
-            fused_M = self.of_tokens(rows)[0]
+            self._fusion = fusion = LearningFusion(self.model)
+            with torch.no_grad():
+                fused_M = self.of_tokens(rows)[0]
+            if trained:
+                with torch.enable_grad():
+                    total = self.of_tokens(rows)[0].sum()
+                torch.autograd.grad(total, min(trained, key=Tensor.numel), allow_unused=True)
         except Exception as error:
             warnings.warn(
-                "torch.compile does not work here, so scoring and updates take about a third longer: "
+                "small parts cannot be compiled here, so scoring and updates take about a third longer: "
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
                 stacklevel=2,
             )

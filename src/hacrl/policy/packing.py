@@ -29,6 +29,13 @@ except ImportError:  # a torch without it
     varlen_attn = None
 
 
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device. From pinned memory a copy to a GPU does not wait for the work before it."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class Packed:
     """Attention over sequences of these lengths (a `Work` of attention.py).
 
@@ -40,7 +47,7 @@ class Packed:
         self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]
         """(length, how many in a row have it)."""
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        self.borders = ends.to(device)
+        self.borders = placed(ends, device)
 
     def attend(
         self, layer: int, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, rule: Rule

@@ -81,7 +81,8 @@ class AtScores:
     Half precision rounds a row by the shape of its micro-batch, and updates cut theirs otherwise than
     scoring did: other rows, and without those of advantage 0. At unchanged weights the two are one
     number rounded twice, but the difference, at times wider than the clip of a sequence's ratio, would
-    be taken for a change of the policy. Rows that were not scored stay as they are.
+    be taken for a change of the policy. Rows that were not scored stay as they are. The start weights'
+    log-probabilities, of the same micro-batch, are moved along: their distance is the forward's.
 
     Example: policy.update(samples, AtScores(algorithm.loss), update) has own ratios of 1
     """
@@ -92,7 +93,12 @@ class AtScores:
         found_BT, scored_BT = batch.logprobs_BT, batch.old_logprobs_BT
         if scored_BT is not None:
             gap_BT = (scored_BT - found_BT.detach()).nan_to_num(0.0)  # nan: not scored
-            batch = replace(batch, logprobs_BT=found_BT + gap_BT)
+            start_BT = batch.ref_logprobs_BT
+            batch = replace(
+                batch,
+                logprobs_BT=found_BT + gap_BT,
+                ref_logprobs_BT=None if start_BT is None else start_BT + gap_BT,
+            )
         return self.loss(batch, update)
 
 

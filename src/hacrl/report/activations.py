@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,8 +125,8 @@ def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
     """What a compiled part keeps: its inputs, of a rotary embedding only the angles."""
     kept = slice(2, None) if getattr(function, "__name__", "") == ROTARY else slice(None)
 
-    def call(*arguments: Any) -> Any:
-        return _Inputs.apply(function, kept, *arguments)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return _Inputs.apply(partial(function, **named), kept, *arguments)
 
     return call
 

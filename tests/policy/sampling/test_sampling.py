@@ -26,6 +26,8 @@ from transformers import (
     Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
@@ -226,18 +228,35 @@ def test_the_lean_step_is_the_models_own(family: str) -> None:
 
 
 def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> None:
-    """Granite scales its residuals, SmolLM3 leaves out the rotary embedding of some layers: the parts
-    have the same names."""
+    """Granite scales its residuals, SmolLM3 leaves out the rotary embedding of some layers, Ministral 3
+    scales queries from the sixteenth token here on: the parts have the same names."""
     torch.manual_seed(0)
     granite = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.5)).eval()
     smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
-    for model in (granite, smol.eval()):
+    scaling = {"llama_4_scaling_beta": 1.0, "original_max_position_embeddings": 16}
+    angles = {"rope_type": "default", "rope_theta": 1e4, **scaling}
+    ministral = Ministral3ForCausalLM(
+        Ministral3Config(**SMALL, head_dim=8, max_position_embeddings=64, rope_parameters=angles)
+    )
+    for parameter in ministral.parameters():
+        parameter.data *= 3
+    for model in (granite, smol.eval(), ministral.eval()):
         assert fits(model)
         sampler = Sampler(model, ENDS, 0, 64)
         asked = some_requests(3, 2)
         same(sampler.sample(asked, 1.0), plainly(model, asked))
         assert sampler._shape is not None and sampler._lean is None
     assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
+
+
+def test_in_half_precision_every_step_goes_through_the_library() -> None:
+    """There a rotary embedding too many is no larger than what is rounded away."""
+    torch.manual_seed(0)
+    smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
+    for model in (smol.eval().bfloat16(), model_of("llama").bfloat16()):
+        sampler = Sampler(model, ENDS, 0, 64)
+        sampler.sample(some_requests(2, 2), 1.0)
+        assert sampler._shape is not None and sampler._lean is None
 
 
 def test_who_listens_to_a_layer_hears_every_step() -> None:

@@ -4,7 +4,8 @@ For a model of a few layers and some hundred rows, what the library does around 
 outputs, options, captures) takes as long as the products. Most decoders are one scheme: norm,
 attention with a rotary embedding, norm, gated product. Here the scheme is written out over the
 model's own norms, projections and rotary function, adapters included. A model that is built
-otherwise, or for which the scheme gives other logits than the model itself, is not served.
+otherwise, or for which the scheme gives other logits than the model itself, is not served; nor is one
+in half precision, where that could not be told.
 """
 
 from __future__ import annotations

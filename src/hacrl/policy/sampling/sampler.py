@@ -35,6 +35,8 @@ from hacrl.policy.sampling.slots import SlotCache
 
 AHEAD = 64
 """Prompts that are prefilled along with one that is needed now."""
+FAR = 32768
+"""Tokens of a model that does not tell how many it reads."""
 
 
 @dataclass(frozen=True)
@@ -158,25 +160,41 @@ class Sampler:
         with self._switch.on("eager") if exchangeable else nullcontext():
             own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
         shape = self._probe(partial(next_logits, self.model), ids, own)
-        if shape is not None and self.model.device.type == "cpu" and fits(self.model):
+        # Half precision rounds more than what some models do otherwise would show.
+        sharp = shape is not None and shape.dtype == torch.float32
+        if sharp and self.model.device.type == "cpu" and fits(self.model):
             lean = LeanForward(self.model)
             with suppress(RuntimeError, ValueError):  # parts of another shape than they look
-                self._lean = lean if self._probe(lean, ids, own) == shape else None
+                right = self._probe(lean, ids, own) == shape and self._right_far_on(lean, ids)
+                self._lean = lean if right else None
         return shape
+
+    def _right_far_on(self, step: NextLogits, ids_1L: Tensor) -> bool:
+        """Whether a step at the model's last position is the library's: some scale by position."""
+        last = (getattr(self.model.config, "max_position_embeddings", None) or FAR) - 1
+        library = partial(next_logits, self.model)
+        own_V, ours_V = (self._trial(s, ids_1L, last, ShapeFinder()) for s in (library, step))
+        return bool((ours_V - own_V).norm() < 1e-4 * own_V.norm())
 
     def _probe(self, step: NextLogits, ids_1L: Tensor, own_V: Tensor) -> CacheShape | None:
         """What the layers hand over if the last of these tokens is a decode step; None where that
         does not give the model's own logits."""
         finder = ShapeFinder()
-        last = ids_1L[:, -1]
         try:
-            with self._switch.on(), doing(finder):
-                self.model(input_ids=ids_1L[:, :-1], use_cache=False, logits_to_keep=1)
-                ours_V = step(last, torch.full_like(last, ids_1L.shape[1] - 1))[0]
+            ours_V = self._trial(step, ids_1L, ids_1L.shape[1] - 1, finder)
         except (AttributeError, TypeError, KeyError):
             return None
         gap = (ours_V.float() - own_V).norm() / own_V.norm()
         return finder.shape() if gap < (1e-4 if own_V.dtype == ours_V.dtype else 0.05) else None
+
+    def _trial(
+        self, step: NextLogits, ids_1L: Tensor, position: int, finder: ShapeFinder
+    ) -> Tensor:
+        """[V] of a decode step of the last of these tokens, put at this position."""
+        last = ids_1L[:, -1]
+        with self._switch.on(), doing(finder):
+            self.model(input_ids=ids_1L[:, :-1], use_cache=False, logits_to_keep=1)
+            return step(last, torch.full_like(last, position))[0]
 
     def forward(self, ids_BL: Tensor, work: Work) -> None:
         """Prompts, padded on the right; only what attention stores is wanted."""
