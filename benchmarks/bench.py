@@ -101,6 +101,7 @@ def main() -> int:
     if arguments.trl_site:
         sys.path.append(arguments.trl_site)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", module="hacrl")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if arguments.processor_time:
         time.perf_counter = time.process_time  # every clock of the run, hacrl's and TRL's too
