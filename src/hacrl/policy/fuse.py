@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,8 @@ from torch.overrides import _pop_mode_temporarily
 
 ROTARY = "apply_rotary_pos_emb"
 """The function of that name in a model's own module, as nearly all decoders have it."""
-
-
 WORTH_COMPILING = 50_000_000
 """Parameters of a model from which on scoring and updates are fused: a compilation takes seconds."""
-
 RECOMPILE_LIMIT = 64
 """torch counts the forms of one function (sizes of models, with gradient or without) over a whole
 process, and after eight of them leaves the next as they are."""
@@ -42,24 +39,14 @@ class Fusion:
 
     def __init__(self, model: nn.Module) -> None:
         self.parts = list(_parts(model))
-        sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
-        self.sources = [s for s in sources if hasattr(s, ROTARY)]
+        self.rotary = _rotary(model)
         self._compiled: dict[Any, Any] = {}
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        rotary = [getattr(source, ROTARY) for source in self.sources]
-        for source, function in zip(self.sources, rotary, strict=True):
-            setattr(source, ROTARY, self._fused(function))
-        for part in self.parts:
-            part.forward = self._fused(type(part).forward).__get__(part)
-        try:
+        forward = {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
+        with _instead(forward, {s: self._fused(f) for s, f in self.rotary.items()}):
             yield
-        finally:
-            for part in self.parts:
-                del part.forward
-            for source, function in zip(self.sources, rotary, strict=True):
-                setattr(source, ROTARY, function)
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
@@ -101,28 +88,42 @@ class LearningFusion:
                 if kind not in products:
                     products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
-        sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
-        self._rotary = {source: getattr(source, ROTARY, None) for source in sources}
+        self._rotary = {s: self._fused(f) for s, f in _rotary(model).items()}
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        rotary = {source: function for source, function in self._rotary.items() if function}
-        for source, function in rotary.items():
-            setattr(source, ROTARY, self._fused(function))
-        for part, forward in self._forward.items():
-            part.forward = forward
-        try:
+        with _instead(self._forward, self._rotary):
             yield
-        finally:
-            for part in self._forward:
-                del part.forward
-            for source, function in rotary.items():
-                setattr(source, ROTARY, function)
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
             self._compiled[function] = _unwatched(self._compiler(function))
         return self._compiled[function]
+
+
+def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:
+    """The rotary functions of a model, by the Python module that holds them."""
+    sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
+    return {source: getattr(source, ROTARY) for source in sources if hasattr(source, ROTARY)}
+
+
+@contextlib.contextmanager
+def _instead(
+    forward: Mapping[nn.Module, Callable[..., Any]], rotary: Mapping[Any, Callable[..., Any]]
+) -> Iterator[None]:
+    """Parts work by these forwards, and Python modules by these rotary functions, for a while."""
+    before = {source: getattr(source, ROTARY) for source in rotary}
+    for source, function in rotary.items():
+        setattr(source, ROTARY, function)
+    for part, function in forward.items():
+        part.forward = function
+    try:
+        yield
+    finally:
+        for part in forward:
+            del part.forward
+        for source, function in before.items():
+            setattr(source, ROTARY, function)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
