@@ -101,3 +101,26 @@ def test_learning_metrics_by_hand() -> None:
     assert made["ratio/b/long"] == pytest.approx(0.95)
     assert (made["loss"], made["grad_norm"]) == (pytest.approx(0.3), 2.0)
     assert (made["capability/b"], made["weight/b"], made["updates"]) == (0.5, 2.0, 2)
+
+
+def test_what_the_first_update_clipped_is_told_apart() -> None:
+    """Of two own samples the first update clips none, the second both: 0 of 2, and 2 of 4 in all."""
+    own = [Sample("q", i, "a", True, (1, 1), (0, 1), -1.0, advantage=0.5) for i in range(2)]
+
+    def report(used: bool) -> UpdateReport:
+        return UpdateReport(
+            loss=0.1,
+            grad_norm=1.0,
+            kl=0.0,
+            skipped=False,
+            ratios=(1.0, 1.0),
+            used=(used, used),
+            learning_rate=1e-6,
+            pruned_forward=0,
+            pruned_backward=0,
+        )
+
+    plan = Plan(1, (("own", 2),), (0.8, 0.8))
+    done = [(Update(m, 2, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
+    found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
+    assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)
