@@ -26,7 +26,7 @@ from hacrl.pool import open_pool  # noqa: E402
 from hacrl.rundir import RunDirectory  # noqa: E402
 
 KILLS = 10
-STEPS = 3 * KILLS
+STEPS = 4 * KILLS  # a kill falls at most 3 steps after the one before it: the run cannot end too soon
 
 
 def config(steps: int, **settings: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def wait_until(happened: Any, process: subprocess.Popen, log: Path, seconds: flo
     while not happened():
         assert process.poll() is None, f"the run has ended: {log.read_text()}"
         assert time.monotonic() < until, f"waited in vain: {log.read_text()}"
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 def facts(run: RunDirectory, steps: int) -> tuple[list, list, list]:
@@ -109,7 +109,12 @@ def test_a_node_killed_ten_times_changes_no_number(nodes: Cluster, tmp_path: Pat
         for _ in range(KILLS):
             before = len(journal.steps())
             wait_until(lambda n=before: len(journal.steps()) > n, process, log)
-            time.sleep(draw.uniform(0, 1))
+            moment = time.monotonic() + draw.uniform(0, 1)
+            wait_until(
+                lambda n=before, at=moment: time.monotonic() > at or len(journal.steps()) > n + 2,
+                process,
+                log,
+            )
             node.kill()
             node = nodes.node(right=1)
         assert process.wait(timeout=300) == 0, log.read_text()
