@@ -26,7 +26,7 @@ from hacrl.pool import open_pool  # noqa: E402
 from hacrl.rundir import RunDirectory  # noqa: E402
 
 KILLS = 10
-STEPS = 4 * KILLS  # a kill falls at most 3 steps after the one before it: the run cannot end too soon
+STEPS = 4 * KILLS  # more than the 3 steps at most between two kills: the run cannot end too soon
 
 
 def config(steps: int, **settings: Any) -> dict[str, Any]:
