@@ -16,7 +16,7 @@ from speed.measure import Measurement, free, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
 from speed.team import Team, agreement_of
 from speed.trl_step import TrlStep, trl_step
-from speed.work import Setting
+from speed.work import Setting, told_ways
 from speed.workload import Trace, make_trace
 
 
@@ -43,6 +43,8 @@ class OwnStep:
     metrics: Mapping[str, Any]
     peak_gb: float | None
     cost: Cost
+    ways: Mapping[str, Any]
+    """How it was done (work.py)."""
 
 
 def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
@@ -89,11 +91,14 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
             ours.peak_gb,
             against_trl=theirs.whole / ours.whole if theirs else None,
             of_floor=sum(floors.values()) / ours.whole,
-            note=f"outside the clip at the first update {ours.metrics['own/clipped_first']:.2g}",
+            note=f"outside the clip at the first update {ours.metrics['own/clipped_first']:.2g}; "
+            + told_ways(ours.ways),
             facts={
+                **ours.ways,
                 **{f"{name}_s": s for name, s in parts.items()},
                 "verify_s": clock["verify"],
                 "publish_and_view_s": clock["publish"] + clock["view"],
+                "rest_s": clock["rest"],
                 "idle_s": ours.whole - sum(clock.values()),
                 "trl_s": theirs.whole if theirs else None,
                 "trl_peak_gb": theirs.peak_gb if theirs else None,
@@ -123,7 +128,9 @@ def _own_step(setting: Setting, case: StepCase, trace: Trace) -> OwnStep:
             whole, metrics = once(partial(_alone, team, agent, number), setting.device)
             setting.log.say(f"step {number}: {whole:.2f} s")
         cost = cost_of(team.policies["a"].model)
-        return OwnStep(whole, agent.clock.read(), metrics, peak_gb(setting.device), cost)
+        return OwnStep(
+            whole, agent.clock.read(), metrics, peak_gb(setting.device), cost, team.ways("a")
+        )
 
 
 def _phases(trl: TrlStep) -> dict[str, float]:

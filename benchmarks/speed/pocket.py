@@ -90,6 +90,7 @@ def pocket(setting: Setting, steps: int = 5) -> None:
             against_generate=sum(g.seconds for g in theirs) / seconds,
             note=f"metrics differ by at most {difference:.1e}",
             facts={
+                "samplers": [w.sampler.cache_kind for w in ours],
                 "generate_s": sum(g.seconds for g in theirs),
                 "generate_own_generator_s": sum(w.generate_seconds for w in ours),
                 "largest_difference_of_metrics": difference,

@@ -22,6 +22,7 @@ from hacrl.types import Cut, Message, Problem, Rollout, Verdict
 from hacrl.verify import VerifierPool
 from hacrl.verify.settings import VerifierConfig
 from speed.shapes import make_policy, text_of
+from speed.work import ways_of
 from speed.workload import Trace
 
 Key = tuple[str, int]
@@ -198,6 +199,9 @@ class Team:
             )
         return made
 
+    def ways(self, name: str) -> dict[str, Any]:
+        return ways_of(self.policies[name], self.samplers[name])
+
     def rollouts(self, agent: Agent, step: int) -> list[Rollout]:
         entry = agent.journal.read(step)
         assert entry is not None
@@ -214,6 +218,13 @@ class Team:
     def close(self) -> None:
         self.verifiers.close()
         self.pool.dispose()
+
+
+def take_as_scored(agent: Agent, step: int) -> None:
+    """Let an agent that was made anew be what it is in a run: the one that scored the step's rollouts,
+    which was done in this process, at weights that nothing here moves."""
+    assert hasattr(agent, "_scored_step")
+    agent._scored_step = step
 
 
 def choose_prunable(scores: Mapping[Key, float], share: float) -> dict[Key, float]:

@@ -16,8 +16,8 @@ import torch
 from hacrl.agent import Agent
 from speed.measure import Measurement, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
-from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable
-from speed.work import Setting
+from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable, take_as_scored
+from speed.work import Setting, told_ways
 from speed.workload import Trace, make_trace
 
 PHASES = ("rollout-a", "rollout-b", "learn-a", "learn-b")
@@ -64,7 +64,8 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
         took, metrics = once(partial(agent.rollout, 1), device)
         setting.log.say(f"joint: rollout of {name}: {took:.2f} s")
         rolled += took
-        facts |= {f"{key}_{name}": value for key, value in agreement_of(metrics).items()}
+        told_of = agreement_of(metrics) | team.ways(name)
+        facts |= {f"{key}_{name}": value for key, value in told_of.items()}
     team.pool.close(1, list(agents))
     scores = {name: team.peer_scores(name, agents, 1) for name in agents}
     setting.log.say("joint: learning, warm-up")
@@ -73,7 +74,8 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
     named = f"{' + '.join(case.shapes)}, {case.prompts} x 8, {traces['a'].name}"
     tokens = sum(t.tokens for t in traces.values())
     add = setting.log.add
-    add(Measurement("joint", f"{named}: rollouts of both", rolled, facts=facts))
+    ways = "; ".join(f"{name}: {told_ways(team.ways(name))}" for name in agents)
+    add(Measurement("joint", f"{named}: rollouts of both", rolled, note=ways, facts=facts))
     told = f"{named}: two GSPO steps, learning"
     add(Measurement("joint", told, alone, tokens, peak, facts=alone_facts))
     arms = [(p, True) for p in case.shares] + [(p, False) for p in case.shares if p]
@@ -120,10 +122,13 @@ def _learn(
         total, facts = 0.0, {}
         for name, agent in agents.items():
             agent.clock.read()
+            take_as_scored(agent, number)
             took, metrics = once(partial(agent.learn, number), device)
             total += took
+            clock = agent.clock.read()
             facts[f"learn_{name}_s"] = took
-            facts[f"update_{name}_s"] = agent.clock.read()["update"]
+            facts[f"update_{name}_s"] = clock["update"]
+            facts[f"rest_{name}_s"] = clock["rest"]
             facts[f"pruned_{name}"] = metrics["pruned/backward"]
             facts[f"own_clipped_{name}"] = metrics["own/clipped"]
             facts[f"own_clipped_first_{name}"] = metrics["own/clipped_first"]
@@ -175,7 +180,7 @@ def _pair(
         took, metrics = once(partial(agent.rollout, 0), device)
         if f"rollout-{name}" in wanted:
             total += took
-            _tell_phase(setting, f"{named}: rollout-{name}", took, agent, traces[name], metrics)
+            _tell_phase(setting, f"{named}: rollout-{name}", took, team, agent, metrics)
     team.pool.close(0, list(agents))
     for name in agents:
         if f"learn-{name}" not in wanted:
@@ -187,10 +192,11 @@ def _pair(
         behaviour: dict[str, dict[Key, float]] = {other: {} for other in agents if other != name}
         behaviour[name] = choose_prunable(team.peer_scores(name, agents, 0), share)
         learner = team.agents("hacpo", behaviour=behaviour)[name]
+        take_as_scored(learner, 0)
         reset_peak(device)
         took, metrics = once(partial(learner.learn, 0), device)
         total += took
-        _tell_phase(setting, f"{named}: learn-{name}", took, learner, traces[name], metrics)
+        _tell_phase(setting, f"{named}: learn-{name}", took, team, learner, metrics)
     if wanted == set(PHASES):
         setting.log.add(Measurement("pair", f"{named}: whole step", total))
 
@@ -199,18 +205,20 @@ def _tell_phase(
     setting: Setting,
     case: str,
     seconds: float,
+    team: Team,
     agent: Agent,
-    trace: Trace,
     metrics: Mapping[str, Any],
 ) -> None:
+    ways = team.ways(agent.name)
     clock = {f"{name}_s": s for name, s in agent.clock.read().items()}
     setting.log.add(
         Measurement(
             "pair",
             case,
             seconds,
-            trace.reply_tokens,
+            team.traces[agent.name].reply_tokens,
             peak_gb(setting.device),
-            facts={**clock, **agreement_of(metrics)},
+            note=told_ways(ways),
+            facts={**clock, **agreement_of(metrics), **ways},
         )
     )

@@ -66,6 +66,26 @@ class Setting:
     """Whether `generate` takes part at all."""
 
 
+def ways_of(policy: Policy, sampler: Any = None) -> dict[str, Any]:
+    """How the policy works: packed or padded, with small parts compiled or not, and whose cache holds
+    keys and values. Where a check refuses the fast way the slow one is taken, and this shows it."""
+    sampler = sampler or policy.sampler
+    return {
+        "packs": policy.logprobs.packs,
+        "fused": policy.logprobs.fused,
+        "sampler": getattr(sampler, "cache_kind", type(sampler).__name__),
+    }
+
+
+def told_ways(ways: Mapping[str, Any]) -> str:
+    """e.g. packed, compiled, pages; without a cache that nobody has used yet"""
+    told = [
+        "packed" if ways["packs"] else "padded",
+        "compiled" if ways["fused"] else "not compiled",
+    ]
+    return ", ".join(told + [ways["sampler"]] * (ways["sampler"] != "unknown"))
+
+
 def _policy(setting: Setting, case: Case) -> Policy:
     return make_policy(case.shape, setting.device, **{"sampler_rows": case.rows, **setting.fields})
 
@@ -108,7 +128,7 @@ def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
     floor = rollout_floor(cost_of(policy.model), trace, rows, setting.ceilings)
     sequences = [(p, r.token_ids) for (p, _), r in zip(trace.rows, ours.result, strict=True)]
     scores = policy.score(sequences)
-    agreed = agreement(ours.result, scores)
+    agreed, ways = agreement(ours.result, scores), ways_of(policy)
     setting.log.add(
         Measurement(
             "rollout",
@@ -118,8 +138,10 @@ def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
             ours.peak_gb,
             against_generate=peer.seconds / ours.seconds if peer else None,
             of_floor=floor / ours.seconds,
-            note=f"gap {agreed['mean_gap']:.1e}, largest {agreed['largest_gap']:.1e}",
+            note=f"gap {agreed['mean_gap']:.1e}, largest {agreed['largest_gap']:.1e}; "
+            + told_ways(ways),
             facts={
+                **ways,
                 "first_s": ours.first,
                 "spread": ours.spread,
                 "floor_s": floor,
@@ -160,7 +182,8 @@ def _score_and_update(
     sequences = [(p, r) for (p, _), r in zip(trace.rows, replies, strict=True)]
     cost = cost_of(policy.model)
     named = f"{case.shape}, {len(sequences)} sequences, {trace.name}"
-    facts: dict[str, Any] = {"sequences_tokens": trace.tokens}
+    ways = ways_of(policy)
+    facts: dict[str, Any] = {"sequences_tokens": trace.tokens, **ways}
     scored: Timed = timed(lambda _: policy.score(sequences), device, repeats=setting.repeats)
     if "score" in parts:
         setting.log.add(
@@ -171,6 +194,7 @@ def _score_and_update(
                 trace.tokens,
                 scored.peak_gb,
                 of_floor=score_floor(cost, trace, setting.ceilings) / scored.seconds,
+                note=told_ways(ways),
                 facts={**facts, "first_s": scored.first, "spread": scored.spread},
             )
         )
@@ -192,6 +216,7 @@ def _score_and_update(
                 trace.tokens,
                 done.peak_gb,
                 of_floor=update_floor(cost, trace, setting.ceilings) / done.seconds,
+                note=told_ways(ways),
                 facts={
                     **facts,
                     "first_s": done.first,

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from math import exp
 from pathlib import Path
 
 import make_workload
+import memory_shapes
 import pytest
+import torch
+from rounding import RoundsByShape
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
 from speed.pocket import largest_difference
-from speed.team import choose_prunable
+from speed.team import Team, choose_prunable
+from speed.together import _learn
 from speed.workload import Trace, make_trace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -100,3 +105,49 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
         assert m["facts"].get("outside_clip", 0.0) == 0
     joint = [m["facts"] for m in found["measurements"] if "peers_used_a" in m["facts"]]
     assert [round(f["peers_used_a"], 2) for f in joint] == [1.0, 0.66, 0.41, 0.66, 0.41]
+    assert all(f["rest_a_s"] > 0 for f in joint)
+    fast = {"packs": True, "fused": False, "sampler": "slots"}
+    for m in found["measurements"]:
+        if m["part"] in ("rollout", "step"):
+            assert fast.items() <= m["facts"].items() and "packed, not compiled, slots" in m["note"]
+        if "rollout-" in m["case"] or "learn-" in m["case"]:
+            assert fast.items() <= m["facts"].items() and m["note"] == "packed, not compiled, slots"
+        if "rollouts of both" in m["case"]:
+            assert {f"{key}_b": value for key, value in fast.items()}.items() <= m["facts"].items()
+            assert "b: packed" in m["note"]
+        if m["part"] in ("score", "update"):
+            assert m["facts"]["packs"] and "packed" in m["note"]
+
+
+def test_in_half_precision_the_first_update_is_at_the_scores(tmp_path: Path) -> None:
+    """As in a run: no own sample is outside a clip of 3e-4 at the weights that scored it, however other
+    micro-batches round it; agents that are made anew for each arm are told that they scored it."""
+    team = Team(
+        {"a": "small-1M"},
+        {"a": make_trace("short", 4, 4096, scale=0.1)},
+        tmp_path,
+        torch.device("cpu"),
+        minibatch=16,
+        fields={"dtype": "bfloat16", "microbatch_tokens": 200},
+    )
+    with closing(team), RoundsByShape():
+        team.agents("gspo")["a"].rollout(0)
+        team.pool.close(0, ["a"])
+        _, facts, _ = _learn(team.agents("gspo"), team.device, repeats=2, number=0)
+        assert facts["own_clipped_first_a"] == 0
+        plain = team.agents("gspo")["a"].learn(0)
+        assert plain["own/clipped_first"] > 0
+
+
+def test_a_memory_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "memory.json"
+    cases = [memory_shapes.Case("nobody", ("no such shape",)), memory_shapes.TINY[0]]
+    monkeypatch.setattr(memory_shapes, "TINY", cases)
+    told = ["memory_shapes.py", "--tiny", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", told)
+    assert memory_shapes.main() == 1
+    failed, done = json.loads(out.read_text())
+    assert "no such shape" in failed["failed"] and done["predicted"] > 0
+    assert "failed: nobody" in capsys.readouterr().out
+    monkeypatch.setattr(memory_shapes, "TINY", cases[1:])
+    assert memory_shapes.main() == 0

@@ -199,6 +199,7 @@ def test_what_waits_on_the_host_leaves_the_device_and_comes_back(llama: Path) ->
         count = sum(t.numel() for t in parked.master.values())
         assert before - torch.cuda.memory_allocated() >= 16 * count  # master, moments, gradients
         assert {t.device.type for t in parked.master.values()} == {"cpu"}
+        assert all(t.is_pinned() for t in parked.master.values())
         parked.score([((1, 2), (3, 4))])  # needs none of it
     assert {n: t.data_ptr() for n, t in parked.model.named_parameters()} == where
     for name, master in parked.master.items():

@@ -252,3 +252,20 @@ def no_backward(graph, _):
         return graph(*inputs)
 
     return run
+
+
+def test_what_compiles_to_something_else_is_left_out_and_told(monkeypatch) -> None:
+    """A compiler that halves every result."""
+
+    def halved(function):
+        def call(*arguments, **named):
+            found = function(*arguments, **named)
+            return tuple(f / 2 for f in found) if isinstance(found, tuple) else found / 2
+
+        return call
+
+    monkeypatch.setattr(fuse, "_compile", halved)
+    logprobs = LogProbs(build("llama"), 1.0)
+    with pytest.warns(UserWarning, match="something else when compiled"):
+        assert logprobs._right_fusion() is None
+    assert not logprobs.fused

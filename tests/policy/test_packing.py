@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.pocket import pocket_path
+from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.logprobs import LogProbs, make_rows
 from hacrl.policy.packing import Packed
@@ -136,6 +138,49 @@ def test_attention_by_hand() -> None:
     out = packed.attend(0, zero, zero, value, Rule(1.0, 2, None))
     assert out.flatten().tolist() == pytest.approx([1, 1.5, 2.5, 4, 6])
     assert causal(zero, zero, value, Rule(1.0, None, None)).flatten()[3] == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model", ["wren", "finch", "heron"])
+def test_packing_that_is_wrong_is_refused_and_told(model: str, dtype, monkeypatch) -> None:
+    """A kernel that lets sequences see their neighbours, or scales scores by 1.5, is more than
+    rounding; half precision alone is not, and nothing is said of it."""
+    trained = AutoModelForCausalLM.from_pretrained(
+        pocket_path(model), dtype=dtype, attn_implementation="sdpa"
+    ).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LogProbs(trained, 1.0).packs
+    scaled = type(
+        "Scaled",
+        (Packed,),
+        {
+            "attend": lambda self, layer, q, k, v, rule: Packed.attend(
+                self, layer, q, k, v, Rule(1.5 * rule.scale, rule.window, rule.cap)
+            )
+        },
+    )
+    for wrong in (lambda lengths, device: Packed([sum(lengths)], device), scaled):
+        monkeypatch.setattr(logprobs_module, "Packed", wrong)
+        with pytest.warns(UserWarning, match="rows are padded") as told:
+            assert not LogProbs(trained, 1.0).packs
+        assert told[0].filename == logprobs_module.__file__
+
+
+def test_one_rounded_token_does_not_decide(monkeypatch) -> None:
+    """Of n tokens one is off by d of their spread, the others not at all: the root of the mean square
+    is d / sqrt(n). With 19 tokens d = 0.3 makes 0.07, which bfloat16 may, and d = 0.5 makes 0.11."""
+    logprobs = LogProbs(build("llama").bfloat16().eval(), 1.0)
+    expected = torch.linspace(-3, 0, 19)
+    for apart, alike in ((0.3, True), (0.5, False)):
+        found = expected.clone()
+        found[7] += apart * expected.std()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert logprobs._alike(found, expected, "other") == alike
+        assert len(told) == (not alike)
+    with pytest.warns(UserWarning, match="nan"):
+        assert not logprobs._alike(expected * torch.nan, expected, "other")
 
 
 def test_another_attention_is_padded(llama: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig, parse_config
 from hacrl.pocket import pocket_path
-from hacrl.policy import head
+from hacrl.policy import head, offload
 from hacrl.policy.policy import Policy
 from hacrl.report import doctor
 from hacrl.report.activations import measure
@@ -114,6 +114,70 @@ def test_a_devices_peak_by_hand() -> None:
     asleep = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
     peak = device_peak(asleep, None, True)
     assert (peak.bytes, peak.when) == (10 + 4 + 8 + 5, "small samples")
+
+
+H200 = 150e9
+QWEN3 = {  # hidden size, layers, query heads, inner size; 8 key heads of 128
+    "0.6B": (1024, 28, 16, 3072),
+    "1.7B": (2048, 28, 16, 6144),
+    "4B": (2560, 36, 32, 9728),
+}
+
+
+@dataclass(eq=False)
+class OnGpu:
+    """An agent of known sizes, and what it has there at rest beside its weights."""
+
+    need: Need
+    here: float
+    device: torch.device = CUDA
+
+    def absent_bytes(self) -> int:
+        return round(self.need.waiting - self.here)
+
+    def step_aside(self) -> None: ...
+
+
+@pytest.mark.parametrize(("shapes", "parks"), [(("1.7B", "4B"), True), (("0.6B", "1.7B"), False)])
+def test_a_run_parks_where_doctor_says_so(
+    shapes: tuple[str, str], parks: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """The paper's batch on one H200. Whatever of the two is there when the decision is made: all but
+    the second's moments, the first parked, or the second. (1.7B + 4B at rest: 5.74e9 x 14 bytes and a
+    fifth of the device for keys and values, 110 GB; 0.6B + 1.7B: 62 GB; two thirds are 100 GB.)"""
+    for shape, (hidden, layers, heads, inner) in QWEN3.items():
+        Qwen3Config(
+            vocab_size=151936,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=inner,
+            tie_word_embeddings=True,
+        ).save_pretrained(tmp_path / shape)
+    made = config(
+        *({"model": str(tmp_path / shape), "microbatch_tokens": 6144} for shape in shapes),
+        prompts_per_step=128,
+        samples_per_prompt=8,
+        minibatch_samples=512,
+        max_prompt_tokens=300,
+        max_response_tokens=4096,
+    )
+    needs = [estimate_need(made, agent, agent.model, CUDA, H200) for agent in made.agents]
+    peak = device_peak(dict(zip(shapes, needs, strict=True)), H200, True)
+    assert peak.parked == parks
+    assert peak.bytes < H200
+    cache = max(n.cache for n in needs)
+    first, second = (OnGpu(n, 0) for n in needs)
+    monkeypatch.setattr(offload, "_tenants", weakref.WeakSet())
+    for tenant in (first, second):
+        offload.move_in(tenant)
+    whole = [n.waiting for n in needs]
+    for first.here, second.here in ((whole[0], whole[1] / 3), (0, whole[1]), (whole[0], 0), whole):
+        used = cache + sum(t.need.weights + t.here for t in (first, second))
+        monkeypatch.setattr(offload, "memory_in_use", lambda device, n=used: (round(n), H200))
+        assert offload.short_of_memory(torch.device("cuda:0")) == parks
 
 
 class Tracked(TorchDispatchMode):

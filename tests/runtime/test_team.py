@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
         assert all(r["peers/samples"] + sum_drops(r, name) == 24 * (size - 1) for r in trained)
         assert Checkpoints(run.checkpoints(name), 2).steps() == [2]
     assert [len(c.groups) for c in cuts(run, 2)] == [6, 6]
+
+
+def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
+    """What waits on the host is put there after the updates, on a clock of its own."""
+    config = team(member("wren"), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    lines = [json.loads(x) for x in (run.path / "times.jsonl").read_text().splitlines()]
+    phases = {key for line in lines if line["agent"] == "wren" for key in line}
+    assert phases - {"step", "agent"} == {
+        *("sample", "score", "verify", "publish", "view", "update", "rest")
+    }
 
 
 def sum_drops(row: dict, learner: str) -> float:

@@ -3,20 +3,94 @@
 Agents that share a device learn in turn. While others do, and while anybody samples, an agent needs
 its resident weights alone; its float32 master, the optimizer's moments and the start weights of the KL
 term can wait on the host. The resident weights never move: captured graphs hold their addresses.
+
+With offload = "auto" they wait there where the device is short of memory: where less than a third of it
+would be free with everything at rest on it, every agent's weights, masters and moments and the kept keys
+and values. What is free at one moment does not tell: an agent that is parked, or has not learned yet,
+will want its share of it. `hacrl doctor` decides by the same rule (report/memory.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 SHORT = 1 / 3
-"""offload = "auto": a device with less than this part of its memory free is short of it."""
+"""A device is short of memory where less than this part of it is left beside what rests there: an
+update's gradients and activations must fit into it."""
+SLAB = 2**30
+"""Bytes of pinned memory that are taken at once."""
+ALIGNED = 256
+"""A tensor in a slab begins at a multiple of so many bytes."""
+
+
+# ---------------------------------------------------------------- whether to
+
+
+class Tenant(Protocol):
+    """An agent's weights, where they are on a device with others."""
+
+    device: torch.device
+
+    def absent_bytes(self) -> int:
+        """Of what its updates need at rest on the device, what is not there now."""
+
+    def step_aside(self) -> None:
+        """Another tenant of the device learns now."""
+
+
+_tenants: WeakSet[Tenant] = WeakSet()
+
+
+def move_in(tenant: Tenant) -> None:
+    """Count the tenant among those of its device, for as long as it lives."""
+    _tenants.add(tenant)
+
+
+def tenants_of(device: torch.device) -> list[Tenant]:
+    return [t for t in _tenants if _place(t.device) == _place(device)]
+
+
+def _place(device: torch.device) -> tuple[str, int]:
+    """cuda is cuda:0."""
+    return device.type, device.index or 0
+
+
+def is_short(at_rest: float, whole: float) -> bool:
+    """Whether a device of `whole` bytes has too little beside what is at rest on it.
+
+    Example: is_short(110e9, 150e9) is True; is_short(62e9, 150e9) False
+    """
+    return at_rest > (1 - SHORT) * whole
+
+
+def short_of_memory(device: torch.device) -> bool:
+    """Whether a GPU is, once everything that this process keeps for it is there."""
+    figures = memory_in_use(device)
+    if figures is None:
+        return False
+    used, whole = figures
+    return is_short(used + sum(t.absent_bytes() for t in tenants_of(device)), whole)
+
+
+def memory_in_use(device: torch.device) -> tuple[int, int] | None:
+    """Bytes that anybody uses of a GPU, and all it has; what torch holds back for itself is not used.
+    None for the host's own memory, where parking would gain nothing."""
+    if device.type != "cuda":
+        return None
+    free, whole = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return whole - free, whole
+
+
+# ---------------------------------------------------------------- what and where
 
 
 @dataclass(frozen=True)
@@ -54,16 +128,13 @@ class Parking:
         self.device = device
         self.parked = False
         self._host: dict[str, Tensor] = {}
+        self._pinned = device.type == "cuda"  # the copy runs at the bus's full speed
 
     @torch.no_grad()
     def park(self, all_places: Iterator[Place]) -> None:
         moving = list(all_places)
+        self._take([place for place in moving if place.name not in self._host])
         for place in moving:
-            if place.name not in self._host:
-                # pinned: the copy runs at the bus's full speed
-                self._host[place.name] = torch.empty_like(
-                    place.tensor, device="cpu", pin_memory=self.device.type == "cuda"
-                )
             self._host[place.name].copy_(place.tensor, non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -78,11 +149,70 @@ class Parking:
                 place.put(place.tensor.to(self.device, non_blocking=True, copy=True))
             self.parked = False
 
+    def _take(self, new: Sequence[Place]) -> None:
+        """Host memory for tensors that were never parked before."""
+        plan = plan_slabs([place.tensor.nbytes for place in new])
+        slabs = [self._slab(size) for size in plan.slabs]
+        for place, (slab, start) in zip(new, plan.starts, strict=True):
+            wanted = place.tensor
+            taken = slabs[slab][start : start + wanted.nbytes]
+            self._host[place.name] = taken.view(wanted.dtype).view(wanted.shape)
 
-def short_of_memory(device: torch.device) -> bool:
-    """Whether little of a GPU is free; what torch holds back for itself counts as free."""
-    if device.type != "cuda":
-        return False
-    free, whole = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free < SHORT * whole
+    def _slab(self, size: int) -> Tensor:
+        if self._pinned:
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                self._pinned = False
+                warnings.warn(
+                    "the host gives no more pinned memory, so what waits there between updates lies in "
+                    "ordinary memory, and copying it takes longer; free some of the host's memory if "
+                    "that is too long: "
+                    f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                    stacklevel=2,
+                )
+        return torch.empty(size, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class SlabPlan:
+    """Tensors in few blocks of memory.
+
+    Example: plan_slabs([300, 700], slab=1024) is SlabPlan(slabs=(1024, 512), starts=((1, 0), (0, 0)))
+    """
+
+    slabs: tuple[int, ...]
+    """Bytes of each block."""
+    starts: tuple[tuple[int, int], ...]
+    """Of each tensor, its block and where in it it begins."""
+
+
+def plan_slabs(sizes: Sequence[int], slab: int = SLAB) -> SlabPlan:
+    """Blocks for tensors of these sizes. Each block's is a power of two, which torch rounds pinned ones
+    up to: tensor by tensor, that takes a third more than all of them need. Large tensors come first, so
+    that small ones fill what they leave."""
+    aligned = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+    left = sum(aligned)
+    slabs: list[int] = []
+    used: list[int] = []
+    starts: dict[int, tuple[int, int]] = {}
+    for i in sorted(range(len(sizes)), key=lambda i: -aligned[i]):
+        size = aligned[i]
+        at = next((s for s, n in enumerate(slabs) if n - used[s] >= size), len(slabs))
+        if at == len(slabs):
+            slabs.append(max(_power_from(size), min(slab, _power_up_to(left))))
+            used.append(0)
+        starts[i] = at, used[at]
+        used[at] += size
+        left -= size
+    return SlabPlan(tuple(slabs), tuple(starts[i] for i in range(len(sizes))))
+
+
+def _power_from(size: int) -> int:
+    """Least power of two that is no less."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def _power_up_to(size: int) -> int:
+    """Largest power of two that is no more."""
+    return 1 << max(0, size.bit_length() - 1)

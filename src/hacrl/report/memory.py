@@ -26,7 +26,7 @@ import torch
 
 from hacrl.config import AgentConfig, Config
 from hacrl.policy.head import CHUNK_BYTES
-from hacrl.policy.offload import SHORT
+from hacrl.policy.offload import is_short
 from hacrl.policy.sampling.cache import PAGE, PREFILL_TOKENS
 from hacrl.report.activations import Measured, measure
 
@@ -81,7 +81,7 @@ def device_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) 
     cache = max(n.cache for n in needs.values())
     kept = cache if keeps_cache else 0.0
     full = sum(n.weights + n.waiting for n in needs.values()) + kept
-    short = whole is not None and full > (1 - SHORT) * whole
+    short = whole is not None and is_short(full, whole)
 
     def rests(need: Need) -> float:
         away = need.offload == "optimizer" or (need.offload == "auto" and short)
@@ -130,7 +130,8 @@ def estimate_need(
         step=step,
         cache=_cache(config, agent, sizes, device, whole),
         sampling=_sampling(config, agent, sizes, device, width),
-        offload="none" if agent.ranks > 1 else agent.offload,
+        # shards stay where they are, and on a CPU there is no elsewhere
+        offload="none" if agent.ranks > 1 or device.type == "cpu" else agent.offload,
     )
 
 

@@ -134,6 +134,10 @@ class Shard(Policy):
             whole.to(parameter.device), parameter.device_mesh, parameter.placements
         )
 
+    def _bytes_of(self, master: Tensor) -> int:
+        assert isinstance(master, DTensor)
+        return master.to_local().nbytes
+
     # ------------------------------------------------------------ an update, in step
 
     def _accumulate(
