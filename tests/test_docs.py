@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 import hacrl
+from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
@@ -223,7 +224,7 @@ def test_the_config_of_the_readme_is_valid() -> None:
     config = parse_config(tomllib.loads(text))
     for agent in config.agents:
         if agent.learns:
-            config.plan_of(agent, shares=True)
+            config.plan_of(agent, make_algorithm(config.algorithm, (0.0, 1.0)))
 
 
 def test_the_python_of_the_readme_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

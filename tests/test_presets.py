@@ -49,7 +49,7 @@ def test_the_plan_of_every_learner(path: Path, arm: str) -> None:
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     assert config.algorithm.name == {"": "hacpo", "gspo_x2": "gspo"}.get(arm, arm)
     for agent in config.agents:
-        plan = config.plan_of(agent, shares=algorithm.shares)
+        plan = config.plan_of(agent, algorithm)
         updates = plan.updates([f"p{i}" for i in range(128)], seed=0, step=0)
         assert len(updates) == UPDATES[arm]
         own = [u for u in updates if u.part == "own"]
@@ -66,8 +66,9 @@ def test_alpha_and_floors_are_those_of_table_5(path: Path) -> None:
     config = load(path)
     alpha, floor, step = TABLE_5[tuple(a.name for a in config.agents)]
     assert config.algorithm.alpha == alpha
+    algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     for agent in config.agents:
-        floors = config.plan_of(agent, shares=True).floors
+        floors = config.plan_of(agent, algorithm).floors
         assert floors == pytest.approx([floor + m * step for m in range(4)])
 
 

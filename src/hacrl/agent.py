@@ -78,13 +78,10 @@ class Agent:
         self.task, self.verifier, self.pool, self.run = task, verifier, pool, run
         self.journal = Journal(run.journal(agent.name))
         self.clock = Clock()
-        self.plan = (
-            config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
-            if agent.learns
-            else None
-        )
+        self.plan = config.plan_of(agent, algorithm) if agent.learns else None
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         self.skips = skips_zero_advantage(algorithm)
+        self.scores_first = getattr(algorithm, "scores_before_credit", False)
         self._scored_step: int | None = None
         """Whose own log-probabilities the trainer gave, in this process and so at these weights."""
         self.diagnostics: Diagnostics | None = None
@@ -160,8 +157,12 @@ class Agent:
                 needs_tokens=self.algorithm.needs_tokens,
                 mask_truncated=self.agent.mask_truncated,
             )
+        if self.scores_first:
+            with self.clock("score"):
+                samples = self._score_peers(samples)
+        with self.clock("view"):
             samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
-        if self.algorithm.needs_old_logprobs:
+        if self.algorithm.needs_old_logprobs and not self.scores_first:
             with self.clock("score"):
                 samples = self._score_peers(samples)
         checked: dict[str, Any] = {}
@@ -184,6 +185,7 @@ class Agent:
                     unmoved = unmoved and report.skipped
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
+        with self.clock("rest"):
             self.policy.rest()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hacrl.algorithms import Algorithm, order_of
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.overrides import apply_override, read_toml
@@ -216,7 +217,7 @@ class AgentConfig(Table):
     offload: Literal["auto", "none", "optimizer"] = "auto"
     """Where the float32 master, the optimizer's moments and the start weights of the KL term wait
     while this agent does not learn: none: on the device; optimizer: in the host's memory; auto: there
-    when less than a third of the GPU is free."""
+    when less than a third of the GPU would be free with everything of all agents at rest on it."""
     trust_remote_code: bool = False
     """Allow code from the model folder or hub to run. Off unless you trust it."""
     lora: LoraSettings | None = None
@@ -357,18 +358,18 @@ class Config(Table):
             }
         )
 
-    def plan_of(self, agent: AgentConfig, *, shares: bool, joined: bool = False) -> Plan:
+    def plan_of(self, agent: AgentConfig, algorithm: Algorithm) -> Plan:
         """The learner's plan; a UserError where sizes or floors are impossible."""
         return make_plan(
             learner=agent.name,
             prompts=self.prompts_per_step,
             samples_per_prompt={a.name: self.samples_of(a) for a in self.agents},
             minibatch_samples=self.minibatch_samples,
-            order=self.algorithm.order,
-            shares=shares,
+            order=order_of(algorithm, self.algorithm),
+            shares=algorithm.shares,
             floor=self.algorithm.floor,
             last_floor=self.algorithm.last_floor,
-            joined=joined,
+            joined=algorithm.peers_join,
         )
 
 

@@ -286,13 +286,14 @@ class Sample:
     """Mean log-probability of the source over its own tokens, at the weights that sampled."""
     old_logprobs: tuple[float, ...] | None = None
     """The learner's log-probabilities of the reply's tokens before the first update of the step:
-    always there for own samples; for peers' samples when the algorithm asks (needs_old_logprobs)."""
+    always there for own samples; for peers' samples when the algorithm asks (needs_old_logprobs,
+    scores_before_credit)."""
     source_logprobs: tuple[float, ...] | None = None
     """The source's log-probabilities of the reply's tokens, where its tokens are the learner's own;
     only when the algorithm asks (needs_tokens)."""
     advantage: float = 0.0
     weight: float = 1.0
-    """w(source, learner) for a peer's sample; 1 for an own one."""
+    """What a peer's sample counts beside its ratio: w(source, learner) for hacpo; 1 for an own one."""
     finish: Finish = Finish.STOP
 
     @property

@@ -130,19 +130,24 @@ def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
         config = cell.config
         algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
         for agent in config.agents:
-            config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
+            config.plan_of(agent, algorithm)
             rollouts = config.steps * config.prompts_per_step * config.samples_of(agent)
             spent.setdefault((cell.team, agent.name), set()).add(rollouts / factor[cell.arm])
     assert all(len(values) == 1 for values in spent.values())
 
 
-def test_the_main_question_shares_the_pocket_suites_cells(tmp_path: Path) -> None:
-    """Same settings cell by cell, so that finished cells can be copied from one to the other."""
+def test_the_main_question_is_the_pocket_suites_on_other_seeds(tmp_path: Path) -> None:
+    """Same settings cell by cell but for the seed; none of its seeds was looked at before."""
     suites = ROOT / "configs" / "suites"
-    whole, main = (
-        {c.name: c.config for c in make_cells(read_suite(suites / name), tmp_path)}
-        for name in ("pocket.toml", "pocket-main.toml")
-    )
-    shared = whole.keys() & main.keys()
-    assert len(shared) == 5 * 3 * 5
-    assert all(whole[name] == main[name] for name in shared)
+    cells = {
+        name: make_cells(read_suite(suites / f"{name}.toml"), tmp_path)
+        for name in ("pocket-main", "pocket", "gap", "development")
+    }
+    plain = {
+        name: {(c.team, c.arm): c.config.model_copy(update={"seed": 0}) for c in found}
+        for name, found in cells.items()
+    }
+    assert len(plain["pocket-main"]) == 5 * 3
+    assert all(plain["pocket"][key] == config for key, config in plain["pocket-main"].items())
+    fresh = {c.seed for c in cells.pop("pocket-main")}
+    assert not fresh & {c.seed for found in cells.values() for c in found}

@@ -146,3 +146,38 @@ def test_the_split_into_microbatches_changes_nothing(tmp_path: Path, name: str) 
         assert metrics(run, "wren")["peers/samples"] > 0
         losses.append([metrics(run, n)["loss"] for n in ("wren", "w2")])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_overlap_weighs_peers_by_the_learner_and_pushes_nothing_down_on_the_whole(
+    tmp_path: Path,
+) -> None:
+    """One tokenizer, so a peer's reply has N tokens for both. In the first update, whose weights are
+    those that scored it, its weight is s^N, at most 1, and 1 where it is followed. Own and peers'
+    samples of a problem share an update; their weighed advantages are never negative in sum."""
+    run = train(tmp_path / "run", "overlap", member("finch"), member("heron"))
+    replies = {(t.problem_id, t.agent, t.index): t for g in cut(run).groups for t in g.judged}
+    solved = right(run)
+    for learner, peer in (("finch", "heron"), ("heron", "finch")):
+        seen = rows(run, learner)
+        updates: dict[str, set[int]] = defaultdict(set)
+        total: dict[str, float] = defaultdict(float)
+        for row in seen:
+            updates[row["problem"]].add(row["update"])
+            total[row["problem"]] += row["weight"] * row["advantage"]
+        assert {len(found) for found in updates.values()} == {1}
+        assert min(total.values()) > -1e-4
+        assert {row["weight"] for row in seen if row["source"] == learner} == {1.0}
+        theirs = [row for row in seen if row["source"] == peer]
+        assert {row["source"] for row in seen} == {learner, peer}
+        checked = 0
+        for row in theirs:
+            reply = replies[(row["problem"], peer, row["index"])]
+            followed = reply.verdict.status is Status.OK and not any(
+                solved[row["problem"]][learner]
+            )
+            if row["update"] == 0 and row["ratio"] is not None and not followed:
+                checked += 1
+                wanted = min(1.0, row["ratio"] ** reply.num_tokens)
+                assert row["weight"] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+            assert row["weight"] == 1.0 or not followed
+        assert checked >= 4 and any(row["weight"] < 0.9 for row in theirs)

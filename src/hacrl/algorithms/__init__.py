@@ -41,6 +41,11 @@ class Algorithm(Protocol):
     """Peers' samples join the updates of the learner's own samples to the same problems, and the
     plan is that of the learner alone; problems of which only peers' samples are left come last. If
     not, peers' samples have updates of their own (`order`)."""
+    scores_before_credit: bool
+    """`credit` wants the learner's token log-probabilities on every peer's sample (`old_logprobs`), to
+    weigh it by. Absent is False."""
+    order: str
+    """Order of a step's updates where the settings leave it to the algorithm. Absent is own_first."""
     zero_advantage_is_zero_loss: bool
     """A row of advantage 0 adds exactly nothing, the KL term aside, and no other row's share depends
     on it: the trainer may leave it out. Absent is False, and a class with a `loss` of its own must
@@ -82,6 +87,13 @@ def skips_zero_advantage(algorithm: Algorithm) -> bool:
         if "loss" in vars(kind):
             return False
     return False
+
+
+def order_of(algorithm: Algorithm, settings: AlgorithmSettings) -> str:
+    """The order of a step's updates: as set, or the algorithm's own."""
+    if settings.order != "auto":
+        return settings.order
+    return str(getattr(algorithm, "order", "own_first"))
 
 
 def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float]) -> Algorithm:

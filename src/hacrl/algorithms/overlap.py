@@ -1,66 +1,77 @@
 """Overlap: a peer's reply counts as far as the learner could have written it. Ours, not a paper's.
 
-Learner k, source j, N tokens of the reply in the learner's own tokenizer.
+Learner k, source j, N tokens of the reply in the learner's own tokenizer. For a problem q:
 
-    own:    gspo, untouched: A by the own group, s against the own old policy, gspo's clip
-    peers:  A(y)   = (R(y) - mean of the learner's own group) / (std of all judged rewards of q + 1e-6)
-            rho(y) = pi_k(y) / pi_j,old(y), of the whole text and not of its average token
-            v(y)   = min(1, rho^overlap_power); for N > overlap_tokens, rho^(overlap_tokens / N) for rho
-            J      = stopgrad(v) * A * mean over tokens of log pi_k(y)
-    follow: where the learner's own group of q failed (judged, and nothing right), a success has v = 1
-    loss  = - mean over the samples of the minibatch of J   [+ beta * KL, own samples only]
+    rho(y) = pi_k,old(y) / pi_j,old(y), of the whole text and not of its average token
+    v(y)   = min(1, rho^overlap_power) for a peer's reply, 1 for an own one
+             N > overlap_tokens: rho^(overlap_tokens / N) in the place of rho
+    follow:  where the learner's own group failed (judged, and nothing right), a success has v = 1
+    b(q)   = the least of: the mean of own rewards; the mean of all rewards, each weighed by v
+    A(y)   = (R(y) - b) / (sqrt( sum v (R - b)^2 / (sum v - 1) ) + 1e-6), for own replies and peers'
+    own:     J = min( s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A ), as gspo
+    peers:   J = v * A * mean over tokens of log pi_k(y)
+    loss   = - sum of J / number of own samples of the minibatch   [+ beta * KL, own samples only]
 
-Why. What can a strong agent take from a weak one that its own further samples would not give? Its
-own rare events. On a problem that it solves nine times in ten, its failures carry the gradient and it
-hardly sees one in eight replies; a weak peer writes them all the time. Weighed by rho they stand for
-what the learner would do, and many samples of small weight are a better estimate of a rare event than
-one of weight 1. The same holds the other way round for a weak agent's rare successes. For that the
-weight must be the ratio of whole texts. hacpo's s is its N-th root: a failure that the learner writes
-six times less often than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79
-in the place of 0.17; and a success has s a little above 1 for the stronger learner, where hacpo's
-ceiling drops it. min(1, rho) is the chance with which rejection sampling keeps a peer's draw as one
-of the learner's own: the two distributions' overlap, never a weight above an own sample's. The root
-(overlap_power 0.5) trades some bias for less variance.
+Why the ratio of whole texts. What can a strong agent take from a weak one that its own further
+samples would not give? Its own rare events. On a problem that it solves nine times in ten, its
+failures carry the gradient and it hardly sees one in eight replies; a weak peer writes them all the
+time. Weighed by rho they stand for what the learner would do, and many samples of small weight are a
+better estimate of a rare event than one of weight 1. The same holds the other way round for a weak
+agent's rare successes. hacpo's s is the N-th root of rho: a failure that the learner writes six times
+less often than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79 in the
+place of 0.17; and a success has s a little above 1 for the stronger learner, where hacpo's ceiling
+drops it. min(1, rho) is the chance with which rejection sampling keeps a peer's draw as one of the
+learner's own: the two distributions' overlap, never a weight above an own sample's.
+
+Why that baseline. Weights cut at 1 lose most where the learner is likelier than the peer, and those
+are its successes: of a weaker peer mostly failures are left, and measured by the learner's own mean
+their advantages add up to less than nothing. A step that on the whole makes texts less likely spreads
+what it takes over everything else; a strong agent beside a useless one lost by it. By the weighed mean
+of all, the advantages of a problem add up to nothing. Peers better than the learner lift that mean, and
+then its own stays: on the whole texts become likelier, successes at that, which nobody was seen to lose
+by (docs/results.md).
 
 Why follow. Where all own replies failed, gspo has no gradient, and a success that the learner would
 hardly write has v near 0: the problem would stay lost to it, though a peer shows how it is done. There,
-and only there, a success counts in full: imitation, not importance sampling. Where the learner has a
-success of its own it can learn from that, and following a peer elsewhere would cost a strong agent its
-own way of solving. Chosen on development teams among following nowhere, following who is better at
-the problem, and this (docs/results.md).
+and only there, a success counts in full: imitation, not importance sampling.
 
-Against hacpo: no capability, no floor, no ceiling; own samples have exactly gspo's gradient, so a
-peer can add to them but not change their baseline. Use order = "mixed": own and peers' samples of a
-problem in one update, as if there were more own ones. Alone it is gspo. No signal from a prompt
-whose rewards are all equal, nor from a peer's reply that was cut for the learner.
+Why the number of own samples. A peer of no weight then leaves exactly gspo's step; divided by all
+samples, the step would be half of it.
 
-Reported as s of a peer's sample (metrics, `hacrl show samples`) is v.
+Against hacpo: no capability, no floor, no ceiling, and order = "mixed" unless set otherwise: own and
+peers' samples of a problem in one update. It costs a forward of peers' samples before the first update.
+Alone it is gspo. No signal from a prompt whose rewards are all equal, nor from a peer's reply that was
+cut for the learner. A peer's weight in
+metrics and `hacrl show samples` is v.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 
 import torch
-from torch import Tensor
 
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.maths import (
+    SMALL,
     add_kl,
-    advantage,
     all_failed,
     clip_leaves,
     clipped,
     is_right,
     mean,
+    sequence_ratio,
 )
 from hacrl.capability import Capability
-from hacrl.types import Batch, Group, LossOutput, Sample, Update
+from hacrl.types import Batch, Group, LossOutput, Sample, Trajectory, Update
 
 
 class Overlap(Gspo):
     shares = True
+    scores_before_credit = True
+    order = "mixed"
     zero_advantage_is_zero_loss = True
 
     def credit(
@@ -70,47 +81,69 @@ class Overlap(Gspo):
         capability: Capability,
         learner: str,
     ) -> list[Sample]:
-        own = super().credit([s for s in samples if s.is_own], groups, capability, learner)
-        mine = iter(own)
         by_problem = {group.problem_id: group for group in groups}
-        credited = []
+        weighed: dict[str, list[tuple[Sample, float, float]]] = {}
+        """Of each problem its samples with reward and v."""
         for sample in samples:
-            if sample.is_own:
-                credited.append(next(mine))
-            elif peer := self._peer(sample, by_problem[sample.problem_id], learner):
-                credited.append(peer)
-        return credited
+            group = by_problem[sample.problem_id]
+            (reply,) = (
+                t for t in group.judged if (t.agent, t.index) == (sample.source, sample.index)
+            )
+            v = self.weight(sample, reply, group, learner)
+            if v is not None:
+                rows = weighed.setdefault(sample.problem_id, [])
+                rows.append((sample, reply.reward, v))
+        credited: dict[tuple[str, str, int], Sample] = {}
+        for problem_id, rows in weighed.items():
+            own = [t.reward for t in by_problem[problem_id].judged if t.agent == learner]
+            peers = [(reward, v) for sample, reward, v in rows if not sample.is_own]
+            b, spread = level(own, peers)
+            for sample, reward, v in rows:
+                a = (reward - b) / (spread + SMALL) if spread else 0.0
+                credited[_key(sample)] = replace(sample, advantage=a, weight=v)
+        return [credited[_key(s)] for s in samples if _key(s) in credited]
 
-    def _peer(self, sample: Sample, group: Group, learner: str) -> Sample | None:
-        """A peer's sample as one more reply of the learner's; None if it cannot be one."""
-        own = [t.reward for t in group.judged if t.agent == learner]
-        (theirs,) = (t for t in group.judged if (t.agent, t.index) == (sample.source, sample.index))
-        if not own or theirs.finish is not sample.finish:  # unknown level, or another text: cut
-            return None
-        a = advantage(theirs.reward, mean(own), [t.reward for t in group.judged])
-        if self.settings.overlap_follow and is_right(theirs) and all_failed(group, learner):
-            return replace(sample, advantage=a, weight=1.0, behaviour=None)  # no ratio asked: v = 1
-        # The same total over the learner's number of tokens, so that s^N is the texts' ratio.
-        assert sample.behaviour is not None
-        behaviour = sample.behaviour * theirs.num_tokens / sample.num_reply_tokens
-        return replace(sample, advantage=a, weight=1.0, behaviour=behaviour)
-
-    def overlap(self, batch: Batch) -> Tensor:
-        """v of every row, without gradient; 1 where a reply is followed."""
-        tokens_B = batch.mask_BT.sum(1).clamp(max=self.settings.overlap_tokens)
-        log_rho_B = (batch.mean_logprob_B.detach() - batch.behaviour_B) * tokens_B
-        v_B = torch.exp(log_rho_B * self.settings.overlap_power).clamp(max=1.0)
-        return v_B.nan_to_num(1.0)
+    def weight(self, sample: Sample, reply: Trajectory, group: Group, learner: str) -> float | None:
+        """v; None for a peer's reply that takes no part."""
+        if sample.is_own:
+            return 1.0
+        if reply.finish is not sample.finish or not any(t.agent == learner for t in group.judged):
+            return None  # another text, it was cut; or the learner's own level is unknown
+        if self.settings.overlap_follow and is_right(reply) and all_failed(group, learner):
+            return 1.0
+        assert sample.old_logprobs is not None and sample.behaviour is not None
+        log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
+        tempered = min(1.0, self.settings.overlap_tokens / sample.num_reply_tokens)
+        return exp(min(0.0, log_rho * tempered * self.settings.overlap_power))
 
     def loss(self, batch: Batch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
-        own_B, v_B, mean_B = batch.is_own_B, self.overlap(batch), batch.mean_logprob_B
+        own_B, mean_B = batch.is_own_B, batch.mean_logprob_B
         # Only own rows have an s: a nan or inf in the others' would spoil the gradient of all.
         s_B = torch.exp(mean_B - torch.where(own_B, batch.behaviour_B, mean_B.detach()))
         mine_B = clipped(s_B, batch.advantage_B, low, high)
-        peer_B = v_B * batch.advantage_B * mean_B
-        loss = -torch.where(own_B, mine_B, peer_B).sum() / batch.num_samples
+        peer_B = batch.weight_B * batch.advantage_B * mean_B
+        loss = -torch.where(own_B, mine_B, peer_B).sum() / (batch.num_own or batch.num_samples)
         loss, kl = add_kl(loss, batch, self.settings.beta)
         left_B = clip_leaves(s_B, batch.advantage_B, low, high)
-        used_B = torch.where(own_B, left_B, v_B > 0)
-        return LossOutput(loss, torch.where(own_B, s_B, v_B).detach(), used_B.detach(), kl)
+        used_B = torch.where(own_B, left_B, batch.weight_B > 0)
+        return LossOutput(loss, sequence_ratio(batch).detach(), used_B.detach(), kl)
+
+
+def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """b and the deviation from it, of own rewards and of peers' with their v; 0 where nothing differs.
+
+    Example: level([1, 0], [(0, 0.5)]) == (0.4, sqrt((0.36 + 0.16 + 0.5 * 0.16) / 1.5))
+    """
+    rewards = [*own, *(reward for reward, _ in peers)]
+    total = len(own) + sum(v for _, v in peers)
+    everyone = (sum(own) + sum(v * reward for reward, v in peers)) / total
+    b = min(mean(own), everyone)
+    if min(rewards) == max(rewards) or total <= 1:
+        return b, 0.0
+    squares = sum((r - b) ** 2 for r in own) + sum(v * (r - b) ** 2 for r, v in peers)
+    return b, (squares / (total - 1)) ** 0.5
+
+
+def _key(sample: Sample) -> tuple[str, str, int]:
+    return sample.problem_id, sample.source, sample.index

@@ -63,11 +63,12 @@ class AlgorithmSettings(BaseModel):
     even a right answer would be punished (open point; section 4.1)."""
 
     # The plan of a step.
-    order: Literal["own_first", "peers_first", "mixed"] = "own_first"
-    """Order of a step's updates (open point; the published codes differ). Without meaning for sgt and
-    graft, where peers' samples join the own updates."""
+    order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
+    """Order of a step's updates (open point; the published codes differ). auto: the algorithm's own,
+    mixed for overlap and own_first for all others. Without meaning for sgt and graft, where peers'
+    samples join the own updates."""
     normaliser: Literal["mean", "paper"] = "mean"
-    """For mixed order only. mean: one mean over the mixture. paper: own and peer sums each over the
+    """hacpo in mixed order only. mean: one mean over the mixture. paper: own and peer sums each over the
     learner's own count (eq. 53), so with n > 2 agents peers weigh n - 1 times."""
 
     # The rivals.
@@ -84,7 +85,7 @@ class AlgorithmSettings(BaseModel):
     tokens, lies further than this below the source's."""
 
     # Overlap.
-    overlap_power: float = Field(0.5, ge=0, le=1)
+    overlap_power: float = Field(1.0, ge=0, le=1)
     """overlap: exponent of the ratio of whole texts; 1 is the exact one, 0 every peer's sample full."""
     overlap_tokens: int = Field(32, ge=1)
     """overlap: a longer reply's ratio is taken as that of so many tokens; of a long text the exact one

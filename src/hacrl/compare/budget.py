@@ -52,8 +52,5 @@ def per_step(config: Config, rule: str) -> dict[str, int]:
     from hacrl.algorithms import make_algorithm  # torch
 
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    plans = {
-        a.name: config.plan_of(a, shares=algorithm.shares, joined=algorithm.peers_join)
-        for a in learners
-    }
+    plans = {a.name: config.plan_of(a, algorithm) for a in learners}
     return {name: len(plan.floors) for name, plan in plans.items()}

@@ -274,7 +274,7 @@ def _print_plan(console: Console, config: Config) -> None:
     for agent in config.agents:
         plan = None
         if agent.learns:
-            plan = config.plan_of(agent, shares=algorithm.shares, joined=algorithm.peers_join)
+            plan = config.plan_of(agent, algorithm)
         sizes = ["-"] * 5
         if need := _need(config, agent):
             sizes = [f"{need.parameters:,}"]
