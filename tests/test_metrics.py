@@ -93,6 +93,8 @@ def test_learning_metrics_by_hand() -> None:
     )
     # used weights: 0.9 * 2 and 0.8 * 2 -> (3.4)^2 / (1.8^2 + 1.6^2)
     assert made["peers/effective_samples"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2))
+    plain = learning_metrics(done, plan, capability, ("a", "b"), "a", by_ratio=False)
+    assert plain["peers/effective_samples"] == pytest.approx(2)  # two of weight 2, the ratio aside
     assert made["peers/used/b"] == 0.5
     assert made["peers/effective/b"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2) / 4)
     assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 3.0)

@@ -82,6 +82,7 @@ class Agent:
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         self.skips = skips_zero_advantage(algorithm)
         self.scores_first = getattr(algorithm, "scores_before_credit", False)
+        self.by_ratio = getattr(algorithm, "weighs_by_ratio", True)
         self._scored_step: int | None = None
         """Whose own log-probabilities the trainer gave, in this process and so at these weights."""
         self.diagnostics: Diagnostics | None = None
@@ -190,7 +191,9 @@ class Agent:
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {
-            **learning_metrics(done, self.plan, capability, cut.members, self.name),
+            **learning_metrics(
+                done, self.plan, capability, cut.members, self.name, by_ratio=self.by_ratio
+            ),
             **view.metrics(),
             **checked,
         }

@@ -29,6 +29,8 @@ class _Row:
     floor: float
     ratio: float
     used: bool
+    weight: float
+    """Of a peer's sample, in the loss."""
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], too_long: int) -> dict[str, Any]:
@@ -56,7 +58,13 @@ def agreement_facts(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> di
 
 
 def learning_metrics(
-    done: Done, plan: Plan, capability: Capability, members: Sequence[str], learner: str
+    done: Done,
+    plan: Plan,
+    capability: Capability,
+    members: Sequence[str],
+    learner: str,
+    *,
+    by_ratio: bool = True,
 ) -> dict[str, Any]:
     """What the updates of a step did, for own samples and for each source.
 
@@ -66,11 +74,12 @@ def learning_metrics(
     replies, and so 0, but for rounding where the trainer did not score them in this process (a
     resumed step, or behaviour = "sampler"); None where that update has no own samples.
     peers/forwarded says over how many peers' samples their shares are. Norms of gradients are before
-    clipping, also for each part of the plan (own, peers, mixed).
+    clipping, also for each part of the plan (own, peers, mixed). by_ratio: the loss weighs a peer's
+    sample by ratio times weight; else by its weight alone.
     """
     samples = [s for _, batch, _ in done for s in batch]
     own = [s for s in samples if s.is_own]
-    rows = _forwarded(done)
+    rows = _forwarded(done, by_ratio)
     mine = [r for r in rows if r.sample.is_own]
     peers = [r for r in rows if not r.sample.is_own]
     metrics: dict[str, Any] = {
@@ -114,19 +123,20 @@ def learning_metrics(
     return metrics
 
 
-def _forwarded(done: Done) -> list[_Row]:
+def _forwarded(done: Done, by_ratio: bool = True) -> list[_Row]:
     """The samples of which the updates know the ratio."""
     rows = []
     for update, batch, report in done:
         for sample, ratio, used in zip(batch, report.ratios, report.used, strict=True):
             if ratio is not None and used is not None:
-                rows.append(_Row(sample, update.floor, ratio, used))
+                weight = ratio * sample.weight if by_ratio else sample.weight
+                rows.append(_Row(sample, update.floor, ratio, used, weight))
     return rows
 
 
 def _weights(rows: Sequence[_Row]) -> list[float]:
     """What each peer's sample weighs in the loss: 0 where the clip took its gradient."""
-    return [r.ratio * r.sample.weight if r.used else 0.0 for r in rows]
+    return [r.weight if r.used else 0.0 for r in rows]
 
 
 def _effective_share(rows: Sequence[_Row]) -> float | None:

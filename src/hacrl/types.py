@@ -293,8 +293,10 @@ class Sample:
     only when the algorithm asks (needs_tokens)."""
     advantage: float = 0.0
     weight: float = 1.0
-    """What a peer's sample counts beside its ratio: w(source, learner) for hacpo; 1 for an own one."""
+    """A peer's sample by its source: w(source, learner) for hacpo, v for overlap; 1 for an own one."""
     finish: Finish = Finish.STOP
+    cut: bool = False
+    """Only the beginning of a peer's reply, which is too long for the learner."""
 
     @property
     def num_reply_tokens(self) -> int:

@@ -296,6 +296,7 @@ def _peer_sample(
         behaviour=t.mean_logprob,
         source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
         finish=finish,
+        cut=len(reply) < len(whole),
     )
 
 

@@ -12,7 +12,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import make_algorithm, order_of
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.capability import Capability
 from hacrl.errors import UserError
@@ -414,3 +414,16 @@ def test_an_algorithm_from_elsewhere_must_declare_what_it_needs(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="needs_tokens = False"):
         algorithm("silent_rule:Rule")
+
+
+def test_an_algorithm_from_elsewhere_may_name_a_known_order(tmp_path, monkeypatch) -> None:
+    (tmp_path / "ordered_rules.py").write_text(
+        "from hacrl.algorithms.gspo import Gspo\n"
+        "class Mixed(Gspo):\n    order = 'mixed'\n"
+        "class Sideways(Gspo):\n    order = 'sideways'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = AlgorithmSettings(name="ordered_rules:Mixed")
+    assert order_of(algorithm("ordered_rules:Mixed"), settings) == "mixed"
+    with pytest.raises(UserError, match="There are: own_first, peers_first, mixed"):
+        algorithm("ordered_rules:Sideways")

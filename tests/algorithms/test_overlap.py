@@ -12,7 +12,7 @@ from hacrl.algorithms import make_algorithm, order_of
 from hacrl.algorithms.overlap import level
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.capability import Capability
-from hacrl.types import Finish, Status, Update, Verdict
+from hacrl.types import Status, Update, Verdict
 
 MIXED = Update(0, 1, 0.8, "mixed", ("q",))
 NOBODY = Capability({})
@@ -65,6 +65,13 @@ def test_the_example_of_level() -> None:
     assert spread == pytest.approx(sqrt((0.36 + 0.16 + 0.5 * 0.16) / 1.5))
     assert level([1, 1], [(1, 0.5)]) == (1.0, 0.0)  # nothing differs
     assert level([0], []) == (0.0, 0.0)
+    assert level([1], [(0, 1e-300)]) == (1.0, 0.0)  # one reply and next to nothing
+
+
+def test_equal_rewards_say_nothing_however_they_round() -> None:
+    """Three times 0.1 over 3 is not 0.1 to the last digit; the deviation is 0 all the same."""
+    assert level([0.1, 0.1], [(0.1, 0.3)])[1] == 0.0
+    assert level([0.7] * 3, [(0.7, 0.9), (0.7, 0.2)])[1] == 0.0
 
 
 def test_where_the_own_group_is_uniform_the_peers_speak(groups_of, seen_by) -> None:
@@ -132,6 +139,26 @@ def test_loss_by_hand(batch_of) -> None:
     assert output.used_B.tolist() == [True, True, True, False]
 
 
+def test_an_update_of_peers_alone_is_a_mean_over_them(batch_of) -> None:
+    """order = "own_first" has such: two rows, A = 1 and -1, v = 1 and 1/2, one token: -1/2 and 1/4."""
+    b = batch_of([[-1.0], [-1.0]], [False, False], advantage=[1.0, -1.0], weight=[1.0, 0.5])
+    output = overlap().loss(b, MIXED)
+    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
+    assert gradient.flatten().tolist() == pytest.approx([-1 / 2, 1 / 4])
+    assert output.used_B.tolist() == [True, True]
+
+
+def test_the_kl_term_is_of_own_samples(batch_of) -> None:
+    """r = pi_start / pi = 2 for both: k3 = 2 - log 2 - 1, of the one own row. Its gradient by the
+    log-probability is 1 - r = -1, times beta."""
+    given = {"behaviour": [-1.0, -1.0], "advantage": [0.0, 0.0], "weight": [1.0, 0.5]}
+    b = batch_of([[-1.0], [-1.0]], [True, False], ref=[[-1.0 + log(2)]] * 2, **given)
+    output = overlap(beta=0.1).loss(b, MIXED)
+    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
+    assert output.kl == pytest.approx(1 - log(2))
+    assert gradient.flatten().tolist() == pytest.approx([-0.1, 0.0])
+
+
 def test_a_peer_of_no_weight_leaves_gspo_its_step(groups_of, seen_by, batch_of) -> None:
     """What the learner would never write changes neither baseline nor the size of the gradient."""
     groups = groups_of({"q": {"a": "100", "b": "000"}})
@@ -152,6 +179,14 @@ def test_a_peer_of_no_weight_leaves_gspo_its_step(groups_of, seen_by, batch_of) 
 
     both = gradient(overlap(), credited)
     assert both == pytest.approx([*gradient(gspo, alone), 0.0, 0.0, 0.0], abs=1e-12)
+
+
+def test_failures_of_no_weight_beside_own_successes_say_nothing(groups_of, seen_by) -> None:
+    """The weight is 0 in floating point, and so is the deviation: no advantage, and nothing infinite."""
+    groups = groups_of({"q": {"a": "11", "b": "00"}})
+    seen = [s if s.is_own else replace(s, old_logprobs=(-1e4,)) for s in seen_by(groups, "a")]
+    credited = overlap().credit(seen, groups, NOBODY, "a")
+    assert [(s.advantage, s.weight) for s in credited] == [(0, 1), (0, 1), (0, 0), (0, 0)]
 
 
 def test_a_success_is_followed_only_where_all_own_replies_failed(groups_of, seen_by) -> None:
@@ -199,7 +234,7 @@ def test_far_replies_leave_a_finite_gradient(batch_of) -> None:
 def test_a_cut_reply_and_an_unknown_level_take_no_part(groups_of, seen_by) -> None:
     groups = groups_of({"q": {"a": "10", "b": "11"}, "r": {"a": "t", "b": "10"}})
     seen = [
-        replace(s, finish=Finish.LENGTH) if (s.source, s.index) == ("b", 1) else s
+        replace(s, cut=True) if (s.source, s.index) == ("b", 1) else s
         for s in scored(seen_by(groups, "a"), 1.0)
     ]
     credited = overlap().credit(seen, groups, NOBODY, "a")

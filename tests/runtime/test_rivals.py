@@ -136,7 +136,7 @@ def test_tokens_cross_only_when_they_are_asked_for(tmp_path: Path) -> None:
     assert {t.tokens for g in cut(run).groups for t in g.trajectories} == {None}
 
 
-@pytest.mark.parametrize("name", ["sgt", "graft", "f-tis"])
+@pytest.mark.parametrize("name", ["sgt", "graft", "f-tis", "overlap"])
 def test_the_split_into_microbatches_changes_nothing(tmp_path: Path, name: str) -> None:
     """Losses of micro-batches add up to the minibatch's, divisors and padding included."""
     losses = []

@@ -44,6 +44,9 @@ class Algorithm(Protocol):
     scores_before_credit: bool
     """`credit` wants the learner's token log-probabilities on every peer's sample (`old_logprobs`), to
     weigh it by. Absent is False."""
+    weighs_by_ratio: bool
+    """A peer's sample weighs its ratio times its weight in the loss; if not, its weight alone (for the
+    metrics of effective samples). Absent is True."""
     order: str
     """Order of a step's updates where the settings leave it to the algorithm. Absent is own_first."""
     zero_advantage_is_zero_loss: bool
@@ -89,11 +92,14 @@ def skips_zero_advantage(algorithm: Algorithm) -> bool:
     return False
 
 
+ORDERS = ("own_first", "peers_first", "mixed")
+
+
 def order_of(algorithm: Algorithm, settings: AlgorithmSettings) -> str:
     """The order of a step's updates: as set, or the algorithm's own."""
     if settings.order != "auto":
         return settings.order
-    return str(getattr(algorithm, "order", "own_first"))
+    return str(getattr(algorithm, "order", ORDERS[0]))
 
 
 def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float]) -> Algorithm:
@@ -116,4 +122,8 @@ def _declared(algorithm: Any) -> Algorithm:
                 f"{type(algorithm).__name__} does not declare {name}: put `{name} = False` "
                 "(or True) into the class. hacrl.algorithms.Algorithm tells what it means."
             )
+    if (order := getattr(algorithm, "order", ORDERS[0])) not in ORDERS:
+        raise UserError(
+            f"{type(algorithm).__name__} declares order = {order!r}. There are: {', '.join(ORDERS)}."
+        )
     return algorithm

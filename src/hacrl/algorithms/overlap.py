@@ -6,11 +6,13 @@ Learner k, source j, N tokens of the reply in the learner's own tokenizer. For a
     v(y)   = min(1, rho^overlap_power) for a peer's reply, 1 for an own one
              N > overlap_tokens: rho^(overlap_tokens / N) in the place of rho
     follow:  where the learner's own group failed (judged, and nothing right), a success has v = 1
-    b(q)   = the least of: the mean of own rewards; the mean of all rewards, each weighed by v
+    b(q)   = the least of: the mean of own rewards; the mean of these and of the peers' that the learner
+             sees, each weighed by v
     A(y)   = (R(y) - b) / (sqrt( sum v (R - b)^2 / (sum v - 1) ) + 1e-6), for own replies and peers'
     own:     J = min( s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A ), as gspo
     peers:   J = v * A * mean over tokens of log pi_k(y)
     loss   = - sum of J / number of own samples of the minibatch   [+ beta * KL, own samples only]
+             (of all samples, in an update without own ones: order = "own_first" or "peers_first")
 
 Why the ratio of whole texts. What can a strong agent take from a weak one that its own further
 samples would not give? Its own rare events. On a problem that it solves nine times in ten, its
@@ -20,8 +22,8 @@ better estimate of a rare event than one of weight 1. The same holds the other w
 agent's rare successes. hacpo's s is the N-th root of rho: a failure that the learner writes six times
 less often than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79 in the
 place of 0.17; and a success has s a little above 1 for the stronger learner, where hacpo's ceiling
-drops it. min(1, rho) is the chance with which rejection sampling keeps a peer's draw as one of the
-learner's own: the two distributions' overlap, never a weight above an own sample's.
+drops it. Peers' draws kept with the chance min(1, rho) are distributed as the lower of the two
+densities: what the two have in common, never with a weight above an own sample's.
 
 Why that baseline. Weights cut at 1 lose most where the learner is likelier than the peer, and those
 are its successes: of a weaker peer mostly failures are left, and measured by the learner's own mean
@@ -31,12 +33,17 @@ of all, the advantages of a problem add up to nothing. Peers better than the lea
 then its own stays: on the whole texts become likelier, successes at that, which nobody was seen to lose
 by (docs/results.md).
 
-Why follow. Where all own replies failed, gspo has no gradient, and a success that the learner would
-hardly write has v near 0: the problem would stay lost to it, though a peer shows how it is done. There,
-and only there, a success counts in full: imitation, not importance sampling.
+Why follow. Where all own replies failed, gspo has no gradient (where rewards are right or wrong), and a
+success that the learner would hardly write has v near 0: the problem would stay lost to it, though a
+peer shows how it is done. There, and only there, a success counts in full: imitation, not importance
+sampling.
 
-Why the number of own samples. A peer of no weight then leaves exactly gspo's step; divided by all
-samples, the step would be half of it.
+Why the number of own samples. A peer of no weight then leaves every update exactly gspo's gradient of
+the own samples in it; divided by all samples, it would be half of it.
+
+How far a small weight reaches. Where all own replies are alike and only peers differ, the deviation is
+theirs alone, and their share of the gradient goes as the root of their weight: eight failures of v =
+0.01 beside eight own successes push as a third of one own failure would.
 
 Against hacpo: no capability, no floor, no ceiling, and order = "mixed" unless set otherwise: own and
 peers' samples of a problem in one update. It costs a forward of peers' samples before the first update.
@@ -72,6 +79,7 @@ class Overlap(Gspo):
     shares = True
     scores_before_credit = True
     order = "mixed"
+    weighs_by_ratio = False
     zero_advantage_is_zero_loss = True
 
     def credit(
@@ -107,8 +115,8 @@ class Overlap(Gspo):
         """v; None for a peer's reply that takes no part."""
         if sample.is_own:
             return 1.0
-        if reply.finish is not sample.finish or not any(t.agent == learner for t in group.judged):
-            return None  # another text, it was cut; or the learner's own level is unknown
+        if sample.cut or not any(t.agent == learner for t in group.judged):
+            return None  # another text; or the learner's own level is unknown
         if self.settings.overlap_follow and is_right(reply) and all_failed(group, learner):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None

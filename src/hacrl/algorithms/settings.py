@@ -65,7 +65,7 @@ class AlgorithmSettings(BaseModel):
     # The plan of a step.
     order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
     """Order of a step's updates (open point; the published codes differ). auto: the algorithm's own,
-    mixed for overlap and own_first for all others. Without meaning for sgt and graft, where peers'
+    mixed for overlap and own_first for the others here. Without meaning for sgt and graft, where peers'
     samples join the own updates."""
     normaliser: Literal["mean", "paper"] = "mean"
     """hacpo in mixed order only. mean: one mean over the mixture. paper: own and peer sums each over the
