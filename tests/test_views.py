@@ -144,6 +144,7 @@ def test_peer_sample_is_my_prompt_its_text_and_my_end_token() -> None:
     assert stopped.token_ids == (*prompt, *body, 2)
     assert cut_off.token_ids == (*prompt, *body)
     assert (stopped.finish, cut_off.finish) == (Finish.STOP, Finish.LENGTH)
+    assert not stopped.cut and not cut_off.cut  # whole, as its author left it
     assert stopped.loss_mask == (0,) * len(prompt) + (1,) * (len(body) + 1)
     assert (stopped.behaviour, stopped.old_logprobs, stopped.is_own) == (-0.5, None, False)
 
@@ -263,13 +264,16 @@ def test_too_long_may_be_cut_at_a_whole_character() -> None:
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
     assert sample.num_reply_tokens == 4
-    assert sample.finish is Finish.LENGTH
+    assert sample.finish is Finish.LENGTH and sample.cut
     assert report.metrics()["view/cut"] == 1.0
     assert report.token_ratio("bee") == 8 / 4  # of the whole reply
     # Cut by the end token alone: 8 > 7, and no end token remains.
     [nearly], _ = view(peer("x日本"), limits=replace(limits, max_response_tokens=7))
     assert nearly.num_reply_tokens == 7
     assert nearly.finish is Finish.LENGTH
+    # A reply that its author broke off may be cut once more: both ends are LENGTH.
+    [twice], _ = view(peer("x日本", finish=Finish.LENGTH), limits=limits)
+    assert twice.finish is Finish.LENGTH and twice.cut
     # Where truncated replies are masked, a cut one is too.
     assert reason(peer("x日本"), limits=limits, mask_truncated=True) is DropReason.TOO_LONG
 

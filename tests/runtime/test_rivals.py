@@ -181,3 +181,6 @@ def test_overlap_weighs_peers_by_the_learner_and_pushes_nothing_down_on_the_whol
                 assert row["weight"] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
             assert row["weight"] == 1.0 or not followed
         assert checked >= 4 and any(row["weight"] < 0.9 for row in theirs)
+        counted = [row["weight"] for row in theirs if row["ratio"] is not None]
+        effective = sum(counted) ** 2 / sum(v * v for v in counted)
+        assert metrics(run, learner)["peers/effective_samples"] == pytest.approx(effective)

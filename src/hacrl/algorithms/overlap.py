@@ -48,8 +48,7 @@ theirs alone, and their share of the gradient goes as the root of their weight: 
 Against hacpo: no capability, no floor, no ceiling, and order = "mixed" unless set otherwise: own and
 peers' samples of a problem in one update. It costs a forward of peers' samples before the first update.
 Alone it is gspo. No signal from a prompt whose rewards are all equal, nor from a peer's reply that was
-cut for the learner. A peer's weight in
-metrics and `hacrl show samples` is v.
+cut for the learner. A peer's weight in metrics and `hacrl show samples` is v.
 """
 
 from __future__ import annotations
@@ -90,26 +89,32 @@ class Overlap(Gspo):
         learner: str,
     ) -> list[Sample]:
         by_problem = {group.problem_id: group for group in groups}
-        weighed: dict[str, list[tuple[Sample, float, float]]] = {}
-        """Of each problem its samples with reward and v."""
+        weighed: list[tuple[Sample, float, float]] = []  # with reward and v
+        peers: dict[str, list[tuple[float, float]]] = {group.problem_id: [] for group in groups}
         for sample in samples:
             group = by_problem[sample.problem_id]
             (reply,) = (
                 t for t in group.judged if (t.agent, t.index) == (sample.source, sample.index)
             )
             v = self.weight(sample, reply, group, learner)
-            if v is not None:
-                rows = weighed.setdefault(sample.problem_id, [])
-                rows.append((sample, reply.reward, v))
-        credited: dict[tuple[str, str, int], Sample] = {}
-        for problem_id, rows in weighed.items():
-            own = [t.reward for t in by_problem[problem_id].judged if t.agent == learner]
-            peers = [(reward, v) for sample, reward, v in rows if not sample.is_own]
-            b, spread = level(own, peers)
-            for sample, reward, v in rows:
-                a = (reward - b) / (spread + SMALL) if spread else 0.0
-                credited[_key(sample)] = replace(sample, advantage=a, weight=v)
-        return [credited[_key(s)] for s in samples if _key(s) in credited]
+            if v is None:
+                continue
+            weighed.append((sample, reply.reward, v))
+            if not sample.is_own:
+                peers[sample.problem_id].append((reply.reward, v))
+        levels = {
+            problem_id: level(
+                [t.reward for t in by_problem[problem_id].judged if t.agent == learner],
+                peers[problem_id],
+            )
+            for problem_id in {sample.problem_id for sample, _, _ in weighed}
+        }
+        credited = []
+        for sample, reward, v in weighed:
+            b, spread = levels[sample.problem_id]
+            a = (reward - b) / (spread + SMALL) if spread else 0.0
+            credited.append(replace(sample, advantage=a, weight=v))
+        return credited
 
     def weight(self, sample: Sample, reply: Trajectory, group: Group, learner: str) -> float | None:
         """v; None for a peer's reply that takes no part."""
@@ -151,7 +156,3 @@ def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[f
         return b, 0.0
     squares = sum((r - b) ** 2 for r in own) + sum(v * (r - b) ** 2 for r, v in peers)
     return b, (squares / (total - 1)) ** 0.5
-
-
-def _key(sample: Sample) -> tuple[str, str, int]:
-    return sample.problem_id, sample.source, sample.index
