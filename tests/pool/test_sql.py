@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import threading
 
 import pytest
 
@@ -14,7 +15,7 @@ from hacrl.pool import open_pool
 URL = "sqlite:///pool.db"
 
 WRITER = """
-import hashlib, sys
+import hashlib, sys, time
 from pathlib import Path
 from hacrl.pool import open_pool
 from hacrl.types import *
@@ -31,7 +32,9 @@ for step in range(12):
     pool.publish(rows[40:])          # the same rows come from the other process too
     pool.arrive(step, agent)
     if step % 3 == 0:                # wait for the other, then race; otherwise just race
-        while len(pool.arrived(step)) < 2: pass
+        until = time.monotonic() + 60
+        while len(pool.arrived(step)) < 2:
+            assert time.monotonic() < until, f"{other} never arrived"
     pool.close(step, [agent, other, "both"])
     cut = pool.gather(step)
     print(step, hashlib.sha256(repr(cut).encode()).hexdigest(), flush=True)
@@ -54,6 +57,21 @@ def test_two_processes_race_on_one_file(tmp_path, start):
         if step % 3 == 0:
             assert counted == 120
     assert step == 11
+
+
+def test_a_new_file_that_another_process_locks_is_waited_for(tmp_path):
+    """Two processes open one new file at once: its journal cannot change while the other writes,
+    and SQLite says so at once instead of waiting."""
+    other = sqlite3.connect(tmp_path / "pool.db", check_same_thread=False)
+    other.execute("CREATE TABLE other (x)")
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.5, other.rollback)
+    release.start()
+    pool = open_pool(URL, tmp_path)
+    release.join()
+    other.close()
+    assert pool.arrived(0) == ()
+    pool.dispose()
 
 
 @pytest.fixture

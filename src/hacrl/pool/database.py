@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,8 @@ class Database:
             raise  # a key that is there already: the caller's to judge
         except DBAPIError as error:
             raise self._plain(str(error.orig)) from error
+        except sqlite3.Error as error:  # a statement that went straight to the driver
+            raise self._plain(str(error)) from error
 
     def _plain(self, reason: str) -> UserError:
         if self._file is not None and any(sign in reason for sign in _NO_ROOM):
