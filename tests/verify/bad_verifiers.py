@@ -1,6 +1,8 @@
 """Verifiers that misbehave, run by the pool's tests in real worker processes.
 
-What they do is chosen by the reply, so that good and bad calls mix in one batch.
+What they do is chosen by the reply, so that good and bad calls mix in one batch. Seconds that a call
+is to have taken are not waited for: `take` notes them in the actor's folder, and the tests put that
+worker's clock back by as many. So every other call may be as slow as the machine is.
 """
 
 from __future__ import annotations
@@ -12,23 +14,29 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hacrl.types import Problem, Status, Verdict
+
+LIMIT = 60.0
+"""Seconds a call may take in the tests."""
+FOREVER = 2 * LIMIT
 
 
 @dataclass
 class Actor:
     """Does what the reply says; the detail of an honest answer is the reply itself."""
 
-    pid_file: str = ""
+    folder: str = ""
     slow_start: float = 0.0
     name = "actor"
     version = "3"
     reward_range = (0.0, 1.0)
 
     def prepare(self) -> None:
-        time.sleep(self.slow_start)
+        if self.slow_start:
+            take(self, self.slow_start)
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         if reply in ACTS:
@@ -41,17 +49,37 @@ class Odd(Exception):
         raise RuntimeError("even its text raises")
 
 
+def take(actor: Actor, seconds: float, wait: bool = True) -> None:
+    """Be `seconds` slower than the machine; `wait` until the tests have seen to it."""
+    if not actor.folder:
+        return
+    note, draft = (Path(actor.folder, f"{os.getpid()}{end}") for end in ("", ".draft"))
+    draft.write_text(str(seconds))
+    draft.rename(note)
+    while wait and note.exists():
+        time.sleep(0.01)
+
+
 def spin(actor: Actor) -> None:
+    take(actor, FOREVER, wait=False)
     while True:
         pass
 
 
 def nap(actor: Actor) -> None:
-    time.sleep(0.25)
+    take(actor, 0.4 * LIMIT)
+
+
+def wait(actor: Actor) -> None:
+    """Until somebody interrupts the tests."""
+    Path(actor.folder, "waits").touch()
+    while True:
+        time.sleep(1)
 
 
 def deep_hang(actor: Actor) -> None:
     """Never leaves C code, so no Python timer, signal handler or thread could stop it."""
+    take(actor, FOREVER, wait=False)
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -94,16 +122,16 @@ def ask(actor: Actor) -> None:
 def fork_and_die(actor: Actor) -> None:
     """A child keeps the worker's socket open; the death must be seen all the same."""
     if os.fork() == 0:
-        time.sleep(30)
+        time.sleep(300)
         os._exit(0)
     os._exit(1)
 
 
 def with_child(actor: Actor) -> None:
     """Hangs in a program it started."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with open(actor.pid_file, "w") as file:
-        file.write(str(child.pid))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    Path(actor.folder, "child").write_text(str(child.pid))
+    take(actor, FOREVER, wait=False)
     child.wait()
 
 
@@ -111,7 +139,7 @@ ACTS = {
     f.__name__: f
     for f in (
         *(spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask),
-        *(fork_and_die, with_child, nap),
+        *(fork_and_die, with_child, nap, wait),
     )
 }
 

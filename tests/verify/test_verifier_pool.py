@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hacrl.errors import UserError
 from hacrl.types import Message, Problem, Status
 from hacrl.verify import VerifierConfig, VerifierPool, count_statuses
+from hacrl.verify.process import WorkerProcess
 
-LIMIT = 0.8
+LIMIT = 60.0  # as in bad_verifiers.py: nobody comes near it who does not say so
 
 
 def problem(answer: str = "42", **columns: object) -> Problem:
@@ -32,16 +34,30 @@ def _importable() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("actor") / "pid"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where actors note how many seconds they take; their worker's clock is put back by as many."""
+    notes, real = tmp_path_factory.mktemp("actor"), WorkerProcess.receive
+
+    def receive(worker: WorkerProcess) -> Any:
+        note = notes / str(worker._process.pid)
+        taken = float(note.read_text()) if note.exists() else 0.0
+        found = real(worker)  # answers to earlier calls are all in by now, and have set the clock
+        if taken:
+            worker.clock -= taken
+            note.unlink()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerProcess, "receive", receive)
+        yield notes
 
 
 @pytest.fixture(scope="module")
-def actor(_importable: None, pid_file: Path) -> Iterator[VerifierPool]:
+def actor(_importable: None, folder: Path) -> Iterator[VerifierPool]:
     """One pool for all tests: each leaves it maimed, and the next must not notice."""
     settings = VerifierConfig(
         kind="bad_verifiers:Actor",
-        options={"pid_file": str(pid_file)},
+        options={"folder": str(folder)},
         timeout=LIMIT,
         workers=2,
         memory_gb=0.25,
@@ -72,8 +88,8 @@ def gone_within(pid: int, seconds: float) -> bool:
 @pytest.mark.parametrize(
     ("act", "status", "detail"),
     [
-        ("spin", Status.TIMEOUT, "no verdict within 0.8 s"),
-        ("deep_hang", Status.TIMEOUT, "no verdict within 0.8 s"),
+        ("spin", Status.TIMEOUT, "no verdict within 60 s"),
+        ("deep_hang", Status.TIMEOUT, "no verdict within 60 s"),
         ("crash", Status.ERROR, "exit code 7"),
         ("shoot", Status.ERROR, "SIGSEGV"),
         ("leave", Status.ERROR, "SystemExit: 3"),
@@ -91,9 +107,7 @@ def test_bad_call_costs_itself_only(
     behind it are judged by somebody else, and the next batch is whole."""
     replies = [f"r{i}" for i in range(12)]
     replies[4] = act
-    began = time.monotonic()
     verdicts = actor.judge_all([(r, problem(str(i))) for i, r in enumerate(replies)])
-    assert time.monotonic() - began < LIMIT + 4
     assert verdicts[4].status is status and detail in verdicts[4].detail
     assert not verdicts[4].judged
     for i in (0, 1, 2, 3, *range(5, 12)):
@@ -105,7 +119,7 @@ def test_bad_call_costs_itself_only(
 
 
 def test_many_hangs_are_each_charged_once(actor: VerifierPool) -> None:
-    """Five hangs among 25 calls: five TIMEOUT, and about 5 * LIMIT / 2 workers of time."""
+    """Five hangs among 25 calls: five TIMEOUT, and nobody else."""
     replies = ["spin" if i % 5 == 0 else f"r{i}" for i in range(25)]
     verdicts = actor.judge_all([(r, problem(str(i))) for i, r in enumerate(replies)])
     assert count_statuses(verdicts) == {
@@ -119,7 +133,7 @@ def test_many_hangs_are_each_charged_once(actor: VerifierPool) -> None:
 
 
 def test_each_call_has_its_own_clock(actor: VerifierPool) -> None:
-    """16 naps of 0.25 s: up to five wait on one worker, longer together than the limit of 0.8 s."""
+    """16 naps of 24 s: up to five wait on one worker, longer together than the limit of 60 s."""
     assert all(v.status is Status.OK for v in actor.judge_all([("nap", problem())] * 16))
 
 
@@ -128,10 +142,10 @@ def test_noise_does_not_break_the_talk(actor: VerifierPool) -> None:
     assert [v.detail for v in verdicts] == ["42:noise", "42:quiet"] * 4
 
 
-def test_timeout_kills_what_the_verifier_started(actor: VerifierPool, pid_file: Path) -> None:
+def test_timeout_kills_what_the_verifier_started(actor: VerifierPool, folder: Path) -> None:
     (verdict,) = actor.judge_all([("with_child", problem())])
     assert verdict.status is Status.TIMEOUT
-    assert gone_within(int(pid_file.read_text()), 2)
+    assert gone_within(int((folder / "child").read_text()), 60)
 
 
 def test_idle_death_charges_nobody(actor: VerifierPool) -> None:
@@ -142,9 +156,9 @@ def test_idle_death_charges_nobody(actor: VerifierPool) -> None:
     assert all(v.status is Status.OK for v in actor.judge_all([("a", problem())] * 6))
 
 
-def test_the_slow_start_is_on_nobodys_clock() -> None:
+def test_the_slow_start_is_on_nobodys_clock(folder: Path) -> None:
     """Neither of a first worker nor of one that takes over after a kill."""
-    kind, options = "bad_verifiers:Actor", {"slow_start": 1.2}
+    kind, options = "bad_verifiers:Actor", {"folder": str(folder), "slow_start": 1.1 * LIMIT}
     settings = VerifierConfig(kind=kind, options=options, timeout=LIMIT, workers=1)
     with VerifierPool(settings) as pool:
         assert pool.judge_all([("a", problem())])[0].status is Status.OK
@@ -165,29 +179,33 @@ def test_large_and_strange_replies() -> None:
 
 
 def test_thousand_calls_are_quick() -> None:
-    """About 0.06 s when measured; the bound is loose because test machines are busy."""
+    """About 0.06 s when measured; a wait for each call would make it many. The bound is loose
+    because test machines are busy."""
     with VerifierPool(VerifierConfig(kind="number", workers=2)) as pool:
         pool.wait_ready()
-        best = 9.0
+        best = LIMIT
         for _ in range(5):
             began = time.monotonic()
             verdicts = pool.judge_all([(f"it is {i}", problem()) for i in range(1000)])
             best = min(best, time.monotonic() - began)
         assert [i for i, v in enumerate(verdicts) if v.status is Status.OK] == [42]
         assert verdicts[7].detail == "7"
-        assert best < 0.3
+        assert best < 3.0
 
 
-def test_interrupt_leaves_a_usable_pool(actor: VerifierPool) -> None:
+def test_interrupt_leaves_a_usable_pool(actor: VerifierPool, folder: Path) -> None:
     """Ctrl-C in the middle of a batch: its late answers must not become the next batch's."""
 
     def interrupt() -> None:
-        time.sleep(0.2)
-        signal.raise_signal(signal.SIGINT)
+        until = time.monotonic() + LIMIT / 2
+        while time.monotonic() < until:
+            if (folder / "waits").exists():  # the batch has begun, and will not end by itself
+                return signal.raise_signal(signal.SIGINT)
+            time.sleep(0.02)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        actor.judge_all([("spin", problem())] * 2 + [("late", problem())] * 20)
+        actor.judge_all([("wait", problem())] * 2 + [("late", problem())] * 20)
     assert [v.detail for v in actor.judge_all([("new", problem())] * 4)] == ["42:new"] * 4
 
 
@@ -290,7 +308,7 @@ def test_no_orphans_after_kill_9(act: str, thread: str) -> None:
     assert all(alive(pid) for pid in pids)
     parent.kill()
     parent.wait()
-    assert all(gone_within(pid, 3) for pid in pids)
+    assert all(gone_within(pid, 60) for pid in pids)
     assert parent.stdin is not None
     parent.stdin.close()
     parent.stdout.close()
