@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -264,21 +265,39 @@ SLOW = """
 import sys, torch
 from pathlib import Path
 from hacrl.checkpoint import Checkpoints, Snapshot
+from hacrl.files import remove_whole
 store = Checkpoints(Path(sys.argv[1]), keep=1)
 big = torch.zeros(16_000_000)
-store.save(Snapshot(2, {'w': big}, {}, {}))
+while True:
+    remove_whole(store.save(Snapshot(2, {'w': big}, {}, {})))
 """
 
 
+def stopped(process: subprocess.Popen) -> bool:
+    process.send_signal(signal.SIGSTOP)
+    return os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+
+
 def test_killed_in_the_middle_of_the_tensors(tmp_path):
-    """The kill comes when a part of 64 MB of weights is in the file."""
+    """The kill comes while 64 MB of weights are being written. They are written again and again, and
+    the process is stopped to see whether it is just there: looking takes time as well."""
+
+    def half_written() -> bool:
+        try:
+            found = [names(folder) for folder in tmp_path.glob(".tmp-*")]
+        except FileNotFoundError:  # finished, or removed, just now
+            return False
+        return any(content and "optimizer.safetensors" not in content for content in found)
+
     store = Checkpoints(tmp_path, keep=1)
     store.save(snapshot(1))
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SRC)}
     )
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not list(tmp_path.glob(".tmp-*/model.safetensors")):
+    until = time.monotonic() + 300
+    while not (half_written() and stopped(process) and half_written()):
+        assert process.poll() is None and time.monotonic() < until
+        process.send_signal(signal.SIGCONT)
         time.sleep(0.0005)
     process.kill()
     assert process.wait() == -9
