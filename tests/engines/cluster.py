@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -14,21 +15,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-QUICK = {  # a dead node is noticed after about 3 seconds instead of 14
+QUICK = {  # a dead node is noticed after about 3 seconds instead of 14; a slow one is not taken for dead
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1500,
+    "health_check_timeout_ms": 20000,
     "health_check_failure_threshold": 4,
 }
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """One that the system gives to nobody who asks for any port, and Ray to no worker: it stays free
+    until Ray, seconds later, takes it."""
+    for port in random.SystemRandom().sample(range(20000, 30000), 100):
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 class Node:
@@ -109,7 +114,8 @@ class Cluster:
             "--num-cpus=2",
             "--num-gpus=0",
             "--object-store-memory=100000000",
-            f"--dashboard-agent-listen-port={free_port()}",
+            # Any that is free when it is taken: nodes of one machine would want the same ones.
+            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
             "--disable-usage-stats",
             f"--resources={json.dumps(resources)}",
         ]
@@ -118,7 +124,7 @@ class Cluster:
         return node
 
     def wait_for_port(self) -> None:
-        for _ in range(600):
+        for _ in range(3000):
             with socket.socket() as s:
                 if s.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

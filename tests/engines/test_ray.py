@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +21,12 @@ from team import member, team  # noqa: E402
 import hacrl  # noqa: E402
 from hacrl.checkpoint import Checkpoints  # noqa: E402
 from hacrl.errors import RunStopped, UserError  # noqa: E402
-from hacrl.journal import Journal  # noqa: E402
 from hacrl.pool import open_pool  # noqa: E402
 from hacrl.rundir import RunDirectory  # noqa: E402
+from hacrl.runtime.ray import RayCrew  # noqa: E402
 from hacrl.runtime.ray_place import FollowerPlace  # noqa: E402
 from hacrl.runtime.ray_pool import PoolKeeper, RayPool  # noqa: E402
+from hacrl.runtime.team import Call  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 CONFIG = team(member("wren"), member("finch"))
@@ -77,25 +77,23 @@ def test_a_run_goes_on_in_the_other_runtime(in_one_process: RunDirectory, tmp_pa
 
 
 def test_agents_whose_processes_are_killed_come_back(
-    in_one_process: RunDirectory, tmp_path: Path
+    in_one_process: RunDirectory, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """All of them, as soon as finch has journalled its second step: under `wait` no number changes."""
-    place = tmp_path / "run"
+    """All of them, when finch has just begun to learn in the second step: under `wait` no number
+    changes."""
     killed: set[int] = set()
+    really_begin = RayCrew.begin
 
-    def kill() -> None:
-        journal = Journal(place / "journal" / "finch")
-        while 1 not in journal.steps():
-            time.sleep(0.05)
-        for pid in agents():
-            os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
+    def begin(crew: RayCrew, name: str, call: Call) -> None:
+        really_begin(crew, name, call)
+        if not killed and (name, call) == ("finch", Call("learn", (1,))):
+            for pid in agents():
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
 
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    with pytest.warns(UserWarning, match="'finch' was lost in step"):
-        run = hacrl.train(on_ray(CONFIG), place)
-    killer.join(timeout=5)
+    monkeypatch.setattr(RayCrew, "begin", begin)
+    with pytest.warns(UserWarning, match="'finch' was lost in step 1"):
+        run = hacrl.train(on_ray(CONFIG), tmp_path / "run")
     assert len(killed) == 2
     assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
 
@@ -161,7 +159,7 @@ def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads at most") as kept:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for _ in range(100):  # nothing stays, also while the error is kept
+    for _ in range(1200):  # nothing stays, also while the error is kept
         if not (left := agents() | agents(b"PoolKeeper")):
             break
         time.sleep(0.1)

@@ -137,7 +137,7 @@ def test_others_go_on_without_a_lost_member_and_it_catches_up(
     node: Node = nodes.node(right=1)
     place, steps = tmp_path / "run", 40
     settings = config(steps, evaluation={"problems": 0})
-    process = start(nodes, place, settings, deadline=2.0, late="go_on")
+    process = start(nodes, place, settings, deadline=6.0, late="go_on")
     journal = Journal(place / "journal" / "wren")
     log = place.with_suffix(".log")
     try:
