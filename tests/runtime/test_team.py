@@ -13,6 +13,7 @@ from team import member, team
 
 import hacrl
 from hacrl.checkpoint import Checkpoints
+from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
 from hacrl.journal import Journal
 from hacrl.policy import policy as policy_module
@@ -362,6 +363,18 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with run.locked(), pytest.raises(UserError, match="another process"):
         hacrl.resume(run.path, steps=2)
     hacrl.resume(run.path, steps=2)
+
+
+def test_of_two_runs_that_begin_at_once_the_later_leaves_the_other_alone(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Both found the place empty; one of them has the lock, and has sampled nothing yet."""
+    config = team(member("wren"), **NO_EVALUATION)
+    first = RunDirectory.create(tmp_path / "run", parse_config(config))
+    monkeypatch.setattr(RunDirectory, "create", lambda path, config: first)
+    with first.locked(), pytest.raises(UserError, match="another process"):
+        hacrl.train(config, tmp_path / "run")
+    assert first.config_path.is_file()
 
 
 def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> None:

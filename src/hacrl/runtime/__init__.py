@@ -32,12 +32,12 @@ def start(
         config = parse_config(config)
     config = _changed(config, overrides or {})
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
-    try:
-        with directory.locked():
+    with directory.locked():  # who does not get the lock must not take another's directory away
+        try:
             _runtime(config)(config, directory, observer or Quiet())
-    except UserError:
-        directory.forget_if_not_begun()  # so that the mended config can take the same place
-        raise
+        except UserError:
+            directory.forget_if_not_begun()  # so that the mended config can take the same place
+            raise
     return directory
 
 
