@@ -4,7 +4,7 @@ from itertools import combinations
 from math import inf, pi, sqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacrl.errors import UserError
@@ -120,6 +120,7 @@ def test_pass_at_k_by_hand() -> None:
         pass_at_k(5, 2, 6)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_is_the_share_of_subsets(attempts: int, data: st.DataObject) -> None:
     """Counted over every subset of k attempts."""
@@ -191,6 +192,7 @@ def test_one_seed_says_nothing() -> None:
     assert (t_test([0.0, 0.0]), t_test([0.1, 0.1])) == (1.0, 0.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-20, 20), min_size=2, max_size=6))
 def test_the_test_and_the_interval_agree(numbers: list[int]) -> None:
     values = [n / 100 for n in numbers]
