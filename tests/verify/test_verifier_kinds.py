@@ -158,7 +158,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_function() -> None:
     """score: 1 if equal; None for "none"; the columns it gets are the row's but for the named."""
     options = {"path": "bad_verifiers:score"}
-    with VerifierPool(VerifierConfig(kind="function", options=options, workers=1)) as pool:
+    settings = VerifierConfig(kind="function", options=options, timeout=60, workers=1)
+    with VerifierPool(settings) as pool:
         assert pool.label == "function(bad_verifiers:score)/1"
         row = Problem("p", (), "42", "t", {"level": 3, "tags": ["a"]})
         rich = Problem("p", (), "42", "t", {"bonus": 0.5})

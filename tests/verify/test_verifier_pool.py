@@ -72,7 +72,7 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: gone between open and read
         return False
 
 
@@ -168,7 +168,7 @@ def test_the_slow_start_is_on_nobodys_clock(folder: Path) -> None:
 
 def test_large_and_strange_replies() -> None:
     """A megabyte, lone surrogates, NUL, and columns that JSON could not carry."""
-    with VerifierPool(VerifierConfig(kind="exact", workers=2)) as pool:
+    with VerifierPool(VerifierConfig(kind="exact", timeout=LIMIT, workers=2)) as pool:
         strange = ["x" * (1 << 20), "a\ud800b\udfff", "\x00\u2028é𝔸", "ﬁ\r\n\tend"]
         items = [(r, problem(r, when=time.gmtime(), raw=b"\xff", s={1})) for r in strange * 8]
         assert all(v.status is Status.OK for v in pool.judge_all(items))
@@ -181,7 +181,7 @@ def test_large_and_strange_replies() -> None:
 def test_thousand_calls_are_quick() -> None:
     """About 0.06 s when measured; a wait for each call would make it many. The bound is loose
     because test machines are busy."""
-    with VerifierPool(VerifierConfig(kind="number", workers=2)) as pool:
+    with VerifierPool(VerifierConfig(kind="number", timeout=LIMIT, workers=2)) as pool:
         pool.wait_ready()
         best = LIMIT
         for _ in range(5):
@@ -210,10 +210,14 @@ def test_interrupt_leaves_a_usable_pool(actor: VerifierPool, folder: Path) -> No
 
 
 def test_range_and_label() -> None:
-    with VerifierPool(VerifierConfig(kind="bad_verifiers:Penalty", workers=1)) as pool:
+    with VerifierPool(
+        VerifierConfig(kind="bad_verifiers:Penalty", timeout=LIMIT, workers=1)
+    ) as pool:
         assert pool.label == "penalty/1" and pool.reward_range == (-1.0, 1.0)
         assert pool.judge_all([("", problem())])[0].reward == -1.0
-    with VerifierPool(VerifierConfig(kind="bad_verifiers:TooMuch", workers=1)) as pool:
+    with VerifierPool(
+        VerifierConfig(kind="bad_verifiers:TooMuch", timeout=LIMIT, workers=1)
+    ) as pool:
         verdicts = pool.judge_all([(r, problem()) for r in ("1", "1.5", "nan", "-0.1", "0.5")])
     assert [v.status.value for v in verdicts] == ["ok", "error", "error", "error", "ok"]
     assert "1.5 is outside the declared range [0, 1]" in verdicts[1].detail
