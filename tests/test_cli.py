@@ -40,7 +40,7 @@ def team(**settings: Any) -> dict[str, Any]:
         "max_prompt_tokens": 64,
         "max_response_tokens": 16,
         "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number", "workers": 1},
+        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
         "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
         "evaluation": {"every": 1, "problems": 6, "samples": 2},
         "checkpoint": {"every": 1},

@@ -34,7 +34,7 @@ from hacrl.verify import VerifierConfig
 SUMS = Suite(
     "sums", (Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")), prompt="{question}"
 )
-NUMBER = VerifierConfig(kind="number", options={"which": "first"}, workers=1)
+NUMBER = VerifierConfig(kind="number", options={"which": "first"}, workers=1, timeout=300)
 SETTINGS = SuiteSettings(max_response_tokens=24, verifier=NUMBER)
 
 
@@ -340,7 +340,7 @@ def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
             "max_prompt_tokens": 64,
             "max_response_tokens": 24,
             "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number", "workers": 1},
+            "verifier": {"kind": "number", "workers": 1, "timeout": 300},
             "evaluation": {"problems": 0},
             "runtime": {"device": "cpu", "threads": 1},
             "log": {"tensorboard": False},
