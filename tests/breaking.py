@@ -54,7 +54,7 @@ def kill_everywhere(base: Path, copies: Path, imports: str, job: str) -> list[Pa
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return [copies / str(n) for n in range(1, int(done.stdout) + 2)]
@@ -68,7 +68,7 @@ def in_little_room(limit: int, script: str, *arguments: object) -> str:
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -64,7 +64,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not list(folder.glob("out/cells/*/*/*/journal/wren/step-*")):
         assert process.poll() is None and time.monotonic() < until, "never sampled"
         time.sleep(0.01)

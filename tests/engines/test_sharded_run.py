@@ -111,7 +111,7 @@ def test_a_follower_that_dies_ends_the_run_with_its_reason() -> None:
         begun = time.monotonic()
         with pytest.raises(RunStopped, match=r"'wren'.*rank.*gone.*SIGKILL.*resume"):
             policy.score([((1, 2), (3, 4))])
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 120  # and not after the half hour that ranks wait
         with pytest.raises(RunStopped, match="failed before"):  # and nobody waits for it again
             policy.snapshot(0)
     assert not torch.distributed.is_initialized()
@@ -147,12 +147,12 @@ def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps(config(2, steps=500)))
     leader = subprocess.Popen([sys.executable, "-c", LEADER, str(file), str(tmp_path / "run")])
     try:
-        followers = _until(lambda: _journalled(tmp_path) and _followers_of(leader.pid), 90)
+        followers = _until(lambda: _journalled(tmp_path) and _followers_of(leader.pid), 300)
         assert len(followers) == 2
     finally:
         leader.kill()
         leader.wait()
-    assert _until(lambda: not any(_alive(pid) for pid in followers), 60)
+    assert _until(lambda: not any(_alive(pid) for pid in followers), 300)
     run = RunDirectory.open(tmp_path / "run")
     run.set_config(run.config().model_copy(update={"steps": 3}))
     assert hacrl.resume(run.path).metrics()  # and the run can go on

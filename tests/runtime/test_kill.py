@@ -58,7 +58,7 @@ def test_killed_and_resumed_equals_unbroken(
         [sys.executable, HERE / "killed.py", config, tmp_path / "run", moment],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     broken = RunDirectory.open(tmp_path / "run")
