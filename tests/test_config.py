@@ -75,6 +75,13 @@ def test_overrides(path: Path) -> None:
     assert config.algorithm.name == "gspo"
 
 
+def test_one_override_for_all_agents(path: Path) -> None:
+    config = load_config(path, ["agents.*.learning_rate=3e-6", "agents.*.lora.rank=4"])
+    assert {(agent.learning_rate, agent.lora and agent.lora.rank) for agent in config.agents} == {
+        (3e-6, 4)
+    }
+
+
 def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
     config = load_config(path, ["agents.0.lora.rank=4", "algorithm.options.mine=[1, 2]"])
     (tmp_path / "again.toml").write_text(dump_config(config))
@@ -100,6 +107,8 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("agents.0.name=a/b", ["agents.0.name"]),
         ("agents.0.replay=runs/x", ["either `model` or `replay`"]),
         ("steps.more=1", ["steps is a value"]),
+        ("agents.*.name.x=1", ["agents.*.name is a value"]),
+        ("algorithm.*.x=1", ["algorithm.*"]),
         ("nonsense", ["key=value"]),
     ],
 )

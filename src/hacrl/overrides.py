@@ -41,7 +41,7 @@ def lay_over(tree: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def set_key(tree: dict[str, Any], override: str) -> None:
-    """Set one dotted key; agents may be named by position or by name."""
+    """Set one dotted key; an agent goes by its position or its name, all of them by `*`."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
@@ -49,14 +49,25 @@ def set_key(tree: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
-    *path, last = key.split(".")
-    node: Any = tree
-    for i, part in enumerate(path):
-        node = _child(node, part, ".".join(path[: i + 1]), override)
+    _set(tree, key.split("."), value, override)
+
+
+def _set(node: Any, path: list[str], value: Any, override: str) -> None:
+    part, *rest = path
     if isinstance(node, list):
-        node[_position(node, last, override)] = value
+        places = range(len(node)) if part == "*" else [_position(node, part, override)]
+        for place in places:
+            if rest:
+                _set(node[place], rest, value, override)
+            else:
+                node[place] = value
+    elif not isinstance(node, dict):
+        where = ".".join(override.partition("=")[0].split(".")[: -len(path)])
+        raise UserError(f"override {override!r}: {where} is a value, not a table")
+    elif rest:
+        _set(node.setdefault(part, {}), rest, value, override)
     else:
-        node[last] = value
+        node[part] = value
 
 
 def _arm(override: str, folder: Path) -> Path:
@@ -69,14 +80,6 @@ def _arm(override: str, folder: Path) -> Path:
     return path
 
 
-def _child(node: Any, part: str, where: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_position(node, part, override)]
-    if not isinstance(node.setdefault(part, {}), (dict, list)):
-        raise UserError(f"override {override!r}: {where} is a value, not a table")
-    return node[part]
-
-
 def _position(items: list[Any], part: str, override: str) -> int:
     names = [item.get("name") for item in items if isinstance(item, dict)]
     if part.isdigit() and int(part) < len(items):
@@ -84,5 +87,6 @@ def _position(items: list[Any], part: str, override: str) -> int:
     if part in names:
         return names.index(part)
     raise UserError(
-        f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1} or one of {names}"
+        f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1}, one of {names}, "
+        "or * for all"
     )

@@ -61,6 +61,31 @@ def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
     assert found[4].folder == tmp_path / "out/cells/one/naive/seed-1"
 
 
+def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:
+    """The arm's value stands over the team's and the base's; the command line's over all."""
+    teams = [
+        {"name": "pair", "agents": ["wren", "finch"], "overrides": ["agents.*.learning_rate=2e-4"]},
+        {"name": "three"},
+    ]
+    slow = {
+        "name": "slow",
+        "agents": {"heron": {"learning_rate": 1e-5}, "wren": {"lora": {"rank": 4}}},
+    }
+    found = cells(
+        tmp_path,
+        "agents.wren.lora.rank=8",
+        teams=teams,
+        arms=[*ARMS, slow],
+        seeds=[1],
+        overrides=[],
+    )
+    rates = {(c.team, c.arm): [a.learning_rate for a in c.config.agents] for c in found}
+    assert rates["pair", "slow"] == rates["pair", "hacpo"] == [2e-4, 2e-4]
+    assert rates["three", "slow"] == [1e-6, 1e-6, 1e-5] and rates["three", "gspo"] == [1e-6] * 3
+    ranks = {c.arm: c.config.agents[0].lora.rank for c in found if c.config.agents[0].lora}
+    assert ranks == {"slow": 8, "hacpo": 8, "gspo": 8}
+
+
 def test_equal_rollouts_set_the_steps(tmp_path: Path) -> None:
     """The reference draws 6 x 8 x 4 = 192 rollouts. Eight a prompt: 3 steps for as many, 6 for twice
     as many. Five a prompt: 192 / 40 is no whole number."""
@@ -105,6 +130,7 @@ def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> No
         ({"arms": [*ARMS, ARMS[0]]}, "arms: 'hacpo' is there twice"),
         ({"arms": [{"name": "../up"}]}, "arms.0.name"),
         ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "names no team 'none'"),
+        ({"arms": [*ARMS, {"name": "x", "agents": {"owl": {}}}]}, "changes agent 'owl'"),
         ({"base": "no.toml"}, "there is no file"),
         ({"bugdet": "time"}, "bugdet"),
         ({"teams": [{"name": "t", "agents": ["owl"]}]}, "the base has no agent 'owl'"),

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 from hacrl.compare.budget import match_steps
 from hacrl.config import Config, Table, parse_config
 from hacrl.errors import UserError
-from hacrl.overrides import apply_override, read_toml
+from hacrl.overrides import apply_override, lay_over, read_toml
 from hacrl.rundir import RunDirectory, first_difference
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -37,6 +37,8 @@ class Arm(Table):
     """Names folders and rows."""
     overrides: list[str] = Field(default_factory=list)
     """What this arm changes, as on the command line: key=value, or +FILE of the base's arms/."""
+    agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What this arm changes of an agent, by its name, in the teams that have it: a learning rate."""
     factor: float = Field(1.0, gt=0)
     """This arm's budget as a multiple of the suite's: 2 for "twice the rollouts"."""
     teams: list[str] | None = None
@@ -201,7 +203,7 @@ def make_cells(loaded: LoadedSuite, out: Path, changes: Sequence[str] = ()) -> l
     a suite that was stopped half-way has whole pairs."""
     suite = loaded.suite
     reference = next(a for a in suite.arms if a.name == suite.reference)
-    cells = []
+    cells: list[Cell] = []
     for seed in suite.seeds:
         for team in suite.all_teams:
             against = _config(loaded, team, reference, seed, changes)
@@ -215,7 +217,21 @@ def make_cells(loaded: LoadedSuite, out: Path, changes: Sequence[str] = ()) -> l
                 config = config.model_copy(update={"steps": steps})
                 folder = out / "cells" / team.name / arm.name / f"seed-{seed}"
                 cells.append(Cell(team.name, arm.name, seed, folder, config))
+    _check_names(loaded, cells)
     return cells
+
+
+def _check_names(loaded: LoadedSuite, cells: Sequence[Cell]) -> None:
+    """A misspelt name in an arm's `agents` would change nothing, in silence."""
+    for arm in loaded.arms:
+        there = {
+            agent.name for cell in cells if cell.arm == arm.name for agent in cell.config.agents
+        }
+        if unknown := arm.agents.keys() - there:
+            raise UserError(
+                f"{loaded.path}: arm {arm.name!r} changes agent {min(unknown)!r}, but its teams have "
+                f"only {sorted(there)}"
+            )
 
 
 def _config(loaded: LoadedSuite, team: Team, arm: Arm, seed: int, changes: Sequence[str]) -> Config:
@@ -224,7 +240,11 @@ def _config(loaded: LoadedSuite, team: Team, arm: Arm, seed: int, changes: Seque
         apply_override(tree, override, loaded.folder)
     if team.agents is not None:
         tree["agents"] = [_agent(tree, agent, team) for agent in team.agents]
-    for override in (*team.overrides, *arm.overrides, *changes, f"seed={seed}"):
+    for override in (*team.overrides, *arm.overrides):
+        apply_override(tree, override, loaded.folder)
+    for agent in tree.get("agents", []):
+        lay_over(agent, deepcopy(arm.agents.get(agent.get("name"), {})))
+    for override in (*changes, f"seed={seed}"):
         apply_override(tree, override, loaded.folder)
     where = f"{loaded.path}, arm {arm.name!r}, team {team.name!r}"
     config = parse_config(tree, where, loaded.folder)
