@@ -13,10 +13,14 @@ from math import ceil
 
 from hacrl.errors import UserError
 from hacrl.noise import order_key
-from hacrl.types import Sample, Update
+from hacrl.types import Order, Sample, Update
 
-Block = tuple[str, int]
-"""Name of a block (own, peers or mixed) and the samples of one prompt in it."""
+BLOCKS: dict[Order, tuple[str, ...]] = {
+    "own_first": ("own", "peers"),
+    "peers_first": ("peers", "own"),
+    "mixed": ("mixed",),
+}
+"""Of each order, the blocks that a step's samples are updated in."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def make_plan(
     prompts: int,
     samples_per_prompt: Mapping[str, int],
     minibatch_samples: int,
-    order: str,
+    order: Order,
     shares: bool,
     floor: float,
     last_floor: float,
@@ -63,22 +67,17 @@ def make_plan(
     samples join the updates of the own ones, so sizes and number are those of the learner alone."""
     own = samples_per_prompt[learner]
     peers = sum(g for name, g in samples_per_prompt.items() if name != learner) if shares else 0
-    blocks: list[Block] = {
-        "own_first": [("own", own), ("peers", peers)],
-        "peers_first": [("peers", peers), ("own", own)],
-        "mixed": [("mixed", own + peers)],
-    }[order]
     if joined:
-        blocks = [("mixed", own)]
-    parts = tuple(
-        (name, ceil(prompts * group / minibatch_samples)) for name, group in blocks if group > 0
-    )
-    for (name, count), group in zip(parts, (g for _, g in blocks if g > 0), strict=True):
+        order, peers = "mixed", 0
+    groups = {"own": own, "peers": peers, "mixed": own + peers}  # samples of one prompt
+    blocks = [name for name in BLOCKS[order] if groups[name] > 0]
+    parts = tuple((name, ceil(prompts * groups[name] / minibatch_samples)) for name in blocks)
+    for name, count in parts:
         if count > prompts:
             raise UserError(
                 f"minibatch_samples = {minibatch_samples} is smaller than one whole group of the "
-                f"{name} block of agent {learner!r} ({group} samples a prompt): groups are never "
-                f"split. Set minibatch_samples to at least {group}."
+                f"{name} block of agent {learner!r} ({groups[name]} samples a prompt): groups are never "
+                f"split. Set minibatch_samples to at least {groups[name]}."
             )
     return Plan(prompts, parts, _floors(sum(n for _, n in parts), floor, last_floor))
 

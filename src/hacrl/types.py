@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -301,6 +301,10 @@ class Sample:
     @property
     def num_reply_tokens(self) -> int:
         return sum(self.loss_mask)
+
+
+Order = Literal["own_first", "peers_first", "mixed"]
+"""In which order a step's updates take own and peers' samples; mixed: both in each."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ loss (`loss`). The trainer never branches on its name; what it needs, it declare
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
@@ -21,7 +21,7 @@ from hacrl.algorithms.sgt import Sgt
 from hacrl.capability import Capability
 from hacrl.errors import UserError
 from hacrl.importing import import_object
-from hacrl.types import Batch, Group, LossOutput, Sample, Update
+from hacrl.types import Batch, Group, LossOutput, Order, Sample, Update
 
 
 class Algorithm(Protocol):
@@ -47,7 +47,7 @@ class Algorithm(Protocol):
     weighs_by_ratio: bool
     """A peer's sample weighs its ratio times its weight in the loss; if not, its weight alone (for the
     metrics of effective samples). Absent is True."""
-    order: str
+    order: Order
     """Order of a step's updates where the settings leave it to the algorithm. Absent is own_first."""
     zero_advantage_is_zero_loss: bool
     """A row of advantage 0 adds exactly nothing, the KL term aside, and no other row's share depends
@@ -92,14 +92,14 @@ def skips_zero_advantage(algorithm: Algorithm) -> bool:
     return False
 
 
-ORDERS = ("own_first", "peers_first", "mixed")
+ORDERS = get_args(Order)
 
 
-def order_of(algorithm: Algorithm, settings: AlgorithmSettings) -> str:
+def order_of(algorithm: Algorithm, settings: AlgorithmSettings) -> Order:
     """The order of a step's updates: as set, or the algorithm's own."""
     if settings.order != "auto":
         return settings.order
-    return str(getattr(algorithm, "order", ORDERS[0]))
+    return getattr(algorithm, "order", ORDERS[0])
 
 
 def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float]) -> Algorithm:

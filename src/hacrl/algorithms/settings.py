@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hacrl.types import Order
+
 
 class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -63,7 +65,7 @@ class AlgorithmSettings(BaseModel):
     even a right answer would be punished (open point; section 4.1)."""
 
     # The plan of a step.
-    order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
+    order: Literal["auto", Order] = "auto"
     """Order of a step's updates (open point; the published codes differ). auto: the algorithm's own,
     mixed for overlap and own_first for the others here. Without meaning for sgt and graft, where peers'
     samples join the own updates."""
