@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hacrl.algorithms import Algorithm, skips_zero_advantage
+from hacrl.algorithms import Algorithm, declared, skips_zero_advantage
 from hacrl.attempt import attempt, judge, split_by_length
 from hacrl.capability import CapabilityHistory
 from hacrl.config import AgentConfig, Config
@@ -81,8 +81,8 @@ class Agent:
         self.plan = config.plan_of(agent, algorithm) if agent.learns else None
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         self.skips = skips_zero_advantage(algorithm)
-        self.scores_first = getattr(algorithm, "scores_before_credit", False)
-        self.by_ratio = getattr(algorithm, "weighs_by_ratio", True)
+        self.scores_first = declared(algorithm, "scores_before_credit")
+        self.by_ratio = declared(algorithm, "weighs_by_ratio")
         self._scored_step: int | None = None
         """Whose own log-probabilities the trainer gave, in this process and so at these weights."""
         self.diagnostics: Diagnostics | None = None

@@ -12,7 +12,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm, order_of
+from hacrl.algorithms import declared, make_algorithm, order_of, skips_zero_advantage
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.capability import Capability
 from hacrl.errors import UserError
@@ -414,6 +414,28 @@ def test_an_algorithm_from_elsewhere_must_declare_what_it_needs(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="needs_tokens = False"):
         algorithm("silent_rule:Rule")
+
+
+def test_what_an_algorithm_from_elsewhere_leaves_out_is_the_protocols(
+    tmp_path, monkeypatch
+) -> None:
+    """Nothing is written into it: it may refuse that."""
+    (tmp_path / "short_rules.py").write_text(
+        "class Rule:\n"
+        "    __slots__ = ()\n"
+        "    shares = needs_behaviour = needs_old_logprobs = needs_tokens = peers_join = False\n"
+        "    def __init__(self, settings, reward_range): pass\n"
+        "class Weighing(Rule):\n"
+        "    __slots__ = ()\n"
+        "    scores_before_credit, weighs_by_ratio = True, False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, first, by_ratio in (("Rule", False, True), ("Weighing", True, False)):
+        rule = algorithm(f"short_rules:{name}")
+        assert declared(rule, "scores_before_credit") is first
+        assert declared(rule, "weighs_by_ratio") is by_ratio
+        assert declared(rule, "order") == order_of(rule, AlgorithmSettings()) == "own_first"
+        assert skips_zero_advantage(rule) is False
 
 
 def test_an_algorithm_from_elsewhere_may_name_a_known_order(tmp_path, monkeypatch) -> None:

@@ -25,7 +25,7 @@ from hacrl.types import Batch, Group, LossOutput, Order, Sample, Update
 
 
 class Algorithm(Protocol):
-    """What the agent asks of an algorithm."""
+    """What the agent asks of an algorithm. What has a value here may be left out: `declared`."""
 
     shares: bool
     """Learns from peers' samples. If not, views hold own samples only."""
@@ -41,18 +41,18 @@ class Algorithm(Protocol):
     """Peers' samples join the updates of the learner's own samples to the same problems, and the
     plan is that of the learner alone; problems of which only peers' samples are left come last. If
     not, peers' samples have updates of their own (`order`)."""
-    scores_before_credit: bool
+    scores_before_credit: bool = False
     """`credit` wants the learner's token log-probabilities on every peer's sample (`old_logprobs`), to
-    weigh it by. Absent is False."""
-    weighs_by_ratio: bool
+    weigh it by."""
+    weighs_by_ratio: bool = True
     """A peer's sample weighs its ratio times its weight in the loss; if not, its weight alone (for the
-    metrics of effective samples). Absent is True."""
-    order: Order
-    """Order of a step's updates where the settings leave it to the algorithm. Absent is own_first."""
-    zero_advantage_is_zero_loss: bool
+    metrics of effective samples)."""
+    order: Order = "own_first"
+    """Order of a step's updates where the settings leave it to the algorithm."""
+    zero_advantage_is_zero_loss: bool = False
     """A row of advantage 0 adds exactly nothing, the KL term aside, and no other row's share depends
-    on it: the trainer may leave it out. Absent is False, and a class with a `loss` of its own must
-    say it again (see `skips_zero_advantage`)."""
+    on it: the trainer may leave it out. A class with a `loss` of its own must say it again (see
+    `skips_zero_advantage`)."""
 
     def credit(
         self,
@@ -81,6 +81,12 @@ ALGORITHMS: dict[str, Any] = {
 }
 
 
+def declared(algorithm: Algorithm, name: str) -> Any:
+    """What the algorithm says, or the protocol where it says nothing: an algorithm from elsewhere need
+    not derive from a class of ours."""
+    return getattr(algorithm, name, getattr(Algorithm, name))
+
+
 def skips_zero_advantage(algorithm: Algorithm) -> bool:
     """Whether the class that wrote `loss`, or one derived from it, declares
     zero_advantage_is_zero_loss: a parent's word does not hold for another loss."""
@@ -92,14 +98,11 @@ def skips_zero_advantage(algorithm: Algorithm) -> bool:
     return False
 
 
-ORDERS = get_args(Order)
-
-
 def order_of(algorithm: Algorithm, settings: AlgorithmSettings) -> Order:
     """The order of a step's updates: as set, or the algorithm's own."""
     if settings.order != "auto":
         return settings.order
-    return getattr(algorithm, "order", ORDERS[0])
+    return declared(algorithm, "order")
 
 
 def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float]) -> Algorithm:
@@ -107,14 +110,14 @@ def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float
     if settings.name in ALGORITHMS:
         return ALGORITHMS[settings.name](settings, reward_range)
     if ":" in settings.name:
-        return _declared(import_object(settings.name, "algorithm.name")(settings, reward_range))
+        return _checked(import_object(settings.name, "algorithm.name")(settings, reward_range))
     raise UserError(
         f"algorithm.name = {settings.name!r} is unknown. There are: {', '.join(ALGORITHMS)}; "
         "or give an import path like 'my_package.my_module:MyAlgorithm'."
     )
 
 
-def _declared(algorithm: Any) -> Algorithm:
+def _checked(algorithm: Any) -> Algorithm:
     """An algorithm from elsewhere, if it says everything that the trainer asks."""
     for name in ("shares", "needs_behaviour", "needs_old_logprobs", "needs_tokens", "peers_join"):
         if not hasattr(algorithm, name):
@@ -122,8 +125,8 @@ def _declared(algorithm: Any) -> Algorithm:
                 f"{type(algorithm).__name__} does not declare {name}: put `{name} = False` "
                 "(or True) into the class. hacrl.algorithms.Algorithm tells what it means."
             )
-    if (order := getattr(algorithm, "order", ORDERS[0])) not in ORDERS:
+    if (order := declared(algorithm, "order")) not in (known := get_args(Order)):
         raise UserError(
-            f"{type(algorithm).__name__} declares order = {order!r}. There are: {', '.join(ORDERS)}."
+            f"{type(algorithm).__name__} declares order = {order!r}. There are: {', '.join(known)}."
         )
     return algorithm
