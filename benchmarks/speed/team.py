@@ -223,8 +223,7 @@ class Team:
 def take_as_scored(agent: Agent, step: int) -> None:
     """Let an agent that was made anew be what it is in a run: the one that scored the step's rollouts,
     which was done in this process, at weights that nothing here moves."""
-    assert hasattr(agent, "_scored_step")
-    agent._scored_step = step
+    agent.policy.keep_scores(step)
 
 
 def choose_prunable(scores: Mapping[Key, float], share: float) -> dict[Key, float]:

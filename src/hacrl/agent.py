@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hacrl.algorithms import Algorithm, declared, skips_zero_advantage
 from hacrl.attempt import attempt, judge, split_by_length
-from hacrl.capability import CapabilityHistory
+from hacrl.capability import Capability, CapabilityHistory
 from hacrl.config import AgentConfig, Config
 from hacrl.diagnostics import Diagnostics
 from hacrl.errors import RunStopped, UserError
@@ -22,12 +22,13 @@ from hacrl.noise import stream_key
 from hacrl.plan import minibatch, replaced
 from hacrl.policy.policy import Policy
 from hacrl.policy.sampling.samplers import probe_facts
-from hacrl.policy.update import AtScores, UpdateReport
+from hacrl.policy.update import UpdateReport
 from hacrl.pool import Pool
 from hacrl.rundir import RunDirectory, sample_rows
 from hacrl.tasks import Task
 from hacrl.timing import Clock
 from hacrl.types import (
+    Cut,
     Finish,
     Problem,
     Rollout,
@@ -83,8 +84,6 @@ class Agent:
         self.skips = skips_zero_advantage(algorithm)
         self.scores_first = declared(algorithm, "scores_before_credit")
         self.by_ratio = declared(algorithm, "weighs_by_ratio")
-        self._scored_step: int | None = None
-        """Whose own log-probabilities the trainer gave, in this process and so at these weights."""
         self.diagnostics: Diagnostics | None = None
         if self.plan and config.diagnostics.every:
             self.diagnostics = Diagnostics(
@@ -119,7 +118,6 @@ class Agent:
     # ------------------------------------------------------------ the loop
 
     def rollout(self, step: int) -> dict[str, Any]:
-        self._scored_step = None
         problems = self.task.batch(step, self.config.prompts_per_step)
         prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         entry = self.journal.read(step)
@@ -158,14 +156,7 @@ class Agent:
                 needs_tokens=self.algorithm.needs_tokens,
                 mask_truncated=self.agent.mask_truncated,
             )
-        if self.scores_first:
-            with self.clock("score"):
-                samples = self._score_peers(samples)
-        with self.clock("view"):
-            samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
-        if self.algorithm.needs_old_logprobs and not self.scores_first:
-            with self.clock("score"):
-                samples = self._score_peers(samples)
+        samples = self._credited(samples, cut, capability)
         checked: dict[str, Any] = {}
         if self.diagnostics and self.diagnostics.due(step):
             with self.clock("diagnostics"):
@@ -173,17 +164,13 @@ class Agent:
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
             last = replaced(samples) if self.algorithm.peers_join else ()
-            # Not in float32: it needs none, and a resumed step, which is not scored again, is equal.
-            unmoved = self._scored_step == step and self._half()
-            self._scored_step = None
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
-                    loss = AtScores(self.algorithm.loss) if unmoved else self.algorithm.loss
+                    loss = self.policy.at_scores(self.algorithm.loss, step)
                     report = self.policy.update(
                         batch, loss, update, zero_advantage_is_zero_loss=self.skips
                     )
-                    unmoved = unmoved and report.skipped
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
         with self.clock("rest"):
@@ -242,16 +229,12 @@ class Agent:
             if facts["agreement/max_gap"] < self.config.algorithm.epsilon_low / 10:
                 return list(rollouts), facts
             scored = self._scored(rollouts)
-        self._scored_step = step
+        self.policy.keep_scores(step)
         return scored, facts
 
     def _tolerance(self) -> float:
         """What rounding can explain: bfloat16 moves a short reply's mean by a few hundredths."""
-        return 0.05 if self._half() else 1e-4
-
-    def _half(self) -> bool:
-        """Whether the model computes in half precision."""
-        return next(self.policy.model.parameters()).dtype.itemsize < 4
+        return 0.05 if self.policy.half else 1e-4
 
     def _scored(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         scores = self.policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])
@@ -260,13 +243,28 @@ class Agent:
             for r, s in zip(rollouts, scores, strict=True)
         ]
 
+    def _credited(
+        self, samples: Sequence[Sample], cut: Cut, capability: Capability
+    ) -> list[Sample]:
+        """The samples with advantage and weight, and peers' with my own log-probabilities where the
+        algorithm asks for them: on all before credit, if that weighs by them; otherwise after it, so
+        that what it leaves out is not scored."""
+        if self.scores_first:
+            samples = self._score_peers(samples)
+        with self.clock("view"):
+            samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
+        if self.algorithm.needs_old_logprobs and not self.scores_first:
+            samples = self._score_peers(samples)
+        return samples
+
     def _score_peers(self, samples: Sequence[Sample]) -> list[Sample]:
         """My own log-probabilities on peers' samples, before the first update of the step."""
         peers = [s for s in samples if not s.is_own]
         split = [len(s.token_ids) - s.num_reply_tokens for s in peers]
-        scores = self.policy.score(
-            [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
-        )
+        with self.clock("score"):
+            scores = self.policy.score(
+                [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
+            )
         scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
         return [s if s.is_own else next(scored) for s in samples]
 

@@ -4,6 +4,7 @@ precision rounds."""
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,25 @@ def test_the_start_weights_are_as_far_as_the_forward_says(llama: Path) -> None:
         report = p.update(batch, AtScores(loss_of("gspo", 0.1)), Update(0, 2, 0.8, "own", ()))
     assert report.ratios == pytest.approx([1.0] * len(batch), abs=1e-6)
     assert report.kl == pytest.approx(0.0, abs=1e-9)
+
+
+def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) -> None:
+    """An update that is skipped leaves them standing; one that is made, or a checkpoint, does not.
+    In float32 a loss is never moved to the scores."""
+    p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 1, 0.8, "own", ())
+    batch = [s for s in scored(p) if s.is_own]
+    start = p.snapshot(0)
+    assert p.at_scores(loss, 3) is loss
+    p.keep_scores(3)
+    assert p.at_scores(loss, 3) == AtScores(loss) and p.at_scores(loss, 4) is loss
+    broken = [replace(s, advantage=float("nan")) for s in batch]
+    assert p.update(broken, p.at_scores(loss, 3), update).skipped
+    assert p.at_scores(loss, 3) == AtScores(loss)
+    assert not p.update(batch, p.at_scores(loss, 3), update).skipped
+    assert p.at_scores(loss, 3) is loss
+    p.keep_scores(3)
+    p.restore(start)
+    assert p.at_scores(loss, 3) is loss
+    exact = policy(llama)
+    exact.keep_scores(3)
+    assert exact.at_scores(loss, 3) is loss

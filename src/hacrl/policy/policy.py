@@ -39,6 +39,7 @@ from hacrl.policy.reuse import Draft
 from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import (
     DRAFT_BELOW,
+    AtScores,
     Expected,
     Loss,
     Sums,
@@ -89,6 +90,8 @@ class Policy:
         )
         self.updates_made = 0
         self.skipped_in_a_row = 0
+        self._scored_step: int | None = None
+        """Whose own replies carry scores of the present weights; None once these have changed."""
         # A frozen second copy, unless an adapter can be off.
         self._start: LogProbs | None = None
         if self._kl and not agent.lora:
@@ -146,6 +149,21 @@ class Policy:
                 scores[i] = values[: len(sequences[i][1])]
         return scores
 
+    def keep_scores(self, step: int) -> None:
+        """The step's own replies carry what `score` said of them, at the present weights. Those read
+        from a journal may carry what other weights said: it is not told of them."""
+        self._scored_step = step
+
+    def at_scores(self, loss: Loss, step: int) -> Loss:
+        """The loss for an update of the step: at the scores, as long as the weights are theirs. Not in
+        float32: it needs none, and a resumed step, which is not scored again, is equal."""
+        return AtScores(loss) if self.half and self._scored_step == step else loss
+
+    @property
+    def half(self) -> bool:
+        """Whether the model computes in half precision."""
+        return next(self.model.parameters()).dtype.itemsize < 4
+
     # ------------------------------------------------------------ learning
 
     def update(
@@ -172,8 +190,7 @@ class Policy:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            self._write_back()
-            self.sampler.weights_changed()
+            self._weights_changed()
             self.updates_made += 1
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         return UpdateReport(
@@ -396,6 +413,12 @@ class Policy:
         limit = self.agent.max_grad_norm
         return torch.nn.utils.clip_grad_norm_(self.master.values(), limit).item()
 
+    def _weights_changed(self) -> None:
+        """The master has, by an update or from a checkpoint."""
+        self._write_back()
+        self.sampler.weights_changed()
+        self._scored_step = None
+
     @torch.no_grad()
     def _write_back(self) -> None:
         for parameter, master in self._resident():
@@ -491,8 +514,7 @@ class Policy:
                     state[key] = self._part(parameter, snapshot.optimizer[f"{key}/{name}"])
             if state:
                 self.optimizer.state[parameter] = state
-        self._write_back()
-        self.sampler.weights_changed()
+        self._weights_changed()
         self.updates_made = int(snapshot.state["updates_made"])
         self.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
 
