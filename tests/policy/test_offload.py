@@ -115,7 +115,7 @@ class Gpu:
         used = 0
         for p in self.policies:
             used += sum(t.nbytes for t in p.model.parameters())
-            used += sum(s.tensor.nbytes for s in p._places()) * (not p._parking.parked)
+            used += sum(s.tensor.nbytes for s in p.turns.movable()) * (not p.turns.parking.parked)
         return used
 
     @property
@@ -140,10 +140,10 @@ def test_auto_counts_what_is_not_there_yet(gpu: Gpu, llama: Path, qwen: Path, fi
     for step in range(2):
         for p, own in zip(gpu.policies, rows, strict=True):
             p.update(own, LOSS, UPDATE)
-            here = [q for q in gpu.policies if not q._parking.parked]
+            here = [q for q in gpu.policies if not q.turns.parking.parked]
             assert here == (gpu.policies if fits else [p]), step
             p.rest()
-            assert p._parking.parked != fits
+            assert p.turns.parking.parked != fits
     assert gpu.used == (16 if fits else 2) * gpu.parameters
 
 
@@ -153,13 +153,13 @@ def test_absent_is_what_waits_and_what_is_still_to_be_made(llama: Path) -> None:
     for dtype, waits in (("bfloat16", 4 + 8 + 2), ("float32", 8 + 4)):
         p = policy(llama, dtype=dtype, offload="optimizer")
         count = sum(t.numel() for t in p.model.parameters())
-        assert p.absent_bytes() == 8 * count
+        assert p.turns.absent_bytes() == 8 * count
         p.update(samples(p), LOSS, UPDATE)
-        assert p.absent_bytes() == 0
+        assert p.turns.absent_bytes() == 0
         p.rest()
-        assert p.absent_bytes() == waits * count
+        assert p.turns.absent_bytes() == waits * count
         frozen = policy(llama, dtype=dtype, learn=False)
-        assert frozen.absent_bytes() == 0
+        assert frozen.turns.absent_bytes() == 0
 
 
 def test_who_was_restored_steps_aside_for_the_first_learner(gpu: Gpu, llama: Path) -> None:
@@ -169,12 +169,12 @@ def test_who_was_restored_steps_aside_for_the_first_learner(gpu: Gpu, llama: Pat
     first.update(samples(first), LOSS, UPDATE)
     other = policy(llama, dtype="bfloat16", offload="optimizer")
     other.restore(first.snapshot(1))
-    assert other.absent_bytes() == 0
+    assert other.turns.absent_bytes() == 0
     first.update(samples(first), LOSS, UPDATE)
-    assert other._parking.parked and not first._parking.parked
+    assert other.turns.parking.parked and not first.turns.parking.parked
     other.update(samples(other), LOSS, UPDATE)
     first.update(samples(first), LOSS, UPDATE)
-    assert not other._parking.parked  # it had its turn: its agent lets it rest
+    assert not other.turns.parking.parked  # it had its turn: its agent lets it rest
 
 
 def test_cuda_is_the_first_gpu() -> None:

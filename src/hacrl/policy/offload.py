@@ -216,3 +216,76 @@ def _power_from(size: int) -> int:
 def _power_up_to(size: int) -> int:
     """Largest power of two that is no more."""
     return 1 << max(0, size.bit_length() - 1)
+
+
+# ---------------------------------------------------------------- when
+
+
+class Turns:
+    """One agent's turns to learn, on a device that it may share with others. It takes one at every
+    update, and its agent lets it rest after the last one of a step.
+
+    Example: turns.take(); ...; turns.rest()
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        wanted: str,
+        model: Any,
+        master: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        start: Any | None,
+    ) -> None:
+        """`wanted` is the agent's `offload`; `start` the model of the start weights, where there is
+        one. Not the policy itself: who forgets a policy has its memory back at once."""
+        self.device, self.wanted = device, wanted
+        self.model, self.master, self.optimizer, self.start = model, master, optimizer, start
+        self.parking = Parking(device)
+        self._had_one = False
+        """Whether it has learned since it was loaded."""
+        move_in(self)
+
+    def take(self) -> None:
+        """What an update needs comes to the device, in the place of the last one's gradients."""
+        self._drop_gradients()
+        for tenant in tenants_of(self.device):
+            if tenant is not self:
+                tenant.step_aside()
+        self.parking.fetch(self.movable())
+        self._had_one = True
+
+    def rest(self) -> None:
+        """No update comes for a while: gradients go, and what else only updates need waits on the
+        host, if the agent is set so or the device is short of memory."""
+        self._drop_gradients()
+        if self.parking.parked or self.wanted == "none":
+            return
+        if self.wanted == "optimizer" or short_of_memory(self.device):
+            self.parking.park(self.movable())
+
+    def step_aside(self) -> None:
+        """Who has learned rests already; who was only loaded, or restored, has all of it still on the
+        device."""
+        if not self._had_one:
+            self.rest()
+
+    def absent_bytes(self) -> int:
+        """It waits on the host, or it is moments, which the first update makes."""
+        parked = self.movable() if self.parking.parked else ()
+        new = (m for m in self.master.values() if not self.optimizer.state.get(m))
+        return sum(p.tensor.nbytes for p in parked) + sum(2 * self.bytes_of(m) for m in new)
+
+    def movable(self) -> Iterator[Place]:
+        """What can wait elsewhere: not the resident weights."""
+        resident = {id(parameter) for parameter in self.model.parameters()}
+        apart = {n: m for n, m in self.master.items() if id(m) not in resident}
+        return places(apart, self.optimizer, self.start)
+
+    def bytes_of(self, master: Tensor) -> int:
+        """Of what is here: of a shard its own part (sharding/)."""
+        return master.nbytes
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.master.values():
+            parameter.grad = None

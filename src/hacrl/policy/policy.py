@@ -33,7 +33,7 @@ from hacrl.policy.load import (
 from hacrl.policy.logprobs import LogProbs, Rows, make_rows
 from hacrl.policy.lora import adapter_off, add_adapter, merge_into
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.offload import Parking, Place, move_in, places, short_of_memory, tenants_of
+from hacrl.policy.offload import Turns
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import Draft
 from hacrl.policy.sampling.samplers import AnySampler, make_sampler
@@ -97,10 +97,7 @@ class Policy:
         if self._kl and not agent.lora:
             self._start = self._scorer(self._frozen_copy(), temperature)
         self._gather_gradients()
-        self._parking = Parking(self.device)
-        self._had_turn = False
-        """Whether it has learned since it was loaded; its agent lets it rest after that."""
-        move_in(self)
+        self.turns = self._make_turns()
 
     def _place(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Move the model to its device and dtype; the float32 master of what is trained."""
@@ -123,6 +120,12 @@ class Policy:
     def _frozen_copy(self) -> Any:
         """The start weights, for the KL term."""
         return copy.deepcopy(self.model).requires_grad_(False).eval()
+
+    def _make_turns(self) -> Turns:
+        start = self._start.model if self._start else None
+        return Turns(
+            self.device, self.agent.offload, self.model, self.master, self.optimizer, start
+        )
 
     # ------------------------------------------------------------ scoring
 
@@ -232,7 +235,7 @@ class Policy:
         zero_advantage_is_zero_loss: bool,
     ) -> Sums:
         """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
-        self._take_turn()
+        self.turns.take()
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
@@ -429,55 +432,10 @@ class Policy:
         warmup = self.agent.warmup_updates
         return self.agent.learning_rate * min(1.0, (self.updates_made + 1) / max(warmup, 1))
 
-    # ------------------------------------------------------------ waiting
-
     def rest(self) -> None:
-        """No update comes for a while: gradients go, and what else only updates need waits on the
-        host, if the agent is set so or the device is short of memory (offload.py)."""
-        self._drop_gradients()
-        wanted = self.agent.offload
-        if self._parking.parked or wanted == "none":
-            return
-        if wanted == "optimizer" or short_of_memory(self.device):
-            self._parking.park(self._places())
-
-    def step_aside(self) -> None:
-        """Another agent of the device learns now. Who has learned rests already; who was only loaded,
-        or restored, has all of it still on the device."""
-        if not self._had_turn:
-            Policy.rest(self)  # here alone: of other ranks nothing could wait elsewhere
-
-    def _take_turn(self) -> None:
-        """What an update needs comes to the device, in the place of the last one's gradients."""
-        self._drop_gradients()
-        for tenant in tenants_of(self.device):
-            if tenant is not self:
-                tenant.step_aside()
-        self._parking.fetch(self._places())
-        self._had_turn = True
-
-    def _drop_gradients(self) -> None:
-        for parameter in self.master.values():
-            parameter.grad = None
-
-    def absent_bytes(self) -> int:
-        """Of what updates need at rest on the device, what is not there now: it waits on the host, or
-        it is moments, which the first update makes."""
-        parked = self._places() if self._parking.parked else ()
-        new = (m for m in self.master.values() if not self.optimizer.state.get(m))
-        return sum(p.tensor.nbytes for p in parked) + sum(2 * self._bytes_of(m) for m in new)
-
-    def _bytes_of(self, master: Tensor) -> int:
-        """Of what is here: of a shard its own part (sharding/)."""
-        return master.nbytes
-
-    def _places(self) -> Iterator[Place]:
-        """What can wait elsewhere: not the resident weights, and not shards, which are all there is."""
-        if self.network is not self.model:
-            return iter(())
-        resident = {id(parameter) for parameter in self.model.parameters()}
-        apart = {n: m for n, m in self.master.items() if id(m) not in resident}
-        return places(apart, self.optimizer, self._start.model if self._start else None)
+        """No update comes for a while: gradients go, and what else only updates need may wait on the
+        host (offload.py)."""
+        self.turns.rest()
 
     # ------------------------------------------------------------ saving
 

@@ -46,11 +46,12 @@ from hacrl.errors import RunStopped
 from hacrl.policy.load import move_model
 from hacrl.policy.logprobs import LogProbs, Rows
 from hacrl.policy.lora import adapter_off
+from hacrl.policy.offload import Turns
 from hacrl.policy.policy import Policy
 from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.policy.sharding.dealing import deal, deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
-from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, gathered, shard_model
+from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
 from hacrl.policy.update import Loss, Sums, UpdateReport, share
 from hacrl.types import Batch, LossOutput, Sample, Update
 
@@ -116,6 +117,10 @@ class Shard(Policy):
     def _frozen_copy(self) -> Any:
         return self._start_frame
 
+    def _make_turns(self) -> Turns:
+        offload = self.agent.offload
+        return ShardTurns(self.device, offload, self.model, self.master, self.optimizer, None)
+
     @torch.no_grad()
     def _write_back(self) -> None:
         self.network.forget_gathered()
@@ -133,10 +138,6 @@ class Shard(Policy):
         return distribute_tensor(
             whole.to(parameter.device), parameter.device_mesh, parameter.placements
         )
-
-    def _bytes_of(self, master: Tensor) -> int:
-        assert isinstance(master, DTensor)
-        return master.to_local().nbytes
 
     # ------------------------------------------------------------ an update, in step
 

@@ -7,7 +7,7 @@ minibatch. The shards are the float32 master that the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hacrl.policy.logprobs import LogProbs
+from hacrl.policy.offload import Place, Turns
 
 T = TypeVar("T")
 
@@ -97,3 +98,15 @@ def gathered(tensor: Tensor) -> Tensor:
         return tensor.detach()
     whole: Any = tensor.detach()
     return whole.full_tensor()
+
+
+class ShardTurns(Turns):
+    """One rank's turns. It steps aside by itself: nothing of any rank could wait elsewhere."""
+
+    def movable(self) -> Iterator[Place]:
+        """Nothing: shards are all there is."""
+        return iter(())
+
+    def bytes_of(self, master: Tensor) -> int:
+        assert isinstance(master, DTensor)
+        return master.to_local().nbytes
