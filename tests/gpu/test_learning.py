@@ -25,7 +25,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
-from hacrl.policy.logprobs import LogProbs, make_rows
+from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import Packed, kernel_serves
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
@@ -119,10 +119,10 @@ def test_packed_bfloat16_equals_padded_float32(family: str) -> None:
     plain = LogProbs(model, 1.0)
     plain.packs = False
     with torch.no_grad():
-        wanted = plain(make_rows(ids, masks, 0, torch.device("cpu")))
+        wanted = plain(make_inputs(ids, masks, 0, torch.device("cpu")))
     packed = LogProbs(model.to("cuda", torch.bfloat16), 1.0)
     assert packed.packs
-    found = packed(make_rows(ids, masks, 0, torch.device("cuda"))).detach().cpu()
+    found = packed(make_inputs(ids, masks, 0, torch.device("cuda"))).detach().cpu()
     assert (found - wanted).abs().max() < 0.1 * wanted[wanted != 0].std()
     assert (found - wanted).abs().mean() < 0.02 * wanted[wanted != 0].std()
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from hacrl.policy import fuse
 from hacrl.policy.fuse import LearningFusion, worth_fusing
-from hacrl.policy.logprobs import LogProbs, make_rows
+from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import Draft
 from hacrl.report.activations import _measure
@@ -47,7 +47,7 @@ def build(kind: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 def rows(lengths: tuple[int, ...]):
     ids = [[(5 * i + n) % 97 for i in range(n)] for n in lengths]
-    return make_rows(ids, [[0, 0] + [1] * (n - 2) for n in lengths], 0, torch.device("cpu"))
+    return make_inputs(ids, [[0, 0] + [1] * (n - 2) for n in lengths], 0, torch.device("cpu"))
 
 
 class Counting:

@@ -27,7 +27,7 @@ from hacrl.config import AgentConfig
 from hacrl.pocket import pocket_path
 from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.attention import Rule, causal
-from hacrl.policy.logprobs import LogProbs, make_rows
+from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import Packed
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
@@ -76,7 +76,7 @@ def some_rows(words: int):
     generator = torch.Generator().manual_seed(4)
     ids = [torch.randint(0, words, (n,), generator=generator).tolist() for n in LENGTHS]
     masks = [[0] * (n // 3 + 1) + [1] * (n - n // 3 - 1) for n in LENGTHS]
-    return make_rows(ids, masks, 0, torch.device("cpu"))
+    return make_inputs(ids, masks, 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
     ids = [[(5 * i + n) % 61 for i in range(n)] for n in LENGTHS]
     masks = [[0] + [1] * (n - 1) for n in LENGTHS]
     device = torch.device("cpu")
-    together = logprobs(make_rows(ids, masks, 0, device))
+    together = logprobs(make_inputs(ids, masks, 0, device))
     for b, (row, mask) in enumerate(zip(ids, masks, strict=True)):
-        (alone,) = logprobs(make_rows([row], [mask], 0, device))
+        (alone,) = logprobs(make_inputs([row], [mask], 0, device))
         assert torch.allclose(together[b, : len(alone)], alone, atol=1e-5)
     changed = [ids[0], ids[1][::-1], *ids[2:]]
-    after = logprobs(make_rows(changed, masks, 0, device))
+    after = logprobs(make_inputs(changed, masks, 0, device))
     same = (after == together).all(1).tolist()
     assert same == [True, False, True, True, True, True]
 

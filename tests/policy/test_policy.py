@@ -20,7 +20,7 @@ from hacrl.config import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import head
 from hacrl.policy.load import load_model, longest_sequence
-from hacrl.policy.logprobs import LogProbs, make_rows
+from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
@@ -234,7 +234,7 @@ def test_the_longest_sequence_is_that_of_one_kind_of_frequencies() -> None:
 
     def of_first(*lengths: int) -> torch.Tensor:
         ids = [[(7 * i + 1) % 61 for i in range(n)] for n in lengths]
-        rows = make_rows(ids, [[0] + [1] * (n - 1) for n in lengths], 0, torch.device("cpu"))
+        rows = make_inputs(ids, [[0] + [1] * (n - 1) for n in lengths], 0, torch.device("cpu"))
         return logprobs(rows)[0, : lengths[0] - 1]
 
     assert torch.allclose(of_first(30), of_first(30, 64), atol=1e-5)

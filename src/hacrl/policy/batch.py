@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from hacrl.policy.logprobs import Rows
+from hacrl.policy.logprobs import Inputs
 from hacrl.types import Batch, Sample
 
 
@@ -33,12 +33,12 @@ def divisors_of(minibatch: Sequence[Sample]) -> Divisors:
 
 def make_batch(
     samples: Sequence[Sample],
-    rows: Rows,
+    inputs: Inputs,
     logprobs_BT: Tensor,
     start_BT: Tensor | None,
     divisors: Divisors,
 ) -> Batch:
-    """`rows` is made of the samples; `start_BT` is at the start weights, for the KL term."""
+    """`inputs` are made of the samples; `start_BT` is at the start weights, for the KL term."""
     device = logprobs_BT.device
 
     def column(values: Sequence[float | None]) -> Tensor:
@@ -49,7 +49,7 @@ def make_batch(
         """Tokens' values in rows padded with 0, nan in a row without; None where no row has any."""
         if all(values is None for values in rows_of_tokens):
             return None
-        filled_BT = torch.zeros(rows.reply_mask_BT.shape)
+        filled_BT = torch.zeros(inputs.reply_mask_BT.shape)
         for i, values in enumerate(rows_of_tokens):
             if values is None:
                 filled_BT[i] = float("nan")
@@ -59,7 +59,7 @@ def make_batch(
 
     return Batch(
         logprobs_BT=logprobs_BT,
-        mask_BT=rows.reply_mask_BT,
+        mask_BT=inputs.reply_mask_BT,
         behaviour_B=column([s.behaviour for s in samples]),
         old_logprobs_BT=grid([s.old_logprobs for s in samples]),
         ref_logprobs_BT=start_BT,

@@ -30,10 +30,10 @@ it 0.005 to 0.035 in models from the pocket team's to 1.7B, though single tokens
 
 
 @dataclass(frozen=True)
-class Rows:
+class Inputs:
     """Sequences ready for a forward pass.
 
-    Example: make_rows([[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]], pad_id=0, device=cpu) has
+    Example: make_inputs([[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]], pad_id=0, device=cpu) has
     ids_N = 5 6 7 8 9, place_N = 0 1 2 0 1, predictor_M = 0 1 3, target_M = 6 7 9
     """
 
@@ -54,12 +54,12 @@ class Rows:
     pad_id: int
 
 
-def make_rows(
+def make_inputs(
     token_ids: Sequence[Sequence[int]],
     loss_masks: Sequence[Sequence[int]],
     pad_id: int,
     device: torch.device,
-) -> Rows:
+) -> Inputs:
     lengths = [len(row) for row in token_ids]
     counts_B = torch.tensor([sum(mask) for mask in loss_masks])
     ids_N = torch.tensor([token for row in token_ids for token in row])
@@ -68,7 +68,7 @@ def make_rows(
     row_M = torch.arange(len(lengths)).repeat_interleave(counts_B)
     slot_M = torch.cat([torch.arange(int(n)) for n in counts_B])
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
-    return Rows(
+    return Inputs(
         lengths=tuple(lengths),
         ids_N=placed(ids_N, device),
         place_N=placed(place_N, device),
@@ -108,13 +108,13 @@ class LogProbs:
         """Whether small parts are compiled (fuse.py)."""
         return self._fusion is not None
 
-    def __call__(self, rows: Rows) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         """[B, T], 0 where padded; with gradient where gradients are on."""
-        return spread(self.of_tokens(rows)[0], rows)
+        return spread(self.of_tokens(inputs)[0], inputs)
 
     def of_tokens(
         self,
-        rows: Rows,
+        inputs: Inputs,
         known: tuple[Tensor, Tensor] | None = None,
         decoding: AbstractContextManager[Any] = NOTHING,
     ) -> tuple[Tensor, Tensor]:
@@ -123,32 +123,32 @@ class LogProbs:
         if self.plain_head:
             head = self.model.get_output_embeddings()
             with decoding:
-                hidden_MD = self._forward(self.model.base_model, rows, "last_hidden_state")
+                hidden_MD = self._forward(self.model.base_model, inputs, "last_hidden_state")
             return head_logprobs(
-                hidden_MD, head.weight, head.bias, rows.target_M, self.temperature, known
+                hidden_MD, head.weight, head.bias, inputs.target_M, self.temperature, known
             )
-        logits_MV = self._forward(self.model, rows, "logits")
-        return logits_logprobs(logits_MV, rows.target_M, self.temperature)
+        logits_MV = self._forward(self.model, inputs, "logits")
+        return logits_logprobs(logits_MV, inputs.target_M, self.temperature)
 
-    def _forward(self, module: Any, rows: Rows, output: str) -> Tensor:
+    def _forward(self, module: Any, inputs: Inputs, output: str) -> Tensor:
         """What the module says at the tokens that stand before a scored one."""
         if self.packs:
-            packed = Packed(rows.lengths, rows.ids_N.device)
+            packed = Packed(inputs.lengths, inputs.ids_N.device)
             with attending(self._switch, packed, self._fusion):
                 found_1ND = module(
-                    input_ids=rows.ids_N.unsqueeze(0),
-                    position_ids=rows.place_N.unsqueeze(0),
+                    input_ids=inputs.ids_N.unsqueeze(0),
+                    position_ids=inputs.place_N.unsqueeze(0),
                     use_cache=False,
                 )[output]
-            return found_1ND[0, rows.predictor_M]
-        lengths_B = torch.tensor(rows.lengths, device=rows.ids_N.device)
+            return found_1ND[0, inputs.predictor_M]
+        lengths_B = torch.tensor(inputs.lengths, device=inputs.ids_N.device)
         row_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
-        ids_BL = rows.ids_N.new_full((len(rows.lengths), max(rows.lengths)), rows.pad_id)
+        ids_BL = inputs.ids_N.new_full((len(inputs.lengths), max(inputs.lengths)), inputs.pad_id)
         mask_BL = torch.zeros_like(ids_BL)
-        ids_BL[row_N, rows.place_N] = rows.ids_N
-        mask_BL[row_N, rows.place_N] = 1
+        ids_BL[row_N, inputs.place_N] = inputs.ids_N
+        mask_BL[row_N, inputs.place_N] = 1
         found_BLD = module(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)[output]
-        return found_BLD[row_N[rows.predictor_M], rows.place_N[rows.predictor_M]]
+        return found_BLD[row_N[inputs.predictor_M], inputs.place_N[inputs.predictor_M]]
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
@@ -172,13 +172,13 @@ class LogProbs:
         name = getattr(self.model.config, "_attn_implementation", None)
         if name != "sdpa" or not getattr(self.model, "_supports_attention_backend", False):
             return False
-        rows = self._trial_rows()
+        inputs = self._trial_inputs()
         with torch.no_grad():
             with self._switch.on("eager"):
-                padded_M = self.of_tokens(rows)[0]
+                padded_M = self.of_tokens(inputs)[0]
             self.packs = True
             try:
-                packed_M = self.of_tokens(rows)[0]
+                packed_M = self.of_tokens(inputs)[0]
             except (AttributeError, TypeError, KeyError):  # it does not tell how it attends
                 return False
         return self._alike(
@@ -191,17 +191,17 @@ class LogProbs:
     def _right_fusion(self) -> LearningFusion | None:
         """Small parts fused, if they can be compiled here, with gradient and without, and give what
         they gave."""
-        rows = self._trial_rows()
+        inputs = self._trial_inputs()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         with torch.no_grad():
-            plain_M = self.of_tokens(rows)[0]
+            plain_M = self.of_tokens(inputs)[0]
         try:
             self._fusion = fusion = LearningFusion(self.model)
             with torch.no_grad():
-                fused_M = self.of_tokens(rows)[0]
+                fused_M = self.of_tokens(inputs)[0]
             if trained:
                 with torch.enable_grad():
-                    total = self.of_tokens(rows)[0].sum()
+                    total = self.of_tokens(inputs)[0].sum()
                 torch.autograd.grad(total, min(trained, key=Tensor.numel), allow_unused=True)
         except Exception as error:
             warnings.warn(
@@ -233,14 +233,14 @@ class LogProbs:
         )
         return False
 
-    def _trial_rows(self) -> Rows:
+    def _trial_inputs(self) -> Inputs:
         weight = self.model.get_input_embeddings().weight
         ids = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
         masks = [[0] + [1] * (len(row) - 1) for row in ids]
-        return make_rows(ids, masks, 0, weight.device)
+        return make_inputs(ids, masks, 0, weight.device)
 
 
-def spread(value_M: Tensor, rows: Rows) -> Tensor:
+def spread(value_M: Tensor, inputs: Inputs) -> Tensor:
     """Scored tokens' values in rows, [B, T], 0 where padded."""
-    grid_BT = value_M.new_zeros(rows.reply_mask_BT.shape)
-    return grid_BT.index_put((rows.row_M, rows.slot_M), value_M)
+    grid_BT = value_M.new_zeros(inputs.reply_mask_BT.shape)
+    return grid_BT.index_put((inputs.row_M, inputs.slot_M), value_M)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.policy.batch import divisors_of, make_batch
-from hacrl.policy.logprobs import LogProbs, Rows, make_rows
+from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.offload import Turns
@@ -91,7 +91,7 @@ class Policy(Weights):
                 self._idle_forward()
                 continue
             logprobs_BT = self.logprobs(
-                make_rows(
+                make_inputs(
                     [[*sequences[i][0], *sequences[i][1]] for i in rows],
                     [[0] * len(sequences[i][0]) + [1] * len(sequences[i][1]) for i in rows],
                     self.renderer.pad_id,
@@ -252,26 +252,26 @@ class Policy(Weights):
         fewer survive than expected the graph is dropped, on return and so before the next is built,
         and the survivors' gradients are returned instead, for a pass of their own.
         """
-        tensors = self._rows([samples[i] for i in rows])
-        draft = Draft(self.logprobs, tensors) if self._drafts() else None
-        logprobs_BT = draft.logprobs_BT if draft else self.logprobs(tensors)
+        inputs = self._inputs([samples[i] for i in rows])
+        draft = Draft(self.logprobs, inputs) if self._drafts() else None
+        logprobs_BT = draft.logprobs_BT if draft else self.logprobs(inputs)
         batch = make_batch(
             [samples[i] for i in rows],
-            tensors,
+            inputs,
             logprobs_BT.detach().requires_grad_(),
-            self._start_logprobs(tensors) if self._kl else None,
+            self._start_logprobs(inputs) if self._kl else None,
             self._divisors,
         )
         output = loss(batch, update)
         (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
         if self.agent.prune:
             alive = survivors(gradient_BT, batch.mask_BT)
-            survived = self._survived(tensors.lengths, alive)
+            survived = self._survived(inputs.lengths, alive)
             self._expected.learn(survived)
             if draft and draft.usable:
                 kept = [b for b, lives in enumerate(alive) if lives]
                 if kept:
-                    again = self._rows([samples[rows[b]] for b in kept])
+                    again = self._inputs([samples[rows[b]] for b in kept])
                     width = again.reply_mask_BT.shape[1]
                     self._backward(draft.again(kept, again), gradient_BT[kept, :width])
                 elif survived:  # other ranks have survivors
@@ -307,13 +307,13 @@ class Policy(Weights):
     ) -> None:
         """Forward and backward of survivors, with the gradients of their first pass."""
         gradient_BT = pad_sequence([gradients[i] for i in rows], batch_first=True)
-        self._backward(self.logprobs(self._rows([samples[i] for i in rows])), gradient_BT)
+        self._backward(self.logprobs(self._inputs([samples[i] for i in rows])), gradient_BT)
 
     def _backward(self, logprobs_BT: Tensor, gradient_BT: Tensor) -> None:
         logprobs_BT.backward(gradient_BT)
 
-    def _rows(self, samples: Sequence[Sample]) -> Rows:
-        return make_rows(
+    def _inputs(self, samples: Sequence[Sample]) -> Inputs:
+        return make_inputs(
             [s.token_ids for s in samples],
             [s.loss_mask for s in samples],
             self.renderer.pad_id,
@@ -321,12 +321,12 @@ class Policy(Weights):
         )
 
     @torch.no_grad()
-    def _start_logprobs(self, rows: Rows) -> Tensor:
+    def _start_logprobs(self, inputs: Inputs) -> Tensor:
         """At the start weights, for the KL term."""
         if self._start is not None:
-            return self._start(rows)
+            return self._start(inputs)
         with adapter_off(self.model):
-            return self.logprobs(rows)
+            return self.logprobs(inputs)
 
     def _gradient_norm(self) -> float:
         """Scale the gradient down to the allowed norm; its norm before that.

@@ -19,46 +19,46 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from hacrl.policy.logprobs import LogProbs, Rows, spread
+from hacrl.policy.logprobs import Inputs, LogProbs, spread
 
 
 class Draft:
     """Log-probabilities without a graph, of which some sequences can have one afterwards.
 
-    Example: draft = Draft(logprobs, rows); draft.logprobs_BT; draft.again([0, 2], rows_of_these)
+    Example: draft = Draft(logprobs, inputs); draft.logprobs_BT; draft.again([0, 2], inputs_of_these)
     """
 
-    def __init__(self, logprobs: LogProbs, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, logprobs: LogProbs, inputs: Inputs) -> None:
+        self.inputs = inputs
         self._logprobs = logprobs
         self._recording = Recording()
         with torch.no_grad():
-            self._known = logprobs.of_tokens(rows, decoding=self._recording)
+            self._known = logprobs.of_tokens(inputs, decoding=self._recording)
 
     @property
     def logprobs_BT(self) -> Tensor:
-        return spread(self._known[0], self.rows)
+        return spread(self._known[0], self.inputs)
 
     @property
     def usable(self) -> bool:
         """Whether the results are still what the layers gave, and have a row for every token: those
         of experts, who get some tokens each, have not."""
-        row = (1, len(self.rows.ids_N))
+        row = (1, len(self.inputs.ids_N))
         return all(
             result._version == version and result.shape[:-1] == row
             for result, version in self._recording.results
         )
 
-    def again(self, kept: Collection[int], rows: Rows) -> Tensor:
-        """The same log-probabilities of the sequences `kept` (and `rows` is these), with gradient.
+    def again(self, kept: Collection[int], inputs: Inputs) -> Tensor:
+        """The same log-probabilities of the sequences `kept` (and `inputs` are these), with gradient.
         Only once: the results are let go as they are used."""
-        token_N = _where(kept, torch.tensor(self.rows.lengths)).to(rows.ids_N.device)
-        scored_M = torch.isin(self.rows.row_M, torch.tensor(list(kept)).to(rows.ids_N.device))
+        token_N = _where(kept, torch.tensor(self.inputs.lengths)).to(inputs.ids_N.device)
+        scored_M = torch.isin(self.inputs.row_M, torch.tensor(list(kept)).to(inputs.ids_N.device))
         logprob_M, lse_M = self._known
         found_M, _ = self._logprobs.of_tokens(
-            rows, (logprob_M[scored_M], lse_M[scored_M]), Reusing(self._recording, token_N)
+            inputs, (logprob_M[scored_M], lse_M[scored_M]), Reusing(self._recording, token_N)
         )
-        return spread(found_M, rows)
+        return spread(found_M, inputs)
 
 
 def _where(kept: Collection[int], length_B: Tensor) -> Tensor:

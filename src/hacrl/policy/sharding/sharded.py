@@ -44,7 +44,7 @@ from hacrl.checkpoint import Snapshot
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import RunStopped
 from hacrl.policy.load import move_model
-from hacrl.policy.logprobs import LogProbs, Rows
+from hacrl.policy.logprobs import Inputs, LogProbs
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.offload import Turns
 from hacrl.policy.policy import Policy
@@ -164,7 +164,7 @@ class Shard(Policy):
         return planned + [[] for _ in range(self.group.largest(len(planned)) - len(planned))]
 
     def _idle_forward(self) -> None:
-        self.logprobs(self._rows([self._idle]))
+        self.logprobs(self._inputs([self._idle]))
 
     def _pass(
         self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
@@ -189,11 +189,11 @@ class Shard(Policy):
         return share([left, dead], [True, False])
 
     @torch.no_grad()
-    def _start_logprobs(self, rows: Rows) -> Tensor:
+    def _start_logprobs(self, inputs: Inputs) -> Tensor:
         if self._without_adapter is None:
-            return super()._start_logprobs(rows)
+            return super()._start_logprobs(inputs)
         with adapter_off(self.model):  # the whole copy, so that nothing need be gathered
-            return self._without_adapter(rows)
+            return self._without_adapter(inputs)
 
     def _gather_gradients(self) -> None:
         """The shards' gradients are float32 already, and summed by FSDP."""
