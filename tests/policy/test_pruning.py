@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ratio_rows import rows_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -54,31 +55,7 @@ def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
 
 
 def rows(p: Policy, specs=SPECS) -> list[Sample]:
-    """Rows of several lengths whose ratio, of the sequence and of every token, is the wanted one."""
-    generator = torch.Generator().manual_seed(5)
-    made = []
-    for i, (own, s, advantage) in enumerate(specs):
-        prompt, reply = (
-            torch.randint(0, 256, (n,), generator=generator).tolist() for n in (3 + i % 2, 4 + i)
-        )
-        (score,) = p.score([(prompt, reply)])
-        before = tuple(x - math.log(s) for x in score)
-        made.append(
-            Sample(
-                problem_id=f"p{i % 2}",
-                index=i,
-                source="a" if own else "b",
-                is_own=own,
-                token_ids=(*prompt, *reply),
-                loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-                behaviour=sum(before) / len(before),
-                old_logprobs=before,
-                source_logprobs=before,
-                advantage=advantage,
-                weight=1.0 if own else 1.3,
-            )
-        )
-    return made
+    return rows_of(p, specs)
 
 
 def algorithm(name: str = "hacpo", **settings):

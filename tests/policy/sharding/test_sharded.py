@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ratio_rows import rows_of
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -93,30 +93,7 @@ DEAD = [spec for i, spec in enumerate(SPECS) if i in (1, 2, 6)]
 
 
 def samples(p: Policy, specs=SPECS) -> list[Sample]:
-    """Rows of several lengths whose ratio is the wanted one at the weights of `p`."""
-    generator = torch.Generator().manual_seed(5)
-    made = []
-    for i, (own, s, advantage) in enumerate(specs):
-        prompt, reply = (
-            torch.randint(0, 256, (n,), generator=generator).tolist() for n in (3 + i % 2, 4 + i)
-        )
-        (score,) = p.score([(prompt, reply)])
-        before = tuple(x - math.log(s) for x in score)
-        made.append(
-            Sample(
-                problem_id=f"p{i % 2}",
-                index=i,
-                source="a" if own else "b",
-                is_own=own,
-                token_ids=(*prompt, *reply),
-                loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-                behaviour=sum(before) / len(before),
-                old_logprobs=before,
-                advantage=advantage,
-                weight=1.0 if own else 1.3,
-            )
-        )
-    return made
+    return rows_of(p, specs)
 
 
 def algorithm(name: str = "hacpo", **settings):
