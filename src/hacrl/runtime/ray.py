@@ -32,6 +32,8 @@ PATIENCE = 60.0
 """Seconds after which it is told that a member has not found a machine yet."""
 GRACE = 10.0
 """Seconds that a process has to end by itself."""
+NOTICE = 30.0
+"""Seconds in which Ray tells that a machine is gone: by default five missed checks, three apart."""
 
 
 def run_ray(config: Config, run: RunDirectory, observer: Observer) -> None:
@@ -210,10 +212,11 @@ class RayCrew:
         return why if isinstance(why, str) else _first_line(why)
 
     def _rank_is_gone(self, name: str) -> bool:
+        """Whether the leader failed because another rank did, which may be known a little later."""
         import ray
 
         following = self.groups[name].following
-        return bool(following and ray.wait(following, num_returns=1, timeout=5.0)[0])
+        return bool(following and ray.wait(following, num_returns=1, timeout=NOTICE)[0])
 
     def _tell_who_has_no_machine(self) -> None:
         for name, group in self.groups.items():
