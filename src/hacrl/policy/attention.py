@@ -62,12 +62,21 @@ def cached_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers calls this for every layer."""
-    assert _work is not None, "only the sampler uses this attention"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sliding_window is None and _has_window(module):
+    rule = rule_of(module, scale, sliding_window, softcap)
+    return attend(module.layer_idx, query, key, value, rule), None
+
+
+def rule_of(module: Any, scale: float, window: int | None, cap: float | None = None) -> Rule:
+    if window is None and _has_window(module):
         raise TypeError("a window that only the mask knows")
-    rule = Rule(scale, sliding_window, softcap)
-    return _work.attend(module.layer_idx, query, key, value, rule), None
+    return Rule(scale, window, cap)
+
+
+def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+    """By the work at hand."""
+    assert _work is not None, "only the sampler uses this attention"
+    return _work.attend(layer, query, key, value, rule)
 
 
 def _has_window(module: Any) -> bool:

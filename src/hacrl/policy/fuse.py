@@ -82,7 +82,7 @@ class LearningFusion:
                 self._forward[part] = self._fused(type(part).forward).__get__(part)
         products: dict[Any, Any] = {}
         for module in model.modules():
-            if _is_gated(module):
+            if is_gated(module):
                 activation = module.act_fn
                 kind = type(activation) if isinstance(activation, nn.Module) else activation
                 if kind not in products:
@@ -161,7 +161,7 @@ def _gated(module: Any, product: Callable[..., Tensor], hidden: Tensor) -> Tenso
 
 
 @torch.no_grad()
-def _is_gated(module: Any) -> bool:
+def is_gated(module: Any) -> bool:
     """Whether it is the usual gated product, by name and by what it gives (on the meta device tensors
     have no values: by name)."""
     if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):

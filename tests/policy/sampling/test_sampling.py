@@ -20,6 +20,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -30,6 +32,8 @@ from transformers import (
     LlamaForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
@@ -194,21 +198,21 @@ def test_slots_grow_with_the_rows_that_are_written() -> None:
     same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
 
 
-def test_rows_that_begin_the_same_prompt_are_computed_once() -> None:
+def test_rows_that_begin_the_same_prompt_are_computed_once(monkeypatch) -> None:
     """Six prompts of three samples each, four rows: only samples that begin together are one."""
-    model, asked = model_of("llama"), some_requests()
+    model, asked, step = model_of("llama"), some_requests(), LeanForward.__call__
     for rows, first in ((64, 6), (4, 2)):
         sampler = Sampler(model, ENDS, 0, rows)
         sampler._shape, sampler._known = sampler._find_shape(), True
         computed = []
-        lean = sampler._lean
 
-        def counted(token, position, lean=lean, computed=computed):
+        def counted(self, token, position, computed=computed):
             computed.append(len(token))
-            return lean(token, position)
+            return step(self, token, position)
 
-        sampler._lean = counted
-        replies = sampler.sample(asked, 1.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(LeanForward, "__call__", counted)
+            replies = sampler.sample(asked, 1.0)
         same(replies, plainly(model, asked))
         assert computed[0] == first
         assert sum(computed) < sum(len(r.token_ids) for r in replies)
@@ -222,9 +226,9 @@ def test_the_lean_step_is_the_models_own(family: str) -> None:
     model, asked = model_of(family), some_requests()
     lean, library = Sampler(model, ENDS, 0, 64), Sampler(model, ENDS, 0, 64)
     replies = lean.sample(asked, 1.0)
-    assert isinstance(lean._lean, LeanForward)
+    assert lean._lean
     library._shape, library._known = lean._shape, True
-    assert library._lean is None
+    assert not library._lean
     for a, b in zip(replies, library.sample(asked, 1.0), strict=True):
         assert a.token_ids == b.token_ids
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-6)
@@ -251,7 +255,7 @@ def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> Non
         sampler = Sampler(model, ENDS, 0, 64)
         asked = some_requests(3, 2)
         same(sampler.sample(asked, 1.0), plainly(model, asked))
-        assert sampler._shape is not None and sampler._lean is None
+        assert sampler._shape is not None and not sampler._lean
     assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
 
 
@@ -262,7 +266,27 @@ def test_in_half_precision_every_step_goes_through_the_library() -> None:
     for model in (smol.eval().bfloat16(), model_of("llama").bfloat16()):
         sampler = Sampler(model, ENDS, 0, 64)
         sampler.sample(some_requests(2, 2), 1.0)
-        assert sampler._shape is not None and sampler._lean is None
+        assert sampler._shape is not None and not sampler._lean
+
+
+def test_parts_that_are_not_the_usual_ones_are_called_as_they_are() -> None:
+    """Biases; half a head turned, neighbours against each other, and gate and up in one; listeners."""
+    torch.manual_seed(0)
+    biased = Qwen2ForCausalLM(Qwen2Config(**SMALL)).eval()
+    angles = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    glm = GlmForCausalLM(GlmConfig(**SMALL, head_dim=8, rope_parameters=angles, pad_token_id=0))
+    listened, heard = model_of("qwen"), []
+    for module in (listened.model.layers[0].mlp, listened.model.norm):
+        module.register_forward_hook(lambda *_: heard.append(1))
+    for model in (biased, glm.eval(), listened):
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                torch.nn.init.normal_(parameter)
+        heard.clear()
+        sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
+        replies = sampler.sample(asked, 1.0)
+        assert sampler._lean and len(heard) >= (model is listened) * 2 * 14
+        same(replies, plainly(model, asked))
 
 
 def test_who_listens_to_a_layer_hears_every_step() -> None:
@@ -284,7 +308,7 @@ def test_lean_steps_use_adapters() -> None:
     ).eval()
     sampler = Sampler(model, ENDS, 0, 64)
     replies = sampler.sample(asked, 1.0)
-    assert sampler._lean is not None
+    assert sampler._lean
     same(replies, plainly(model, asked))
     assert [r.token_ids for r in replies] != [r.token_ids for r in before]
 
@@ -385,15 +409,19 @@ def test_pages_give_the_same_replies(family: str, rows: int, pages: int) -> None
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_prompt_is_prefilled_once_for_all_its_samples() -> None:
+def test_a_prompt_is_prefilled_once_for_all_its_samples(monkeypatch) -> None:
     model, asked = model_of("llama"), some_requests(prompts=6, each=8)
     sampler = PagedSampler(model, ENDS, 0, 6)  # fewer rows than a group has samples
     sampler.pages = 200
-    read = []
-    forward = sampler.forward
-    sampler.forward = lambda ids, work: (read.append(len(ids)), forward(ids, work))
+    counts, read = [], DeviceDecoder.read
+
+    def counted(self, ids, work) -> None:
+        counts.append(len(ids))
+        read(self, ids, work)
+
+    monkeypatch.setattr(DeviceDecoder, "read", counted)
     same(sampler.sample(asked, 1.0), plainly(model, asked))
-    assert sum(read) == 5  # six prompts, one of them a single token, which needs none
+    assert sum(counts) == 5  # six prompts, one of them a single token, which needs none
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -482,19 +510,19 @@ def test_an_interrupted_call_leaves_nothing_behind(monkeypatch) -> None:
     model, asked = model_of("llama"), some_requests()
     sampler = PagedSampler(model, ENDS, 0, 6)
     sampler.pages = 60
-    forward, seen = sampler.forward, []
+    read, seen = DeviceDecoder.read, []
 
-    def interrupted(ids, work) -> None:
+    def interrupted(self, ids, work) -> None:
         seen.append(ids)
         if len(seen) == 2:
             raise KeyboardInterrupt
-        forward(ids, work)
+        read(self, ids, work)
 
-    sampler.forward = interrupted
+    monkeypatch.setattr(DeviceDecoder, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sampler.sample(asked, 1.0)
     assert model.config._attn_implementation == "sdpa"
-    sampler.forward, seen = forward, []
+    monkeypatch.setattr(DeviceDecoder, "read", read)
     same(sampler.sample(asked[::-1], 1.0), plainly(model, asked[::-1]))
 
 
@@ -636,5 +664,5 @@ def test_scores_are_capped_for_sampler_and_trainer_alike() -> None:
 def test_frequencies_that_follow_positions_are_not_captured() -> None:
     scaled = {"rope_type": "dynamic", "factor": 2.0}
     model = LlamaForCausalLM(LlamaConfig(**SMALL, rope_scaling=scaled))
-    assert not sampler_module._capturable(model)
-    assert sampler_module._capturable(model_of("gemma3"))
+    assert not sampler_module._steady(model)
+    assert sampler_module._steady(model_of("gemma3"))

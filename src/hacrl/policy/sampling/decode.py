@@ -9,7 +9,7 @@ Axis suffixes: R rows, V words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -64,13 +64,38 @@ class Decoder(Protocol):
     ticks: int
     """Steps between two looks of the host."""
 
+    def read(self, ids_BL: Tensor, work: Work) -> None:
+        """Prompts, padded on the right; only what attention stores is wanted."""
+
     def run(self, rows: Rows, count: int, ticks: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and their log-probabilities, [count, ticks]; what a row draws after its end is
         meaningless."""
 
 
-NextLogits = Callable[[Tensor, Tensor], Tensor]
-"""[R, V] of a token [R] and its position [R] in each row."""
+class Passes(Protocol):
+    """What a sampler asks of a model, while a work attends."""
+
+    def __call__(self, token_R: Tensor, position_R: Tensor) -> Tensor:
+        """[R, V] after one more token a row."""
+
+    def fill(self, ids_BL: Tensor) -> None:
+        """Prompts, padded on the right: only what attention stores is wanted."""
+
+
+class LibraryForward:
+    """The model's own forward, whatever is in it.
+
+    Example: passes = LibraryForward(model); passes.fill(prompts_BL); passes(token_R, position_R)
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, token_R: Tensor, position_R: Tensor) -> Tensor:
+        return next_logits(self.model, token_R, position_R)
+
+    def fill(self, ids_BL: Tensor) -> None:
+        self.model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
 
 
 def next_logits(model: Any, token_R: Tensor, position_R: Tensor) -> Tensor:
@@ -89,11 +114,14 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """One token a row, and its log-probability at the temperature: the word whose exponential noise
     over its probability is least (Gumbel-max without the logarithms)."""
-    logits_RV = logits_RV.float() / (temperature or 1.0)
+    logits_RV = logits_RV.float()
+    if temperature not in (0, 1):
+        logits_RV = logits_RV / temperature
     probs_RV = logits_RV.softmax(1)
     race_RV = logits_RV
     if temperature:
-        race_RV = probs_RV / exponential_noise(key_R, index_R, logits_RV.shape[1])
+        noise_RV = exponential_noise(key_R, index_R, logits_RV.shape[1])
+        race_RV = torch.div(probs_RV, noise_RV, out=noise_RV)
     token_R1 = _argmax(race_RV).unsqueeze(1)
     return token_R1.squeeze(1), probs_RV.gather(1, token_R1).squeeze(1).log()
 
@@ -110,22 +138,27 @@ class HostDecoder:
 
     ticks = 1
 
-    def __init__(self, forward: NextLogits, cache: SlotCache, temperature: float) -> None:
-        self.forward, self.cache, self.temperature = forward, cache, temperature
+    def __init__(self, passes: Passes, cache: SlotCache, temperature: float) -> None:
+        self.passes, self.cache, self.temperature = passes, cache, temperature
+
+    def read(self, ids_BL: Tensor, work: Work) -> None:
+        with doing(work):
+            self.passes.fill(ids_BL)
 
     def run(self, rows: Rows, count: int, ticks: int) -> tuple[np.ndarray, np.ndarray]:
         token, position, key, index = (
             torch.from_numpy(a[:count]) for a in (rows.token, rows.position, rows.key, rows.index)
         )
-        # Rows that begin the same prompt have the same next logits: one of them is computed.
-        first, copy = np.unique(rows.twin[:count], return_inverse=True)
-        rows.twin[:count] = np.arange(count)
-        if len(first) == count:
+        twin_R, self_R = rows.twin[:count], np.arange(count)
+        if (twin_R == self_R).all():
             with doing(SlotStep(self.cache, position)):
-                logits_RV = self.forward(token, position)
+                logits_RV = self.passes(token, position)
         else:
+            # Rows that begin the same prompt have the same next logits: one of them is computed.
+            first, copy = np.unique(twin_R, return_inverse=True)
+            rows.twin[:count] = self_R
             with doing(SlotStep(self.cache, position, first, copy)):
-                logits_RV = self.forward(token[first], position[first])[copy]
+                logits_RV = self.passes(token[first], position[first])[copy]
         token_R, logprob_R = draw(logits_RV, key, index, self.temperature)
         return token_R.numpy()[:, None], logprob_R.numpy()[:, None]
 
@@ -192,6 +225,10 @@ class DeviceDecoder:
 
     def set_temperature(self, temperature: float) -> None:
         self.settings.copy_(torch.tensor([1 / (temperature or 1.0), float(temperature > 0)]))
+
+    def read(self, ids_BL: Tensor, work: Work) -> None:
+        with doing(work):
+            LibraryForward(self.model).fill(ids_BL)
 
     def run(self, rows: Rows, count: int, ticks: int) -> tuple[np.ndarray, np.ndarray]:
         size = min(next((s for s in SIZES if s >= count), self.capacity), self.capacity)

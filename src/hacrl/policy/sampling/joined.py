@@ -107,7 +107,7 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
     holds = Counter(_storage(p) for p in model.parameters() if type(p) is nn.Parameter)
     for owner in model.modules():
         for names in SIBLINGS:
-            members = {n: m for n in names if _plain(m := owner._modules.get(n))}
+            members = {n: m for n in names if is_plain(m := owner._modules.get(n))}
             group = _Group(owner, members)  # type: ignore[arg-type]
             if len(members) == len(names) and _alike(list(group.members.values())):
                 parts = [p for parts in group.tensors() for p in parts]
@@ -116,7 +116,7 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
                     yield group
 
 
-def _plain(module: nn.Module | None) -> bool:
+def is_plain(module: nn.Module | None) -> bool:
     """A product and nothing else: no adapter, quantised or sharded weights, nothing hooked in."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False

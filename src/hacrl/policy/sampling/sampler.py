@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,15 @@ import torch
 from torch import Tensor
 
 from hacrl.errors import UserError
-from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, Work, doing
+from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, doing
 from hacrl.policy.sampling.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix
 from hacrl.policy.sampling.decode import (
     Decoder,
     DeviceDecoder,
     HostDecoder,
-    NextLogits,
+    LibraryForward,
+    Passes,
     Rows,
-    next_logits,
 )
 from hacrl.policy.sampling.lean import LeanForward, fits
 from hacrl.policy.sampling.plain_sampler import PlainSampler
@@ -96,7 +95,8 @@ class Sampler:
         self._switch = Switch(model)
         self._shape: CacheShape | None = None
         self._known = False
-        self._lean: LeanForward | None = None
+        self._lean = False
+        """Whether the scheme of lean.py gives the model's own logits."""
         self._pages: PagedCache | None = None
         self._captured: DeviceDecoder | None = None
 
@@ -138,10 +138,10 @@ class Sampler:
             fit = int(self.cache_share * _host_memory()) // (longest * shape.token_bytes)
             rows = min(rows, max(fit, 1))
             slots = SlotCache(shape, rows, longest)
-            forward: NextLogits = partial(next_logits, self.model)
-            if self._lean is not None and fits(self.model):
-                forward = self._lean
-            return slots, HostDecoder(forward, slots, temperature), rows
+            passes: Passes = LibraryForward(self.model)
+            if self._lean and fits(self.model):
+                passes = LeanForward(self.model, longest if _steady(self.model) else None)
+            return slots, HostDecoder(passes, slots, temperature), rows
         device = self.model.device
         if self._pages is None or len(self._pages.table) < self.rows:
             self._pages = PagedCache(shape, device, self.rows)
@@ -161,7 +161,7 @@ class Sampler:
         if changed or self._captured is None or self._captured.end_ids != self.end_ids:
             self._captured = None  # free the graphs of the old addresses first
             self._captured = DeviceDecoder(
-                self.model, self._pages, self.end_ids, self.rows, capture=_capturable(self.model)
+                self.model, self._pages, self.end_ids, self.rows, capture=_steady(self.model)
             )
         self._captured.set_temperature(temperature)
         return self._pages, self._captured, rows
@@ -178,31 +178,32 @@ class Sampler:
         # The plainest attention, where it can be chosen: others leave out what they cannot do.
         with self._switch.on("eager") if self._exchangeable else nullcontext():
             own = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
-        shape = self._probe(partial(next_logits, self.model), ids, own)
+        shape = self._probe(LibraryForward(self.model), ids, own)
         # Half precision rounds more than what some models do otherwise would show.
         sharp = shape is not None and shape.dtype == torch.float32
         if sharp and self.model.device.type == "cpu" and fits(self.model):
-            lean = LeanForward(self.model)
-            with suppress(RuntimeError, ValueError):  # parts of another shape than they look
+            # Parts may be of another shape than they look.
+            with suppress(AttributeError, RuntimeError, TypeError, ValueError):
+                lean = LeanForward(self.model)
                 found = self._probe(lean, ids, own, tells=False)
-                self._lean = lean if found == shape and self._right_far_on(lean, ids) else None
+                self._lean = found == shape and self._right_far_on(lean, ids)
         return shape
 
-    def _right_far_on(self, step: NextLogits, ids_1L: Tensor) -> bool:
+    def _right_far_on(self, passes: Passes, ids_1L: Tensor) -> bool:
         """Whether a step at the model's last position is the library's: some scale by position."""
         last = (getattr(self.model.config, "max_position_embeddings", None) or FAR) - 1
-        library = partial(next_logits, self.model)
-        own_V, ours_V = (self._trial(s, ids_1L, last, ShapeFinder()) for s in (library, step))
+        library = LibraryForward(self.model)
+        own_V, ours_V = (self._trial(p, ids_1L, last, ShapeFinder()) for p in (library, passes))
         return bool((ours_V - own_V).norm() < 1e-4 * own_V.norm())
 
     def _probe(
-        self, step: NextLogits, ids_1L: Tensor, own_V: Tensor, *, tells: bool = True
+        self, passes: Passes, ids_1L: Tensor, own_V: Tensor, *, tells: bool = True
     ) -> CacheShape | None:
         """What the layers hand over if the last of these tokens is a decode step; None where that
         does not give the model's own logits, which is told."""
         finder = ShapeFinder()
         try:
-            ours_V = self._trial(step, ids_1L, ids_1L.shape[1] - 1, finder)
+            ours_V = self._trial(passes, ids_1L, ids_1L.shape[1] - 1, finder)
         except (AttributeError, TypeError, KeyError):
             return None
         gap, half = _gap(ours_V, own_V), ours_V.dtype != torch.float32
@@ -229,19 +230,12 @@ class Sampler:
             logits_1LV = self.model(input_ids=ids_1L, use_cache=False, logits_to_keep=1).logits
         return _gap(logits_1LV[0, -1], own_V)
 
-    def _trial(
-        self, step: NextLogits, ids_1L: Tensor, position: int, finder: ShapeFinder
-    ) -> Tensor:
+    def _trial(self, passes: Passes, ids_1L: Tensor, position: int, finder: ShapeFinder) -> Tensor:
         """[V] of a decode step of the last of these tokens, put at this position."""
         last = ids_1L[:, -1]
         with self._switch.on(), doing(finder):
-            self.model(input_ids=ids_1L[:, :-1], use_cache=False, logits_to_keep=1)
-            return step(last, torch.full_like(last, position))[0]
-
-    def forward(self, ids_BL: Tensor, work: Work) -> None:
-        """Prompts, padded on the right; only what attention stores is wanted."""
-        with doing(work):
-            self.model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
+            passes.fill(ids_1L[:, :-1])
+            return passes(last, torch.full_like(last, position))[0]
 
 
 class _Writing:
@@ -313,7 +307,7 @@ class _Writing:
             self.count += 1
         if self.count > before:
             self.cache.prepare(self._next_prefixes())
-            self.cache.fill(self.sampler.forward, self.sampler.pad_id)
+            self.cache.fill(self.decoder.read, self.sampler.pad_id)
 
     def _next_prefixes(self) -> Iterator[Prefix]:
         """Of the next requests, as many prompts as one forward pass takes along."""
@@ -371,7 +365,9 @@ class _Writing:
         left = self.count - len(finished)
         gaps = finished[finished < left]
         if len(gaps):
-            last = np.setdiff1d(np.arange(left, self.count), finished)
+            in_work = np.ones(self.count, bool)
+            in_work[finished] = False
+            last = left + in_work[left:].nonzero()[0]
             self.cache.move(last, gaps)
             self.rows.move(last, gaps)
         self.count = left
@@ -385,8 +381,9 @@ def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _capturable(model: Any) -> bool:
-    """Not where a rotary embedding chooses its frequencies by the positions of a batch: it waits for
-    the device to know them, which a capture cannot."""
+def _steady(model: Any) -> bool:
+    """Whether a position has the same angles in every batch. Where a rotary embedding chooses its
+    frequencies by the positions it is given, it waits for the device to know them, which a capture
+    cannot."""
     kinds = {str(getattr(module, "rope_type", "")) for module in model.modules()}
     return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
