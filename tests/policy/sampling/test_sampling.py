@@ -32,6 +32,8 @@ from transformers import (
     LlamaForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -42,6 +44,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from hacrl.errors import UserError
 from hacrl.noise import gumbel_noise
@@ -50,6 +53,7 @@ from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.sampling import cache as cache_module
 from hacrl.policy.sampling import decode as decode_module
+from hacrl.policy.sampling import lean as lean_module
 from hacrl.policy.sampling import sampler as sampler_module
 from hacrl.policy.sampling.cache import PAGE, PagedCache
 from hacrl.policy.sampling.decode import DeviceDecoder, draw
@@ -287,6 +291,74 @@ def test_parts_that_are_not_the_usual_ones_are_called_as_they_are() -> None:
         replies = sampler.sample(asked, 1.0)
         assert sampler._lean and len(heard) >= (model is listened) * 2 * 14
         same(replies, plainly(model, asked))
+
+
+class CentredNorm(LlamaRMSNorm):
+    def forward(self, x):
+        return super().forward(x - x.mean(-1, keepdim=True))
+
+
+class ShiftedNorm(LlamaRMSNorm):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.bias = torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        return super().forward(x) + self.bias
+
+
+class ShiftedGate(LlamaMLP):
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        self.bias = torch.nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self, x):
+        return super().forward(x) + self.bias
+
+
+def test_weights_that_add_nothing_at_first_count_when_they_are_trained() -> None:
+    """What looks like the usual norm or gated product, and is more or other."""
+    asked = some_requests()
+    for kind in (CentredNorm, ShiftedNorm, ShiftedGate):
+        model = model_of("llama")
+        for layer in model.model.layers:
+            name = "mlp" if kind is ShiftedGate else "input_layernorm"
+            own = layer._modules[name]
+            made = kind(model.config) if kind is ShiftedGate else kind(32, own.variance_epsilon)
+            made.load_state_dict(own.state_dict(), strict=False)
+            layer._modules[name] = made
+        sampler = Sampler(model.eval(), ENDS, 0, 64)
+        before = sampler.sample(asked, 1.0)
+        same(before, plainly(model, asked))
+        assert sampler._lean, kind
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                torch.nn.init.normal_(parameter)
+        same(sampler.sample(asked, 1.0), plainly(model, asked))
+
+
+def test_a_wrapper_with_weights_of_its_own_is_not_left_out() -> None:
+    model = model_of("llama")
+    assert fits(model)
+    model.model.layers[1].scale = torch.nn.Parameter(torch.ones(1))
+    assert not fits(model)
+
+
+def test_what_a_model_writes_does_not_depend_on_who_wrote_before(monkeypatch) -> None:
+    """Two models of one class, of which one turns half of each head."""
+    asked, written = some_requests(3, 2), []
+    for order in ((1.0, 0.5), (0.5, 1.0)):
+        monkeypatch.setattr(lean_module, "_usual", type(lean_module._usual)())
+        for share in order:
+            angles = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+            torch.manual_seed(0)
+            config = NemotronConfig(**SMALL, head_dim=8, rope_parameters=angles)
+            model = NemotronForCausalLM(config).eval()
+            sampler = Sampler(model, ENDS, 0, 64)
+            written.append((share, sampler.sample(asked, 1.0)))
+            assert sampler._lean
+            same(written[-1][1], plainly(model, asked))
+    assert written[0] == written[3] and written[1] == written[2]
 
 
 def test_who_listens_to_a_layer_hears_every_step() -> None:

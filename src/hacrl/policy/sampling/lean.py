@@ -15,9 +15,10 @@ size, E width.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 ATTENTION = {*PROJECTIONS, "o_proj"}
 NORMS = {"q_norm", "k_norm"}
+GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, [N, 1, D] each."""
@@ -108,7 +110,7 @@ class _Layer:
         self.out = _Product(part.o_proj)
         self.gated: tuple[_Product, Part, _Product] | None = None
         self.last = _Product(mlp)
-        if _known(type(mlp), lambda: is_gated(mlp)) and _unwatched(mlp):
+        if _only(mlp, GATED) and _known(mlp, lambda: is_gated(mlp)):
             self.gated = _Product(mlp.gate_proj), mlp.act_fn, _Product(mlp.up_proj)
             self.last = _Product(mlp.down_proj)
 
@@ -171,7 +173,7 @@ class _Product:
 def _norm(part: Any) -> Part:
     """The part, or if it is the usual norm that in one call."""
     epsilon = getattr(part, "variance_epsilon", None)
-    if epsilon is None or not _unwatched(part):
+    if epsilon is None or not _only(part, {"weight"}) or part.weight.ndim > 1:
         return part
     weight = part.weight
     epsilon, share = weight.new_tensor(epsilon), 1 / len(weight)
@@ -181,10 +183,11 @@ def _norm(part: Any) -> Part:
         return (x * torch.addcmul(epsilon, norm, norm, value=share).rsqrt_()).mul_(weight)
 
     def same() -> bool:
-        trial = torch.linspace(-1e-3, 1e-3, len(weight)).to(weight)  # so small that epsilon counts
+        # So small that epsilon counts, and with a mean: some norms take it away.
+        trial = torch.linspace(-1e-3, 2e-3, len(weight)).to(weight)
         return torch.allclose(usual(trial), part(trial), rtol=1e-5)
 
-    return usual if _known(type(part), same) else part
+    return usual if _known(part, same) else part
 
 
 def _rotation(decoder: Any) -> tuple[Callable[[Tensor, Angles], Tensor], bool]:
@@ -207,7 +210,7 @@ def _rotation(decoder: Any) -> tuple[Callable[[Tensor, Angles], Tensor], bool]:
             return torch.allclose(turned, models(trial, angles), rtol=1e-5)
         return False
 
-    return (_halves, True) if _known(type(part), same) else (models, False)
+    return (_halves, True) if _known(part, same) else (models, False)
 
 
 def _halves(heads_NHD: Tensor, angles: Angles) -> Tensor:
@@ -223,24 +226,32 @@ def _signed(angles: Angles) -> Angles:
     return cos_N1D, torch.cat([-first, second], 2)
 
 
-_usual: dict[type, bool] = {}
+_usual: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def _known(kind: type, same: Callable[[], bool]) -> bool:
-    """Whether parts of this class do what is usual: looked at once, since all of it is compared with
-    the model's own logits for every model (sampler.py)."""
-    if kind not in _usual:
-        _usual[kind] = same()
-    return _usual[kind]
+def _known(part: nn.Module, same: Callable[[], bool]) -> bool:
+    """Whether the part does what is usual: looked at once, since all of it is compared with the model's
+    own logits (sampler.py). Of every part by itself: two of a class may be set otherwise, and what a
+    model writes must not depend on who else was there before it."""
+    if part not in _usual:
+        _usual[part] = same()
+    return _usual[part]
 
 
-def _unwatched(part: Any) -> bool:
-    """Nobody would notice that it is not called."""
-    return not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+def _only(part: Any, names: Container[str]) -> bool:
+    """It holds nothing but what has these names, and nobody would notice that it is not called. What
+    else it held might add nothing at first (a bias of zeros), and be trained then."""
+    return not (
+        any(name not in names for name in (*part._parameters, *part._buffers, *part._modules))
+        or part._forward_hooks
+        or part._forward_pre_hooks
+        or "forward" in vars(part)
+    )
 
 
 def fits(model: Any) -> bool:
-    """Whether the parts are those of the scheme, and nobody listens to the wrappers left out."""
+    """Whether the parts are those of the scheme, and the wrappers left out hold no weights of their own
+    and have no listeners."""
     decoder: Any = getattr(model, "model", None)
     layers: Any = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or set(model._modules) != {"model", "lm_head"}:
@@ -253,7 +264,7 @@ def fits(model: Any) -> bool:
         and all(set(part._modules) in (ATTENTION, ATTENTION | NORMS) for part in attention)
         and all(hasattr(sys.modules[type(part).__module__], ROTARY) for part in attention)
         and not any(
-            wrapper._forward_hooks or wrapper._forward_pre_hooks
+            wrapper._forward_hooks or wrapper._forward_pre_hooks or wrapper._parameters
             for wrapper in (model, decoder, *layers, *attention)
         )
     )
