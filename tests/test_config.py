@@ -82,6 +82,11 @@ def test_one_override_for_all_agents(path: Path) -> None:
     }
 
 
+def test_what_one_override_gave_to_all_another_changes_for_one(path: Path) -> None:
+    config = load_config(path, ["agents.*.lora={rank=8}", "agents.0.lora.rank=4"])
+    assert [agent.lora and agent.lora.rank for agent in config.agents] == [4, 8]
+
+
 def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
     config = load_config(path, ["agents.0.lora.rank=4", "algorithm.options.mine=[1, 2]"])
     (tmp_path / "again.toml").write_text(dump_config(config))

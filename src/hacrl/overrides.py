@@ -7,6 +7,7 @@ those of x.toml: a variant of many configs that needs more than one key is one w
 from __future__ import annotations
 
 import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,14 @@ def _set(node: Any, path: list[str], value: Any, override: str) -> None:
             if rest:
                 _set(node[place], rest, value, override)
             else:
-                node[place] = value
+                node[place] = deepcopy(value)
     elif not isinstance(node, dict):
         where = ".".join(override.partition("=")[0].split(".")[: -len(path)])
         raise UserError(f"override {override!r}: {where} is a value, not a table")
     elif rest:
         _set(node.setdefault(part, {}), rest, value, override)
     else:
-        node[part] = value
+        node[part] = deepcopy(value)  # each agent its own: a later override may change one of them
 
 
 def _arm(override: str, folder: Path) -> Path:
