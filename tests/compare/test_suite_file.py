@@ -136,6 +136,9 @@ def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> No
         ({"teams": [{"name": "t", "agents": ["owl"]}]}, "the base has no agent 'owl'"),
         ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
         ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
+        ({"overrides": ["agents=3"]}, "agents: Input should be a valid list"),
+        ({"overrides": ["agents=['wren']"]}, "agents.0: Input should be a valid dictionary"),
+        ({"overrides": ["agents.0.name=[1]"]}, "agents.0.name: Input should be a valid string"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

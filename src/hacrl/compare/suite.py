@@ -242,8 +242,7 @@ def _config(loaded: LoadedSuite, team: Team, arm: Arm, seed: int, changes: Seque
         tree["agents"] = [_agent(tree, agent, team) for agent in team.agents]
     for override in (*team.overrides, *arm.overrides):
         apply_override(tree, override, loaded.folder)
-    for agent in tree.get("agents", []):
-        lay_over(agent, deepcopy(arm.agents.get(agent.get("name"), {})))
+    _change_agents(tree.get("agents"), arm)
     for override in (*changes, f"seed={seed}"):
         apply_override(tree, override, loaded.folder)
     where = f"{loaded.path}, arm {arm.name!r}, team {team.name!r}"
@@ -251,6 +250,15 @@ def _config(loaded: LoadedSuite, team: Team, arm: Arm, seed: int, changes: Seque
     if not config.evaluation.problems:
         raise UserError(f"{where}: evaluation.problems = 0 leaves nothing to compare")
     return config
+
+
+def _change_agents(agents: Any, arm: Arm) -> None:
+    """As the arm says. What is no list of agents is left as it is: the config's check will tell."""
+    for agent in agents if isinstance(agents, list) else []:
+        for name, changed in arm.agents.items():
+            if isinstance(agent, dict) and agent.get("name") == name:
+                lay_over(agent, deepcopy(changed))
+                break  # the name itself may have changed
 
 
 def _agent(tree: dict[str, Any], agent: str | dict[str, Any], team: Team) -> dict[str, Any]:
