@@ -371,6 +371,22 @@ def test_who_listens_to_a_layer_hears_every_step() -> None:
     assert len(heard) > max(len(r.token_ids) for r in replies)  # the steps, and the prompts
 
 
+def test_frequencies_that_follow_positions_are_asked_for_at_every_lean_step() -> None:
+    """Beyond the sixteenth token they depend on how far the batch has come, not on how far it may."""
+    torch.manual_seed(0)
+    scaled = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    model = LlamaForCausalLM(
+        LlamaConfig(**SMALL, max_position_embeddings=16, rope_parameters=scaled)
+    ).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3
+    asked = [Request((9, 8, 7), 100, 40)]
+    sampler = Sampler(model, (), 0, 4)
+    replies = sampler.sample(asked, 1.0)
+    assert sampler._lean
+    same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
+
+
 def test_lean_steps_use_adapters() -> None:
     lora = pytest.importorskip("peft")
     model, asked = model_of("llama"), some_requests(3, 2)
