@@ -241,6 +241,20 @@ def test_the_lean_step_is_the_models_own(family: str) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_the_usual_parts_are_known(family: str) -> None:
+    """Called as they are they would give the same replies, only slower."""
+    model = model_of(family)
+    lean = LeanForward(model)
+    assert lean.signed and lean.norm is not model.model.norm
+    for layer, own in zip(lean.layers, model.model.layers, strict=True):
+        norms = (own.input_layernorm, own.post_attention_layernorm)
+        assert not {*norms} & {*layer.norms} and layer.gated is not None
+        assert all(product.weight is not None for product in (*layer.products, layer.out))
+        assert len(layer.head_norms) == (2 if family == "qwen" else 0)
+        assert not {*own.self_attn.children()} & {*layer.head_norms}
+
+
 def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> None:
     """Granite scales its residuals, SmolLM3 leaves out the rotary embedding of some layers, Ministral 3
     scales queries from the sixteenth token here on: the parts have the same names."""

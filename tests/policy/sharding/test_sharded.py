@@ -217,6 +217,18 @@ def test_the_norm_is_that_of_all_shards(pair, llama: Path) -> None:
     assert_same_state(sharded, whole, 1e-6)
 
 
+def test_a_shard_counts_its_own_part_and_none_of_it_waits_elsewhere(pair, llama: Path) -> None:
+    """Moments are 8 bytes a parameter, before the first update; the other half is the other rank's."""
+    sharded, whole = pair(llama, offload="optimizer")
+    here = sum(m.to_local().numel() for m in sharded.master.values())
+    assert 0 < here < sum(m.numel() for m in sharded.master.values())
+    assert sharded.turns.absent_bytes() == 8 * here
+    for _ in range(2):
+        learn(sharded, samples(whole))
+        sharded.rest()
+        assert sharded.turns.absent_bytes() == 0 and not list(sharded.turns.movable())
+
+
 def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
     """Steps of 1e-6 vanish in bfloat16; the shards keep them, and the sampling copy follows."""
     sharded, whole = pair(llama, dtype="bfloat16", learning_rate=1e-6)
