@@ -174,11 +174,14 @@ class ShapeFinder:
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self.plain = True
         """Keys and values of one size: what the cache can hold."""
+        self.limits: dict[int, tuple[int | None, float | None]] = {}
+        """Window and cap of each layer: few tokens do not show them in what they give."""
 
     def attend(
         self, layer: int, query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule
     ) -> Tensor:
         self.plain &= key_BKLD.shape == value_BKLD.shape
+        self.limits[layer] = (rule.window, rule.cap)
         self.seen[layer] = (key_BKLD.shape[1], key_BKLD.shape[3], key_BKLD.dtype)
         if layer in self._stored:
             keys, values = self._stored[layer]

@@ -277,6 +277,14 @@ def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> Non
     assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
 
 
+def test_a_window_that_a_model_does_not_hand_over_is_none() -> None:
+    """Of twelve tokens, which the eight that are tried do not reach."""
+    model, asked = model_of("llama"), some_requests()
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = 12
+    same(Sampler(model, ENDS, 0, 64).sample(asked, 1.0), plainly(model, asked))
+
+
 def test_in_half_precision_every_step_goes_through_the_library() -> None:
     """There a rotary embedding too many is no larger than what is rounded away."""
     torch.manual_seed(0)

@@ -190,11 +190,14 @@ class Sampler:
         return shape
 
     def _right_far_on(self, passes: Passes, ids_1L: Tensor) -> bool:
-        """Whether a step at the model's last position is the library's: some scale by position."""
+        """Whether a step at the model's last position is the library's: some scale by position. And
+        whether its layers see as far back."""
         last = (getattr(self.model.config, "max_position_embeddings", None) or FAR) - 1
-        library = LibraryForward(self.model)
-        own_V, ours_V = (self._trial(p, ids_1L, last, ShapeFinder()) for p in (library, passes))
-        return bool((ours_V - own_V).norm() < 1e-4 * own_V.norm())
+        library, theirs, ours = LibraryForward(self.model), ShapeFinder(), ShapeFinder()
+        own_V = self._trial(library, ids_1L, last, theirs)
+        ours_V = self._trial(passes, ids_1L, last, ours)
+        near = bool((ours_V - own_V).norm() < 1e-4 * own_V.norm())
+        return near and ours.limits == theirs.limits
 
     def _probe(
         self, passes: Passes, ids_1L: Tensor, own_V: Tensor, *, tells: bool = True
