@@ -34,6 +34,8 @@ from transformers import (
     Ministral3ForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -275,6 +277,17 @@ def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> Non
         same(sampler.sample(asked, 1.0), plainly(model, asked))
         assert sampler._shape is not None and not sampler._lean
     assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
+
+
+def test_clipped_queries_are_seen_when_they_reach_the_clip() -> None:
+    """Small weights, as at the start of a training, do not reach it."""
+    torch.manual_seed(0)
+    model = OlmoForCausalLM(OlmoConfig(**SMALL, clip_qkv=1.0, pad_token_id=0)).eval()
+    sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
+    for _ in range(2):
+        same(sampler.sample(asked, 1.0), plainly(model, asked))
+        for parameter in model.parameters():
+            parameter.data *= 20
 
 
 def test_a_window_that_a_model_does_not_hand_over_is_none() -> None:

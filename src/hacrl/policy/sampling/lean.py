@@ -258,6 +258,8 @@ def fits(model: Any) -> bool:
         return False
     if set(decoder._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
+    if getattr(model.config, "clip_qkv", None) is not None:  # seen only where weights are large
+        return False
     attention: list[Any] = [layer._modules.get("self_attn", layer) for layer in layers]
     return (
         all(set(layer._modules) == LAYER for layer in layers)
