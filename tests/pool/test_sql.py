@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from hacrl.errors import UserError
-from hacrl.pool import open_pool
+from hacrl.pool import database, open_pool
 
 URL = "sqlite:///pool.db"
 
@@ -59,16 +60,21 @@ def test_two_processes_race_on_one_file(tmp_path, start):
     assert step == 11
 
 
-def test_a_new_file_that_another_process_locks_is_waited_for(tmp_path):
+def test_a_new_file_that_another_process_locks_is_waited_for(tmp_path, monkeypatch):
     """Two processes open one new file at once: its journal cannot change while the other writes,
     and SQLite says so at once instead of waiting."""
-    other = sqlite3.connect(tmp_path / "pool.db", check_same_thread=False)
+    other = sqlite3.connect(tmp_path / "pool.db")
     other.execute("CREATE TABLE other (x)")
     other.execute("BEGIN IMMEDIATE")
-    release = threading.Timer(0.5, other.rollback)
-    release.start()
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        other.rollback()
+
+    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     pool = open_pool(URL, tmp_path)
-    release.join()
+    assert len(waited) == 1
     other.close()
     assert pool.arrived(0) == ()
     pool.dispose()
