@@ -157,6 +157,21 @@ def test_a_module_of_another_form_is_left_as_it_is() -> None:
     assert model.model.layers[1].mlp in fusion._forward
 
 
+def test_a_module_that_holds_more_is_left_as_it_is() -> None:
+    """A scale of 1 changes nothing before it is trained."""
+    torch._dynamo.reset()
+    model = build("llama")
+    layer = model.model.layers[0].mlp
+    kind = type(layer)
+    layer.__class__ = type(
+        "Scaled", (kind,), {"forward": lambda s, x: s.scale * kind.forward(s, x)}
+    )
+    layer.scale = nn.Parameter(torch.ones(()))
+    fusion = LearningFusion(model, partial(torch.compile, backend="eager"))
+    assert layer not in fusion._forward
+    assert model.model.layers[1].mlp in fusion._forward
+
+
 def test_experts_stay_outside() -> None:
     """Their matrices are no linear layers, and routing depends on values. Of two layers with two experts
     of four a token keeps in bfloat16 at least the experts' inputs, 2 x 64, and their inner results, 2 x

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.overrides import _pop_mode_temporarily
 
+GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 ROTARY = "apply_rotary_pos_emb"
 """The function of that name in a model's own module, as nearly all decoders have it."""
 WORTH_COMPILING = 50_000_000
@@ -164,8 +165,10 @@ def _gated(module: Any, product: Callable[..., Tensor], hidden: Tensor) -> Tenso
 def is_gated(module: Any) -> bool:
     """Whether it is the usual gated product, by name and by what it gives (on the meta device tensors
     have no values: by name)."""
-    if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+    if not all(hasattr(module, name) for name in GATED):
         return False
+    if any(name not in GATED for name in (*module._parameters, *module._buffers, *module._modules)):
+        return False  # a bias of zeros gives nothing yet, and would be trained
     weight = getattr(module.gate_proj, "weight", None)
     if weight is None or weight.ndim != 2 or "forward" in vars(module):
         return False

@@ -24,14 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from hacrl.policy.attention import attend, rule_of
-from hacrl.policy.fuse import ROTARY, is_gated
+from hacrl.policy.fuse import GATED, ROTARY, is_gated
 from hacrl.policy.sampling.joined import is_plain
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 ATTENTION = {*PROJECTIONS, "o_proj"}
 NORMS = {"q_norm", "k_norm"}
-GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, [N, 1, D] each."""
