@@ -6,47 +6,24 @@ word for word); on a GPU the kernels themselves are compared in tests/gpu.
 
 from __future__ import annotations
 
-import random
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import ENDS, SMALL, model_of, plainly, same, some_requests
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GlmConfig,
-    GlmForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    NemotronConfig,
-    NemotronForCausalLM,
-    OlmoConfig,
-    OlmoForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from hacrl.errors import UserError
 from hacrl.noise import gumbel_noise
@@ -55,70 +32,12 @@ from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.sampling import cache as cache_module
 from hacrl.policy.sampling import decode as decode_module
-from hacrl.policy.sampling import lean as lean_module
 from hacrl.policy.sampling import sampler as sampler_module
 from hacrl.policy.sampling.cache import PAGE, PagedCache
 from hacrl.policy.sampling.decode import DeviceDecoder, draw
-from hacrl.policy.sampling.lean import LeanForward, fits
+from hacrl.policy.sampling.lean import LeanForward
 from hacrl.policy.sampling.plain_sampler import PlainSampler
 from hacrl.policy.sampling.sampler import Reply, Request, Sampler
-
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-}
-ENDS = (5, 6, 7, 8)
-
-
-def model_of(family: str):
-    torch.manual_seed(0)
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SMALL))
-    elif family == "qwen":
-        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
-    elif family == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4))
-    else:  # windows that prompts and replies cross; scores of Gemma 2 are capped
-        layers = ["sliding_attention", "sliding_attention", "full_attention"]
-        kind = dict(SMALL, head_dim=16, sliding_window=6, layer_types=layers)
-        if family == "gemma3":
-            model = Gemma3ForCausalLM(Gemma3TextConfig(**kind))
-        else:
-            model = Gemma2ForCausalLM(
-                Gemma2Config(**kind, attn_logit_softcapping=2.0, attn_implementation="eager")
-            )
-    for parameter in model.parameters():  # larger than the start of a training: words differ
-        parameter.data *= 1.5
-    return model.eval()
-
-
-def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Request]:
-    """Groups that share a prompt, of lengths around the border of a page, down to a single token."""
-    draw = random.Random(1)
-    asked = []
-    for p in range(prompts):
-        prompt = tuple(draw.randrange(300) for _ in range((1, 3, 8, 9, 17, 20)[p % 6]))
-        for _ in range(each):
-            asked.append(
-                Request(prompt, draw.randrange(-(2**63), 2**63), draw.choice((3, 10, most)))
-            )
-    return asked
-
-
-def plainly(model, asked, temperature=1.0) -> list[Reply]:
-    return [Reply(*r) for r in PlainSampler(model, ENDS, 0, 64).sample(asked, temperature)]
-
-
-def same(one: list[Reply], other: list[Reply]) -> None:
-    assert [r.token_ids for r in one] == [r.token_ids for r in other]
-    assert [r.stopped for r in one] == [r.stopped for r in other]
-    for a, b in zip(one, other, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
-
 
 # ---------------------------------------------------------------- slots
 
@@ -222,218 +141,6 @@ def test_rows_that_begin_the_same_prompt_are_computed_once(monkeypatch) -> None:
         same(replies, plainly(model, asked))
         assert computed[0] == first
         assert sum(computed) < sum(len(r.token_ids) for r in replies)
-
-
-# ---------------------------------------------------------------- the lean step
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen"])
-def test_the_lean_step_is_the_models_own(family: str) -> None:
-    model, asked = model_of(family), some_requests()
-    lean, library = Sampler(model, ENDS, 0, 64), Sampler(model, ENDS, 0, 64)
-    replies = lean.sample(asked, 1.0)
-    assert lean._lean
-    library._shape, library._known = lean._shape, True
-    assert not library._lean
-    for a, b in zip(replies, library.sample(asked, 1.0), strict=True):
-        assert a.token_ids == b.token_ids
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-6)
-    model.train()  # a step leaves nothing behind that the trainer could not use
-    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen"])
-def test_the_usual_parts_are_known(family: str) -> None:
-    """Called as they are they would give the same replies, only slower."""
-    model = model_of(family)
-    lean = LeanForward(model)
-    assert lean.signed and lean.norm is not model.model.norm
-    for layer, own in zip(lean.layers, model.model.layers, strict=True):
-        norms = (own.input_layernorm, own.post_attention_layernorm)
-        assert not {*norms} & {*layer.norms} and layer.gated is not None
-        assert all(product.weight is not None for product in (*layer.products, layer.out))
-        assert len(layer.head_norms) == (2 if family == "qwen" else 0)
-        assert not {*own.self_attn.children()} & {*layer.head_norms}
-
-
-def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> None:
-    """Granite scales its residuals, SmolLM3 leaves out the rotary embedding of some layers, Ministral 3
-    scales queries from the sixteenth token here on: the parts have the same names."""
-    torch.manual_seed(0)
-    granite = GraniteForCausalLM(GraniteConfig(**SMALL, residual_multiplier=0.5)).eval()
-    smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
-    scaling = {"llama_4_scaling_beta": 1.0, "original_max_position_embeddings": 16}
-    angles = {"rope_type": "default", "rope_theta": 1e4, **scaling}
-    ministral = Ministral3ForCausalLM(
-        Ministral3Config(**SMALL, head_dim=8, max_position_embeddings=64, rope_parameters=angles)
-    )
-    for parameter in ministral.parameters():
-        parameter.data *= 3
-    for model in (granite, smol.eval(), ministral.eval()):
-        assert fits(model)
-        sampler = Sampler(model, ENDS, 0, 64)
-        asked = some_requests(3, 2)
-        same(sampler.sample(asked, 1.0), plainly(model, asked))
-        assert sampler._shape is not None and not sampler._lean
-    assert not fits(model_of("gemma3")) and not fits(model_of("gpt2"))
-
-
-def test_clipped_queries_are_seen_when_they_reach_the_clip() -> None:
-    """Small weights, as at the start of a training, do not reach it."""
-    torch.manual_seed(0)
-    model = OlmoForCausalLM(OlmoConfig(**SMALL, clip_qkv=1.0, pad_token_id=0)).eval()
-    sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
-    for _ in range(2):
-        same(sampler.sample(asked, 1.0), plainly(model, asked))
-        for parameter in model.parameters():
-            parameter.data *= 20
-
-
-def test_a_window_that_a_model_does_not_hand_over_is_none() -> None:
-    """Of twelve tokens, which the eight that are tried do not reach."""
-    model, asked = model_of("llama"), some_requests()
-    for layer in model.model.layers:
-        layer.self_attn.sliding_window = 12
-    same(Sampler(model, ENDS, 0, 64).sample(asked, 1.0), plainly(model, asked))
-
-
-def test_in_half_precision_every_step_goes_through_the_library() -> None:
-    """There a rotary embedding too many is no larger than what is rounded away."""
-    torch.manual_seed(0)
-    smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
-    for model in (smol.eval().bfloat16(), model_of("llama").bfloat16()):
-        sampler = Sampler(model, ENDS, 0, 64)
-        sampler.sample(some_requests(2, 2), 1.0)
-        assert sampler._shape is not None and not sampler._lean
-
-
-def test_parts_that_are_not_the_usual_ones_are_called_as_they_are() -> None:
-    """Biases; half a head turned, neighbours against each other, and gate and up in one; listeners."""
-    torch.manual_seed(0)
-    biased = Qwen2ForCausalLM(Qwen2Config(**SMALL)).eval()
-    angles = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    glm = GlmForCausalLM(GlmConfig(**SMALL, head_dim=8, rope_parameters=angles, pad_token_id=0))
-    listened, heard = model_of("qwen"), []
-    for module in (listened.model.layers[0].mlp, listened.model.norm):
-        module.register_forward_hook(lambda *_: heard.append(1))
-    for model in (biased, glm.eval(), listened):
-        for name, parameter in model.named_parameters():
-            if "bias" in name:
-                torch.nn.init.normal_(parameter)
-        heard.clear()
-        sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
-        replies = sampler.sample(asked, 1.0)
-        assert sampler._lean and len(heard) >= (model is listened) * 2 * 14
-        same(replies, plainly(model, asked))
-
-
-class CentredNorm(LlamaRMSNorm):
-    def forward(self, x):
-        return super().forward(x - x.mean(-1, keepdim=True))
-
-
-class ShiftedNorm(LlamaRMSNorm):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps)
-        self.bias = torch.nn.Parameter(torch.zeros(size))
-
-    def forward(self, x):
-        return super().forward(x) + self.bias
-
-
-class ShiftedGate(LlamaMLP):
-    def __init__(self, config) -> None:
-        super().__init__(config)
-        self.bias = torch.nn.Parameter(torch.zeros(config.hidden_size))
-
-    def forward(self, x):
-        return super().forward(x) + self.bias
-
-
-def test_weights_that_add_nothing_at_first_count_when_they_are_trained() -> None:
-    """What looks like the usual norm or gated product, and is more or other."""
-    asked = some_requests()
-    for kind in (CentredNorm, ShiftedNorm, ShiftedGate):
-        model = model_of("llama")
-        for layer in model.model.layers:
-            name = "mlp" if kind is ShiftedGate else "input_layernorm"
-            own = layer._modules[name]
-            made = kind(model.config) if kind is ShiftedGate else kind(32, own.variance_epsilon)
-            made.load_state_dict(own.state_dict(), strict=False)
-            layer._modules[name] = made
-        sampler = Sampler(model.eval(), ENDS, 0, 64)
-        before = sampler.sample(asked, 1.0)
-        same(before, plainly(model, asked))
-        assert sampler._lean, kind
-        for name, parameter in model.named_parameters():
-            if "bias" in name:
-                torch.nn.init.normal_(parameter)
-        same(sampler.sample(asked, 1.0), plainly(model, asked))
-
-
-def test_a_wrapper_with_weights_of_its_own_is_not_left_out() -> None:
-    model = model_of("llama")
-    assert fits(model)
-    model.model.layers[1].scale = torch.nn.Parameter(torch.ones(1))
-    assert not fits(model)
-
-
-def test_what_a_model_writes_does_not_depend_on_who_wrote_before(monkeypatch) -> None:
-    """Two models of one class, of which one turns half of each head."""
-    asked, written = some_requests(3, 2), []
-    for order in ((1.0, 0.5), (0.5, 1.0)):
-        monkeypatch.setattr(lean_module, "_usual", type(lean_module._usual)())
-        for share in order:
-            angles = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
-            torch.manual_seed(0)
-            config = NemotronConfig(**SMALL, head_dim=8, rope_parameters=angles)
-            model = NemotronForCausalLM(config).eval()
-            sampler = Sampler(model, ENDS, 0, 64)
-            written.append((share, sampler.sample(asked, 1.0)))
-            assert sampler._lean
-            same(written[-1][1], plainly(model, asked))
-    assert written[0] == written[3] and written[1] == written[2]
-
-
-def test_who_listens_to_a_layer_hears_every_step() -> None:
-    model, asked = model_of("llama"), some_requests(2, 2)
-    sampler = Sampler(model, ENDS, 0, 64)
-    replies = sampler.sample(asked, 1.0)
-    heard = []
-    model.model.layers[1].register_forward_hook(lambda *_: heard.append(1))
-    same(sampler.sample(asked, 1.0), replies)
-    assert len(heard) > max(len(r.token_ids) for r in replies)  # the steps, and the prompts
-
-
-def test_frequencies_that_follow_positions_are_asked_for_at_every_lean_step() -> None:
-    """Beyond the sixteenth token they depend on how far the batch has come, not on how far it may."""
-    torch.manual_seed(0)
-    scaled = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    model = LlamaForCausalLM(
-        LlamaConfig(**SMALL, max_position_embeddings=16, rope_parameters=scaled)
-    ).eval()
-    for parameter in model.parameters():
-        parameter.data *= 3
-    asked = [Request((9, 8, 7), 100, 40)]
-    sampler = Sampler(model, (), 0, 4)
-    replies = sampler.sample(asked, 1.0)
-    assert sampler._lean
-    same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
-
-
-def test_lean_steps_use_adapters() -> None:
-    lora = pytest.importorskip("peft")
-    model, asked = model_of("llama"), some_requests(3, 2)
-    before = plainly(model, asked)
-    model = lora.inject_adapter_in_model(
-        lora.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False), model
-    ).eval()
-    sampler = Sampler(model, ENDS, 0, 64)
-    replies = sampler.sample(asked, 1.0)
-    assert sampler._lean
-    same(replies, plainly(model, asked))
-    assert [r.token_ids for r in replies] != [r.token_ids for r in before]
 
 
 # ---------------------------------------------------------------- the draw

@@ -1,0 +1,79 @@
+"""Small models of several families, requests to them, and what their replies should be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from hacrl.policy.sampling.plain_sampler import PlainSampler
+from hacrl.policy.sampling.sampler import Reply, Request
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+}
+ENDS = (5, 6, 7, 8)
+
+
+def model_of(family: str):
+    torch.manual_seed(0)
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    elif family == "qwen":
+        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
+    elif family == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4))
+    else:  # windows that prompts and replies cross; scores of Gemma 2 are capped
+        layers = ["sliding_attention", "sliding_attention", "full_attention"]
+        kind = dict(SMALL, head_dim=16, sliding_window=6, layer_types=layers)
+        if family == "gemma3":
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**kind))
+        else:
+            model = Gemma2ForCausalLM(
+                Gemma2Config(**kind, attn_logit_softcapping=2.0, attn_implementation="eager")
+            )
+    for parameter in model.parameters():  # larger than the start of a training: words differ
+        parameter.data *= 1.5
+    return model.eval()
+
+
+def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Request]:
+    """Groups that share a prompt, of lengths around the border of a page, down to a single token."""
+    draw = random.Random(1)
+    asked = []
+    for p in range(prompts):
+        prompt = tuple(draw.randrange(300) for _ in range((1, 3, 8, 9, 17, 20)[p % 6]))
+        for _ in range(each):
+            asked.append(
+                Request(prompt, draw.randrange(-(2**63), 2**63), draw.choice((3, 10, most)))
+            )
+    return asked
+
+
+def plainly(model, asked, temperature=1.0) -> list[Reply]:
+    return [Reply(*r) for r in PlainSampler(model, ENDS, 0, 64).sample(asked, temperature)]
+
+
+def same(one: list[Reply], other: list[Reply]) -> None:
+    assert [r.token_ids for r in one] == [r.token_ids for r in other]
+    assert [r.stopped for r in one] == [r.stopped for r in other]
+    for a, b in zip(one, other, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
