@@ -78,7 +78,7 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
     add(Measurement("joint", f"{named}: rollouts of both", rolled, note=ways, facts=facts))
     told = f"{named}: two GSPO steps, learning"
     add(Measurement("joint", told, alone, tokens, peak, facts=alone_facts))
-    arms = [(p, True) for p in case.shares] + [(p, False) for p in case.shares if p]
+    arms = [*((p, True) for p in case.shares), (max(case.shares), False)]
     for share, prune in arms:
         behaviour = {name: choose_prunable(s, share) for name, s in scores.items()}
         arm = team.agents("hacpo", prune=prune, behaviour=behaviour)

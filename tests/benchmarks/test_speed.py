@@ -13,6 +13,7 @@ import make_workload
 import memory_shapes
 import pytest
 import torch
+from luck import luck
 from rounding import RoundsByShape
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
 from speed.pocket import largest_difference
@@ -104,7 +105,7 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
         assert m["facts"].get("largest_gap", 0.0) < 1e-6
         assert m["facts"].get("outside_clip", 0.0) == 0
     joint = [m["facts"] for m in found["measurements"] if "peers_used_a" in m["facts"]]
-    assert [round(f["peers_used_a"], 2) for f in joint] == [1.0, 0.66, 0.41, 0.66, 0.41]
+    assert [round(f["peers_used_a"], 2) for f in joint] == [1.0, 0.66, 0.41, 0.41]
     assert all(f["rest_a_s"] > 0 for f in joint)
     fast = {"packs": True, "fused": False, "sampler": "slots"}
     for m in found["measurements"]:
@@ -151,3 +152,12 @@ def test_a_memory_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch,
     assert "failed: nobody" in capsys.readouterr().out
     monkeypatch.setattr(memory_shapes, "TINY", cases[1:])
     assert memory_shapes.main() == 0
+
+
+def test_luck_by_hand() -> None:
+    """Answers 1, 1, 2; replies 1, 2 and nothing: one right. By the other two problems' answers the
+    first is right once of two, the second once of two."""
+    rows = [("p", "1", "1"), ("q", "1", "2."), ("r", "2", None)]
+    replies = [{"problem": p, "answer": a, "detail": d} for p, a, d in rows]
+    right, lucky = luck(replies)
+    assert right == pytest.approx(1 / 3) and lucky == pytest.approx((1 + 1) / 2 / 3)
