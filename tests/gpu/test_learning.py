@@ -25,9 +25,11 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
+from hacrl.policy.batch import divisors_of
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import Packed, kernel_serves
 from hacrl.policy.policy import Policy
+from hacrl.policy.update import Expected
 from hacrl.types import Sample, Update
 
 pytestmark = pytest.mark.gpu
@@ -184,6 +186,31 @@ def test_pruned_and_plain_updates_agree(
             master.grad.flatten(), other.flatten(), dim=0
         )
         assert similar > 0.99 or other.abs().max() == 0, name
+
+
+def test_drafts_are_gone_through_without_waiting(llama: Path, monkeypatch) -> None:
+    """Nothing is waited for but the news of who survived: a copy that blocks, or a mask that is counted,
+    would wait for the draft that was begun meanwhile."""
+    monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
+    monkeypatch.setattr("hacrl.policy.policy.DRAFT_BELOW", 2.0)  # always
+    p = policy(llama, microbatch_tokens=200)
+    rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
+    p.update(rows, LOSS, update)  # compiles
+    rows = samples(p, 24)
+    p._expected, p._divisors = Expected(update), divisors_of(rows)
+    begun, finished = [], 0
+    begin = p._begin
+    monkeypatch.setattr(p, "_begin", lambda *a: begun.append(a) or begin(*a))
+    ahead = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for one in p._passes(rows, range(len(rows)), LOSS, update):
+            ahead.append(len(begun) - finished)
+            p._finish(one)
+            finished += 1
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ahead[0] == 1 and set(ahead[1:-1]) == {2}  # the first is finished first
 
 
 def test_what_waits_on_the_host_leaves_the_device_and_comes_back(llama: Path) -> None:

@@ -23,7 +23,7 @@ from hacrl.config import AgentConfig
 from hacrl.metrics import learning_metrics
 from hacrl.plan import Plan
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import UpdateReport, repeat_pays, share, survivors
+from hacrl.policy.update import Pass, UpdateReport, repeat_pays, share, survivors
 from hacrl.types import Batch, Sample, Update
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
@@ -233,6 +233,73 @@ def test_once_nearly_all_survive_a_graph_is_built_at_once(llama: Path) -> None:
     assert with_graph == [False, True, True, True]  # a first forward, its survivors, two more
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_draft_ahead_changes_nothing(
+    llama: Path, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: from the second draft on, a micro-batch's survivors go forward again after the next
+    one's draft. Gradients are those of an update without pruning."""
+    monkeypatch.setattr(Policy, "works_ahead", True)
+    pruned, plain = (policy(llama, beta, prune=p, microbatch_tokens=60) for p in (True, False))
+    samples = rows(plain)
+    order = []
+    pruned.model.model.norm.register_forward_hook(lambda *a: order.append(a[2].requires_grad))
+    one, two = (learn(p, samples, update=PEERS, beta=beta) for p in (pruned, plain))
+    assert_equal_state(pruned, plain)
+    assert one.loss == pytest.approx(two.loss, abs=1e-6) and one.pruned_backward > 0
+    for mine, theirs in zip(one.ratios, two.ratios, strict=True):
+        assert mine is None or mine == pytest.approx(theirs, abs=1e-6)
+    drafts_in_a_row = "".join("g" if graph else "d" for graph in order)
+    assert "dd" in drafts_in_a_row and drafts_in_a_row.startswith("dg")
+
+
+def test_ahead_there_is_never_a_graph_beside_a_draft(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first micro-batch (the longest rows) some survive, then all: once that is seen, the waiting
+    draft is finished before a graph is built."""
+    monkeypatch.setattr(Policy, "works_ahead", True)
+    p = policy(llama, microbatch_tokens=40)
+    alive: list[Pass] = []
+    seen = []
+    begin, finish = Policy._begin, Policy._finish
+
+    def begin_watched(self, *arguments):
+        begun = begin(self, *arguments)
+        alive.append(begun)
+        seen.append("".join("d" if a.draft else "g" for a in alive))
+        return begun
+
+    def finish_watched(self, begun):
+        alive.remove(begun)
+        return finish(self, begun)
+
+    monkeypatch.setattr(Policy, "_begin", begin_watched)
+    monkeypatch.setattr(Policy, "_finish", finish_watched)
+    dead, live = (False, 0.5, -1.0), (False, 0.9, 1.2)
+    learn(p, rows(p, [live] * 10 + [dead]), update=PEERS)
+    assert "dd" in seen and seen[-1] == "g"
+    assert set(seen) <= {"d", "dd", "g"}
+    assert not alive
+
+
+def test_a_pass_that_is_over_keeps_no_graph(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = []
+    finish = Policy._finish
+
+    def finish_watched(self, begun):
+        found = finish(self, begun)
+        finished.append(begun)
+        return found
+
+    monkeypatch.setattr(Policy, "_finish", finish_watched)
+    for update in (UPDATE, PEERS):
+        p = policy(llama)
+        learn(p, rows(p), update=update)
+    assert len(finished) == 2
+    assert all(b.draft is None and b.logprobs_BT is None for b in finished)
+
+
 def test_a_layer_whose_result_is_changed_in_place_is_multiplied_again(llama: Path) -> None:
     drafting, plain = policy(llama), policy(llama, prune=False)
     for p in (drafting, plain):
@@ -249,7 +316,7 @@ def test_survivors_and_when_a_second_pass_pays() -> None:
     nan = float("nan")
     gradient = torch.tensor([[0.0, 1e-30], [0.0, 0.0], [0.0, 3.0], [nan, 0.0]])
     mask = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    assert survivors(gradient, mask) == [True, False, False, True]
+    assert survivors(gradient, mask).tolist() == [True, False, False, True]
     assert repeat_pays(share([59, 41], [True, False]))
     assert not repeat_pays(share([60, 40], [True, False]))
     assert repeat_pays(share([60, 40], [False, False]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hacrl.policy.logprobs import Inputs
+from hacrl.policy.packing import placed
 from hacrl.types import Batch, Sample
 
 
@@ -43,7 +44,7 @@ def make_batch(
 
     def column(values: Sequence[float | None]) -> Tensor:
         filled = [float("nan") if v is None else v for v in values]
-        return torch.tensor(filled, dtype=torch.float32, device=device)
+        return placed(torch.tensor(filled, dtype=torch.float32), device)
 
     def grid(rows_of_tokens: Sequence[Sequence[float] | None]) -> Tensor | None:
         """Tokens' values in rows padded with 0, nan in a row without; None where no row has any."""
@@ -55,7 +56,7 @@ def make_batch(
                 filled_BT[i] = float("nan")
             else:
                 filled_BT[i, : len(values)] = torch.tensor(values)
-        return filled_BT.to(device)
+        return placed(filled_BT, device)
 
     return Batch(
         logprobs_BT=logprobs_BT,
@@ -65,7 +66,7 @@ def make_batch(
         ref_logprobs_BT=start_BT,
         advantage_B=column([s.advantage for s in samples]),
         weight_B=column([s.weight for s in samples]),
-        is_own_B=torch.tensor([s.is_own for s in samples], device=device),
+        is_own_B=placed(torch.tensor([s.is_own for s in samples]), device),
         source_logprobs_BT=grid([s.source_logprobs for s in samples]),
         **asdict(divisors),
     )

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
-from torch.overrides import _pop_mode_temporarily
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 ROTARY = "apply_rotary_pos_emb"
@@ -98,7 +96,7 @@ class LearningFusion:
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
-            self._compiled[function] = _unwatched(self._compiler(function))
+            self._compiled[function] = self._compiler(function)
         return self._compiled[function]
 
 
@@ -132,18 +130,6 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = max(limit, RECOMPILE_LIMIT)
     return torch.compile(function, dynamic=True)
-
-
-def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Without the modes that watch torch's functions (reuse.py): each would be compiled for anew."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        if not _len_torch_function_stack():
-            return function(*arguments, **named)
-        with _pop_mode_temporarily():
-            return call(*arguments, **named)
-
-    return call
 
 
 def _multiplies(part: nn.Module) -> bool:

@@ -5,13 +5,15 @@
 Of the forward only logsumexp is kept, one number a token. The backward makes each chunk's logits again
 and turns them in place into the loss's slope by them, (1[word] - p) / T times the incoming gradient;
 both of its matrix products take that chunk, so the peak is one chunk wherever the vocabulary ends.
-Tokens whose incoming gradient is exactly zero take no part in the backward.
+Tokens whose incoming gradient is exactly zero take no part in the backward, unless the forward was left
+out: those are tokens of survivors, and picking among them would wait for the GPU.
 
 Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -60,7 +62,7 @@ class _Head(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprob_N, lse_N = known or _chunked(hidden_ND, weight_VD, bias_V, target_N, temperature)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.was_known = temperature, known is not None
         ctx.mark_non_differentiable(lse_N)
         return logprob_N, lse_N
 
@@ -68,13 +70,12 @@ class _Head(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N = ctx.saved_tensors
+        gradient_N = gradient_N.contiguous()
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
         total = _Total(weight_VD) if wants_weight else None
         d_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
-        for kept_n in gradient_N.nonzero().squeeze(1).split(chunk_tokens(weight_VD)):
-            if not len(kept_n):
-                break
+        for kept_n in _chunks(gradient_N, chunk_tokens(weight_VD), ctx.was_known):
             hidden_nD = hidden_ND[kept_n]
             slope_nV = _slope(
                 linear(hidden_nD, weight_VD, bias_V),
@@ -97,6 +98,15 @@ class _Head(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _chunks(gradient_N: Tensor, size: int, whole: bool) -> Iterator[Tensor | slice]:
+    """Tokens to go backward, so many at a time: all, or those with a gradient."""
+    if whole:
+        for first in range(0, len(gradient_N), size):
+            yield slice(first, first + size)
+    elif len(kept_N := gradient_N.nonzero().squeeze(1)):
+        yield from kept_N.split(size)
 
 
 def _chunked(

@@ -38,6 +38,8 @@ class Inputs:
     """
 
     lengths: tuple[int, ...]
+    scored: tuple[int, ...]
+    """How many tokens of each sequence are scored."""
     ids_N: Tensor
     place_N: Tensor
     """Position of each token in its sequence."""
@@ -61,7 +63,8 @@ def make_inputs(
     device: torch.device,
 ) -> Inputs:
     lengths = [len(row) for row in token_ids]
-    counts_B = torch.tensor([sum(mask) for mask in loss_masks])
+    scored = [sum(mask) for mask in loss_masks]
+    counts_B = torch.tensor(scored)
     ids_N = torch.tensor([token for row in token_ids for token in row])
     scored_M = torch.tensor([m for mask in loss_masks for m in mask]).nonzero().squeeze(1)
     place_N = torch.cat([torch.arange(n) for n in lengths])
@@ -70,6 +73,7 @@ def make_inputs(
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
     return Inputs(
         lengths=tuple(lengths),
+        scored=tuple(scored),
         ids_N=placed(ids_N, device),
         place_N=placed(place_N, device),
         reply_mask_BT=placed(reply_mask_BT, device),

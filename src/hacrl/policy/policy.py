@@ -17,14 +17,17 @@ from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.offload import Turns
-from hacrl.policy.packing import attending_again
+from hacrl.policy.packing import attending_again, placed
 from hacrl.policy.reuse import Draft
 from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import (
     DRAFT_BELOW,
+    DRAFT_TOKENS,
+    Arriving,
     AtScores,
     Expected,
     Loss,
+    Pass,
     Sums,
     UpdateReport,
     repeat_pays,
@@ -191,11 +194,11 @@ class Policy(Weights):
         backward = 0
         self._expected, self._divisors = Expected(update), divisors_of(samples)
         with self._training():
-            for rows in self._microbatches(samples, forward):
-                output, survived, done = self._pass(rows, samples, loss, update)
+            for begun in self._passes(samples, forward, loss, update):
+                outputs.append((begun.rows, begun.output))
+                survived, done = self._finish(begun)
                 repeat |= survived
                 backward += done
-                outputs.append((rows, output))
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
@@ -227,13 +230,16 @@ class Policy(Weights):
         finally:
             self.network.eval()
 
-    def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
+    def _microbatches(
+        self, samples: Sequence[Sample], rows: Sequence[int], part: float = 1.0
+    ) -> list[list[int]]:
         lengths = [len(samples[i].token_ids) for i in rows]
-        return self._rounds([[rows[i] for i in batch] for batch in self._planned(lengths)])
+        return self._rounds([[rows[i] for i in batch] for batch in self._planned(lengths, part)])
 
-    def _planned(self, lengths: Sequence[int]) -> list[list[int]]:
-        padded = not self.logprobs.packs
-        return plan_microbatches(lengths, self.agent.microbatch_tokens, padded=padded)
+    def _planned(self, lengths: Sequence[int], part: float = 1.0) -> list[list[int]]:
+        """Micro-batches of `microbatch_tokens`, or of this part of them."""
+        tokens = max(1, int(part * self.agent.microbatch_tokens))
+        return plan_microbatches(lengths, tokens, padded=not self.logprobs.packs)
 
     def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
         """The micro-batches to go through. The ranks of a group go through equally many, so shards
@@ -243,20 +249,48 @@ class Policy(Weights):
     def _idle_forward(self) -> None:
         """The forward of an empty micro-batch: nothing but the group's collectives."""
 
-    def _pass(
-        self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
-    ) -> tuple[LossOutput, dict[int, Tensor], int]:
-        """Forward, loss, its gradient by the log-probabilities, and backward; how many rows took it.
+    @property
+    def works_ahead(self) -> bool:
+        """Whether a draft is begun before the survivors of the one before are gone through."""
+        return self.device.type == "cuda"
 
-        Where few rows are expected to survive (update.py) no graph is built for the others. Where
-        fewer survive than expected the graph is dropped, on return and so before the next is built,
-        and the survivors' gradients are returned instead, for a pass of their own.
+    def _passes(
+        self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
+    ) -> Iterator[Pass]:
+        """Micro-batches that have gone forward, each to be finished before the next is asked for.
+
+        Which rows of a draft survive is known when a GPU is done with it. So that it need not wait
+        while their pass is prepared, the next draft is begun before. Two of them are more than one
+        graph, so they are smaller; the first of an update is finished first, as how many survive is
+        not known yet.
         """
-        inputs = self._inputs([samples[i] for i in rows])
+        ahead = self.works_ahead and self._drafts()
+        waiting: Pass | None = None
+        for batch in self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0):
+            if waiting and not self._drafts():  # no graph beside it
+                yield waiting
+                waiting = None
+            begun = self._begin(batch, samples, loss, update)
+            if waiting:
+                yield waiting
+            waiting = begun
+            if not (ahead and begun.draft and self._expected.seen):
+                yield waiting
+                waiting = None
+        if waiting:
+            yield waiting
+
+    def _begin(
+        self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
+    ) -> Pass:
+        """Forward, loss, and its gradient by the log-probabilities. Where few rows are expected to
+        survive (update.py) no graph is built."""
+        chosen = [samples[i] for i in rows]
+        inputs = self._inputs(chosen)
         draft = Draft(self.logprobs, inputs) if self._drafts() else None
         logprobs_BT = draft.logprobs_BT if draft else self.logprobs(inputs)
         batch = make_batch(
-            [samples[i] for i in rows],
+            chosen,
             inputs,
             logprobs_BT.detach().requires_grad_(),
             self._start_logprobs(inputs) if self._kl else None,
@@ -264,28 +298,34 @@ class Policy(Weights):
         )
         output = loss(batch, update)
         (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
-        if self.agent.prune:
-            alive = survivors(gradient_BT, batch.mask_BT)
-            survived = self._survived(inputs.lengths, alive)
+        alive = Arriving(survivors(gradient_BT, batch.mask_BT)) if self.agent.prune else None
+        return Pass(list(rows), chosen, output, inputs, draft, logprobs_BT, gradient_BT, alive)
+
+    def _finish(self, begun: Pass) -> tuple[dict[int, Tensor], int]:
+        """Backward; how many rows took it. Where fewer survive than expected the graph is dropped, and
+        the survivors' gradients are returned instead, for a pass of their own."""
+        draft, logprobs_BT, gradient_BT = begun.take()
+        if begun.alive:
+            alive = begun.alive.read()
+            survived = self._survived(begun.inputs.lengths, alive)
             self._expected.learn(survived)
+            kept = [b for b, lives in enumerate(alive) if lives]
             if draft and draft.usable:
-                kept = [b for b, lives in enumerate(alive) if lives]
                 if kept:
-                    again = self._inputs([samples[rows[b]] for b in kept])
+                    again = self._inputs([begun.samples[b] for b in kept])
+                    kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
                     width = again.reply_mask_BT.shape[1]
-                    self._backward(draft.again(kept, again), gradient_BT[kept, :width])
+                    self._backward(draft.again(kept, again), kept_BT[:, :width])
                 elif survived:  # other ranks have survivors
-                    self._pass_again([], samples, {})
-                return output, {}, len(kept)
+                    self._pass_again([], [], {})
+                return {}, len(kept)
             if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
-                gradients = {
-                    i: gradient_T[: samples[i].num_reply_tokens]
-                    for i, gradient_T, kept in zip(rows, gradient_BT, alive, strict=True)
-                    if kept
-                }
-                return output, gradients, 0
+                lengths = [begun.samples[b].num_reply_tokens for b in kept]
+                return {
+                    begun.rows[b]: gradient_BT[b, :n] for b, n in zip(kept, lengths, strict=True)
+                }, 0
         self._backward(logprobs_BT, gradient_BT)
-        return output, {}, len(rows)
+        return {}, len(begun.rows)
 
     def _drafts(self) -> bool:
         """Whether the next micro-batch is expected to leave so much out that its first forward should

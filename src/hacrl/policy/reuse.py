@@ -11,19 +11,25 @@ Only for sequences laid end to end: there a sequence's tokens are rows of every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from hacrl.policy.logprobs import Inputs, LogProbs, spread
+from hacrl.policy.packing import placed
 
 
 class Draft:
     """Log-probabilities without a graph, of which some sequences can have one afterwards.
+
+    On a GPU nothing here waits for work that was begun before, so that the survivors of one draft can
+    be prepared while the GPU is busy with the next.
 
     Example: draft = Draft(logprobs, inputs); draft.logprobs_BT; draft.again([0, 2], inputs_of_these)
     """
@@ -31,7 +37,7 @@ class Draft:
     def __init__(self, logprobs: LogProbs, inputs: Inputs) -> None:
         self.inputs = inputs
         self._logprobs = logprobs
-        self._recording = Recording()
+        self._recording = Recording(logprobs.model.base_model)
         with torch.no_grad():
             self._known = logprobs.of_tokens(inputs, decoding=self._recording)
 
@@ -46,78 +52,85 @@ class Draft:
         row = (1, len(self.inputs.ids_N))
         return all(
             result._version == version and result.shape[:-1] == row
-            for result, version in self._recording.results
+            for results in self._recording.results.values()
+            for result, version in results
         )
 
     def again(self, kept: Collection[int], inputs: Inputs) -> Tensor:
         """The same log-probabilities of the sequences `kept` (and `inputs` are these), with gradient.
         Only once: the results are let go as they are used."""
-        token_N = _where(kept, torch.tensor(self.inputs.lengths)).to(inputs.ids_N.device)
-        scored_M = torch.isin(self.inputs.row_M, torch.tensor(list(kept)).to(inputs.ids_N.device))
-        logprob_M, lse_M = self._known
+        device = inputs.ids_N.device
+        token_N = placed(_where(kept, self.inputs.lengths), device)
+        scored_M = placed(_where(kept, self.inputs.scored), device)
+        logprob_M, lse_M = (known_M[scored_M] for known_M in self._known)
         found_M, _ = self._logprobs.of_tokens(
-            inputs, (logprob_M[scored_M], lse_M[scored_M]), Reusing(self._recording, token_N)
+            inputs, (logprob_M, lse_M), Reusing(self._recording, token_N)
         )
         return spread(found_M, inputs)
 
 
-def _where(kept: Collection[int], length_B: Tensor) -> Tensor:
-    """Tokens of the sequences `kept`, counted over all sequences.
+def _where(kept: Collection[int], counts: Sequence[int]) -> Tensor:
+    """Places of the tokens of the sequences `kept`, counted over all sequences.
 
-    Example: _where([0, 2], tensor([2, 3, 1])) is tensor([0, 1, 5])
+    Example: _where([0, 2], [2, 3, 1]) is tensor([0, 1, 5])
     """
-    row_N = torch.arange(len(length_B)).repeat_interleave(length_B)
+    row_N = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return torch.isin(row_N, torch.tensor(list(kept))).nonzero().squeeze(1)
 
 
-class Recording(TorchFunctionMode):
-    """Keeps what linear layers give, in order, for as long as the block lasts."""
+class _Linears:
+    """A model's linear layers work by `_forward` for as long as the block lasts."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.results: list[tuple[Tensor, int]] = []
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.layers = layers
+
+    def __enter__(self) -> None:
+        for layer in self.layers:
+            layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for layer in self.layers:
+            del layer.forward
+
+    def _forward(self, layer: nn.Linear, input: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Recording(_Linears):
+    """They keep what they give."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__([m for m in model.modules() if isinstance(m, nn.Linear) and _plain(m)])
+        self.results: dict[nn.Linear, deque[tuple[Tensor, int]]] = {m: deque() for m in self.layers}
         """And each one's version: who changes it in place raises that."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is linear:
-            self.results.append((result, result._version))
+    def _forward(self, layer: nn.Linear, input: Tensor) -> Tensor:
+        result = linear(input, layer.weight, layer.bias)
+        self.results[layer].append((result, result._version))
         return result
 
 
-class Reusing(TorchFunctionMode):
-    """Gives linear layers the recorded results of these tokens, in the same order, each once."""
+class Reusing(_Linears):
+    """They give what was recorded of these tokens, each result once."""
 
     def __init__(self, recording: Recording, token_N: Tensor) -> None:
-        super().__init__()
-        self.results = [result for result, _ in reversed(recording.results)]
-        recording.results.clear()
+        super().__init__(recording.layers)
+        self.results = recording.results
         self.token_N = token_N
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is not linear:
-            return func(*args, **(kwargs or {}))
-        return _Given.apply(
-            self.results.pop()[:, self.token_N], *_arguments(*args, **(kwargs or {}))
-        )
+    def _forward(self, layer: nn.Linear, input: Tensor) -> Tensor:
+        recorded, _ = self.results[layer].popleft()
+        return _Given.apply(recorded.index_select(1, self.token_N), input, layer.weight, layer.bias)
 
 
-def _arguments(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    return input, weight, bias
+def _plain(layer: nn.Linear) -> bool:
+    """Whether it works as torch's own does."""
+    return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 
 
 class _Given(torch.autograd.Function):

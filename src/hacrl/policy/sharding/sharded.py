@@ -52,7 +52,7 @@ from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.policy.sharding.dealing import deal, deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
 from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
-from hacrl.policy.update import Loss, Sums, UpdateReport, share
+from hacrl.policy.update import Loss, Pass, Sums, UpdateReport, share
 from hacrl.types import Batch, LossOutput, Sample, Update
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -166,15 +166,19 @@ class Shard(Policy):
     def _idle_forward(self) -> None:
         self.logprobs(self._inputs([self._idle]))
 
-    def _pass(
+    @property
+    def works_ahead(self) -> bool:
+        return False  # what a backward gathers and what a forward does would be there at once
+
+    def _begin(
         self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
-    ) -> tuple[LossOutput, dict[int, Tensor], int]:
+    ) -> Pass:
         if rows:
-            return super()._pass(rows, samples, loss, update)
+            return super()._begin(rows, samples, loss, update)
         # The very same pass, of a row without loss: the collectives come in the same order.
-        super()._pass([len(samples)], [*samples, self._idle], _no_loss, update)
+        begun = super()._begin([0], [self._idle], _no_loss, update)
         nothing = torch.zeros(0)
-        return LossOutput(torch.zeros(()), nothing, nothing.bool()), {}, 0
+        return replace(begun, rows=[], output=LossOutput(torch.zeros(()), nothing, nothing.bool()))
 
     def _pass_again(self, rows: Sequence[int], samples: Sequence[Sample], gradients: Any) -> None:
         if rows:
