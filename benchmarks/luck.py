@@ -17,37 +17,41 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from hacrl.verify.number import numbers_in
+
 
 def luck(replies: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """Share of replies that are right, and that luck makes right.
 
     Example: two problems with answers 1 and 2, replies 1 and 1: (0.5, 0.5)
     """
-    answers = {r["problem"]: _number(r["answer"]) for r in replies}
+    answers = {r["problem"]: _last_number(r["answer"]) for r in replies}
     frequent = Counter(answers.values())
     right = lucky = 0
     for reply in replies:
-        read = _number(reply["detail"])
+        read = _last_number(reply["detail"] or "")
         if read is None:
             continue
         hit = read == answers[reply["problem"]]
         right += hit
         lucky += frequent[read] - hit
-    return right / len(replies), lucky / len(replies) / (len(answers) - 1)
+    return right / len(replies), lucky / len(replies) / max(1, len(answers) - 1)
 
 
-def _number(text: str | None) -> Fraction | None:
-    try:
-        return Fraction((text or "").replace(",", "").rstrip("."))
-    except ValueError:
-        return None
+def _last_number(text: str) -> Fraction | None:
+    """As the verifier reads an answer."""
+    found = list(numbers_in(text))
+    return found[-1] if found else None
 
 
 def main(runs: Sequence[str]) -> None:
     print(f"{'right':>6} {'luck':>6}")
     for run in runs:
         for file in sorted(Path(run).glob("evaluation/step-*/*/replies.jsonl")):
-            found = luck([json.loads(line) for line in file.read_text().splitlines()])
+            replies = [json.loads(line) for line in file.read_text().splitlines()]
+            if not replies:
+                continue
+            found = luck(replies)
             told = " ".join(f"{100 * share:6.2f}" for share in found)
             print(f"{told}  {file.parent.relative_to(Path(run).parent.parent)}")
 

@@ -368,7 +368,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss returns: a scalar with gradient and facts about it without.
+    """What a loss returns: a scalar with gradient and facts about it without. Tensors all of them: who
+    reads a value waits for the GPU, and the update does that once, at its end.
 
     Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), used_B=tensor([True, False]))
     """
@@ -378,5 +379,5 @@ class LossOutput:
     """s of every row, detached: kept for metrics and `hacrl show samples`."""
     used_B: Tensor
     """bool: rows whose gradient is not exactly zero because of a clip (advantage aside)."""
-    kl: float = 0.0
+    kl: Tensor | float = 0.0
     """This micro-batch's share of the KL term's mean, before beta."""

@@ -74,9 +74,9 @@ def kl_to_start(batch: Batch) -> Tensor:
     return (k3_B * batch.is_own_B).sum() / max(batch.num_own, 1)
 
 
-def add_kl(loss: Tensor, batch: Batch, beta: float) -> tuple[Tensor, float]:
-    """loss + beta * KL, and the KL as a number; both unchanged where the term is off."""
+def add_kl(loss: Tensor, batch: Batch, beta: float) -> tuple[Tensor, Tensor | float]:
+    """loss + beta * KL, and the KL by itself; both unchanged where the term is off."""
     if batch.ref_logprobs_BT is None:
         return loss, 0.0
     kl = kl_to_start(batch)
-    return loss + beta * kl, kl.item()
+    return loss + beta * kl, kl.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +19,11 @@ from hacrl.policy.lora import adapter_off
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.offload import Turns
 from hacrl.policy.packing import attending_again, placed
-from hacrl.policy.reuse import Draft
+from hacrl.policy.reuse import Draft, recordable
 from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import (
     DRAFT_BELOW,
+    DRAFT_KEEPS,
     DRAFT_TOKENS,
     Arriving,
     AtScores,
@@ -60,6 +62,7 @@ class Policy(Weights):
                 {"use_reentrant": False, "context_fn": attending_again}
             )
         self.logprobs = self._scorer(self.network, temperature)
+        self._recordable = recordable(self.logprobs.model)
         self.sampler: AnySampler = make_sampler(self, sampler or SamplerConfig())
         self._scored_step: int | None = None
         """Whose own replies carry scores of the present weights; None once these have changed."""
@@ -207,7 +210,7 @@ class Policy(Weights):
         used: list[bool | None] = [None] * len(samples)
         for rows, output in outputs:
             total += output.loss.item()
-            kl += output.kl
+            kl += float(output.kl)
             for i, ratio, kept in zip(
                 rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
             ):
@@ -251,8 +254,9 @@ class Policy(Weights):
 
     @property
     def works_ahead(self) -> bool:
-        """Whether a draft is begun before the survivors of the one before are gone through."""
-        return self.device.type == "cuda"
+        """Whether a draft is begun before the survivors of the one before are gone through. Not with an
+        adapter: its draft keeps more than a graph."""
+        return self.device.type == "cuda" and not self.agent.lora
 
     def _passes(
         self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
@@ -265,16 +269,25 @@ class Policy(Weights):
         not known yet.
         """
         ahead = self.works_ahead and self._drafts()
+        batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
         waiting: Pass | None = None
-        for batch in self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0):
-            if waiting and not self._drafts():  # no graph beside it
+        while batches:
+            if (
+                ahead and not self._drafts()
+            ):  # nearly all survive: graphs, each of full size and alone
+                ahead = False
+                batches = deque(self._microbatches(samples, [i for b in batches for i in b]))
+            if waiting and not ahead:
                 yield waiting
                 waiting = None
-            begun = self._begin(batch, samples, loss, update)
+            begun = self._begin(batches.popleft(), samples, loss, update)
             if waiting:
+                waiting.beside = begun.tokens
                 yield waiting
             waiting = begun
-            if not (ahead and begun.draft and self._expected.seen):
+            # A row longer than that stands alone; such come first, so what follows is not larger.
+            small = begun.tokens <= DRAFT_TOKENS * self.agent.microbatch_tokens
+            if not (ahead and small and begun.draft and self._expected.seen):
                 yield waiting
                 waiting = None
         if waiting:
@@ -310,7 +323,7 @@ class Policy(Weights):
             survived = self._survived(begun.inputs.lengths, alive)
             self._expected.learn(survived)
             kept = [b for b, lives in enumerate(alive) if lives]
-            if draft and draft.usable:
+            if draft and draft.usable and self._fits(begun, kept):
                 if kept:
                     again = self._inputs([begun.samples[b] for b in kept])
                     kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
@@ -327,6 +340,13 @@ class Policy(Weights):
         self._backward(logprobs_BT, gradient_BT)
         return {}, len(begun.rows)
 
+    def _fits(self, begun: Pass, kept: Sequence[int]) -> bool:
+        """Whether a graph of these rows and the draft beside it keep no more than a graph may."""
+        tokens = sum(begun.inputs.lengths[b] for b in kept)
+        return (
+            tokens + DRAFT_KEEPS * begun.beside <= self.agent.microbatch_tokens or not begun.beside
+        )
+
     def _drafts(self) -> bool:
         """Whether the next micro-batch is expected to leave so much out that its first forward should
         build no graph. Checkpointing keeps nothing that could be used again."""
@@ -334,6 +354,7 @@ class Policy(Weights):
             self.agent.prune
             and self.logprobs.packs
             and self.logprobs.plain_head
+            and self._recordable
             and not self.agent.gradient_checkpointing
             and self._expected.share < DRAFT_BELOW
         )

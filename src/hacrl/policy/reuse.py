@@ -69,6 +69,18 @@ class Draft:
         return spread(found_M, inputs)
 
 
+def recordable(model: nn.Module) -> bool:
+    """Whether all matrices of a model are in plain linear layers, embeddings aside. Experts' are not: a
+    draft would keep nothing of them, and rounding could send a token to another one the second time."""
+    plain = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and _plain(module))
+        for parameter in module.parameters(recurse=False)
+    }
+    return all(id(p) in plain for p in model.parameters() if p.ndim > 1)
+
+
 def _where(kept: Collection[int], counts: Sequence[int]) -> Tensor:
     """Places of the tokens of the sequences `kept`, counted over all sequences.
 
@@ -102,10 +114,10 @@ class _Linears:
 
 
 class Recording(_Linears):
-    """They keep what they give."""
+    """They keep what they give. For a model that is `recordable`."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__([m for m in model.modules() if isinstance(m, nn.Linear) and _plain(m)])
+        super().__init__([m for m in model.modules() if isinstance(m, nn.Linear)])
         self.results: dict[nn.Linear, deque[tuple[Tensor, int]]] = {m: deque() for m in self.layers}
         """And each one's version: who changes it in place raises that."""
 

@@ -38,10 +38,11 @@ REPEAT_BELOW_CHECKPOINTED = 0.7
 """The same with gradient checkpointing, where a backward has a forward in it: 4 against 1 + 4q."""
 DRAFT_BELOW = 0.75
 """Expected share below which no graph is built at first."""
+DRAFT_KEEPS = 0.57
+"""Of what a graph of as many tokens keeps (Qwen3, compiled)."""
 DRAFT_TOKENS = 0.75
-"""Size of a micro-batch of drafts where one is begun before another's survivors are gone through. A
-draft keeps 0.57 of what a graph keeps (Qwen3, compiled): beside the graph of 0.75 survivors that is as
-much as the graph of a whole micro-batch."""
+"""Size of a micro-batch where a draft is begun before another's survivors are gone through: beside the
+graph of 0.75 survivors, a draft is as much as the graph of a whole micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,12 @@ class Pass:
     gradient_BT: Tensor | None
     alive: Arriving | None
     """Of each row, whether it has a gradient; None where all go backward."""
+    beside: int = 0
+    """Tokens of the draft that was begun before this pass is finished."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.inputs.lengths)
 
     def take(self) -> tuple[Draft | None, Tensor, Tensor]:
         """What the backward needs, once: a pass that is over keeps no graph."""
