@@ -343,7 +343,7 @@ class Batch:
     old_logprobs_BT: Tensor | None
     """nan in the rows of samples without; None where no sample of the micro-batch has any."""
     ref_logprobs_BT: Tensor | None
-    """At the start weights; None unless the KL term is on."""
+    """At the start weights; None unless the KL term is on and the minibatch has own samples."""
     advantage_B: Tensor
     weight_B: Tensor
     is_own_B: Tensor

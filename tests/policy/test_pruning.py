@@ -279,6 +279,24 @@ def test_the_kl_term_wants_every_own_row(llama: Path) -> None:
     assert (report.pruned_forward, report.pruned_backward) == (0, 5)
 
 
+def test_without_own_rows_there_is_no_kl_and_no_second_model(llama: Path) -> None:
+    """The KL term is of own samples: an update of peers alone is the one without the term, down to the
+    rows of advantage 0, and the start weights are not asked."""
+    with_term, without = policy(llama, beta=0.1), policy(llama)
+    learn(with_term, rows(with_term), beta=0.1)  # away from the start weights
+    without.restore(with_term.snapshot(1))
+    samples = [s for s in rows(without) if not s.is_own]
+    asked = []
+    with_term._start.model.model.register_forward_hook(lambda *a: asked.append(a))
+    one = learn(with_term, samples, update=PEERS, beta=0.1)
+    two = learn(without, samples, update=PEERS)
+    assert_equal_state(with_term, without)
+    assert (one.kl, one.pruned_forward) == (0.0, 1) and one.pruned_forward == two.pruned_forward
+    assert not asked
+    learn(with_term, rows(with_term), beta=0.1)
+    assert asked
+
+
 def test_a_row_of_tokens_survives_by_one_of_them(llama: Path) -> None:
     """grpo, clip 0.28 above: of the first row every token is at 1.5, of the second the last one is
     back at 1, of the third (long: most of the micro-batch) every one is at 1.5."""

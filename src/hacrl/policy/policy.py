@@ -190,12 +190,12 @@ class Policy(Weights):
     ) -> Sums:
         """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
         self.turns.take()
-        skip = self.agent.prune and zero_advantage_is_zero_loss and not self._kl
+        self._expected, self._divisors = Expected(update), divisors_of(samples)
+        skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}
         backward = 0
-        self._expected, self._divisors = Expected(update), divisors_of(samples)
         with self._training():
             for begun in self._passes(samples, forward, loss, update):
                 outputs.append((begun.rows, begun.output))
@@ -306,7 +306,7 @@ class Policy(Weights):
             chosen,
             inputs,
             logprobs_BT.detach().requires_grad_(),
-            self._start_logprobs(inputs) if self._kl else None,
+            self._start_logprobs(inputs) if self._regularised else None,
             self._divisors,
         )
         output = loss(batch, update)
@@ -380,6 +380,11 @@ class Policy(Weights):
             self.renderer.pad_id,
             self.device,
         )
+
+    @property
+    def _regularised(self) -> bool:
+        """Whether the minibatch has a KL term, which is of own samples."""
+        return self._kl and self._divisors.num_own > 0
 
     @torch.no_grad()
     def _start_logprobs(self, inputs: Inputs) -> Tensor:
