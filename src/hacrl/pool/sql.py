@@ -114,14 +114,14 @@ class SqlPool:
         with self._db.read() as connection, no_garbage():  # record and rows of the same moment
             record = self._record_of(connection, step)
             # Read as they come: text and trajectories of a whole step are not both in memory.
-            parts = connection.execute(_rows_of(step)).tuples().partitions(256)
+            parts = connection.execute(_rows_of(step)).partitions(256)
             return self.text.decode(step, record, chain.from_iterable(parts))
 
     def stored(self, step: int) -> tuple[str, list[Row]]:
         """The cut's record and all rows of the step, as text."""
         with self._db.read() as connection, no_garbage():
             record = self._record_of(connection, step)
-            return record, [tuple(row) for row in connection.execute(_rows_of(step)).tuples()]
+            return record, [tuple(row) for row in connection.execute(_rows_of(step))]
 
     def members(self, step: int) -> tuple[str, ...]:
         with self._db.read() as connection:
@@ -140,7 +140,7 @@ class SqlPool:
         for at in [step] if step is not None else self._steps():
             # A step at a time: nothing stays open in the database while the caller works.
             with self._db.read() as connection:
-                found = connection.execute(query.where(_ROWS.c.step == at)).tuples().all()
+                found = connection.execute(query.where(_ROWS.c.step == at)).all()
             read = [self.text.row(row) for row in found]
             yield from sorted(read, key=lambda trajectory: trajectory.key)
 
@@ -158,7 +158,7 @@ class SqlPool:
             for step, agent in {key[:2] for key in bodies}:
                 query = select(*_KEY, _ROWS.c.body)
                 query = query.where(_ROWS.c.step == step, _ROWS.c.agent == agent)
-                stored.update((row[:4], row[4]) for row in connection.execute(query).tuples())
+                stored.update((row[:4], row[4]) for row in connection.execute(query))
             for key, body in bodies.items():
                 if stored.get(key, body) != body:
                     raise other_content(self.text.pool, key)
@@ -175,7 +175,7 @@ class SqlPool:
     def _record(self, connection: Connection, step: int, members: Sequence[str]) -> CutRecord:
         """The cut as it stands now."""
         rows: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in members}
-        keys = connection.execute(select(*_KEY).where(_ROWS.c.step == step)).tuples().all()
+        keys = connection.execute(select(*_KEY).where(_ROWS.c.step == step)).all()
         for key in keys:
             if tuple(type(part) for part in key) != (int, str, str, int):
                 raise self.text.changed(key, "not a key")
