@@ -1,0 +1,266 @@
+"""Micro-batches through the model: forward, what the loss makes of it, backward.
+
+Rows without gradient are left out, as update.py says. On a GPU one micro-batch is begun before another
+is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hacrl.policy.batch import Divisors, divisors_of, make_batch
+from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
+from hacrl.policy.lora import adapter_off
+from hacrl.policy.microbatch import plan_microbatches
+from hacrl.policy.offload import Turns
+from hacrl.policy.packing import placed
+from hacrl.policy.reuse import Draft
+from hacrl.policy.update import (
+    DRAFT_BELOW,
+    DRAFT_KEEPS,
+    DRAFT_TOKENS,
+    Arriving,
+    Expected,
+    Loss,
+    Pass,
+    Sums,
+    repeat_pays,
+    share,
+    survivors,
+)
+from hacrl.policy.weights import Weights
+from hacrl.types import LossOutput, Sample, Update
+
+
+class Passes(Weights):
+    """Weights through which a minibatch can go. What is annotated here a `Policy` makes."""
+
+    logprobs: LogProbs
+    turns: Turns
+    _kl: bool
+    """Whether the loss has a KL term."""
+    _start: LogProbs | None
+    """At the start weights, unless an adapter can be off."""
+    _recordable: bool
+    _expected: Expected
+    _divisors: Divisors
+
+    def _accumulate(
+        self,
+        samples: Sequence[Sample],
+        chosen: Sequence[int],
+        loss: Loss,
+        update: Update,
+        zero_advantage_is_zero_loss: bool,
+    ) -> Sums:
+        """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
+        self.turns.take()
+        self._expected, self._divisors = Expected(update), divisors_of(samples)
+        skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
+        forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
+        outputs: list[tuple[list[int], LossOutput]] = []
+        repeat: dict[int, Tensor] = {}
+        backward = 0
+        with self._training():
+            for begun in self._passes(samples, forward, loss, update):
+                outputs.append((begun.rows, begun.output))
+                survived, done = self._finish(begun)
+                repeat |= survived
+                backward += done
+            for rows in self._microbatches(samples, list(repeat)):
+                self._pass_again(rows, samples, repeat)
+        # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
+        total, kl = 0.0, 0.0
+        ratios: list[float | None] = [None] * len(samples)
+        used: list[bool | None] = [None] * len(samples)
+        for rows, output in outputs:
+            total += output.loss.item()
+            kl += float(output.kl)
+            for i, ratio, kept in zip(
+                rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
+            ):
+                ratios[i], used[i] = ratio, kept
+        return Sums(
+            loss=total,
+            kl=kl,
+            ratios=tuple(ratios),
+            used=tuple(used),
+            pruned_forward=len(chosen) - len(forward),
+            pruned_backward=len(forward) - backward - len(repeat),
+        )
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
+        self.network.train(self.agent.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            self.network.eval()
+
+    def _microbatches(
+        self, samples: Sequence[Sample], rows: Sequence[int], part: float = 1.0
+    ) -> list[list[int]]:
+        lengths = [len(samples[i].token_ids) for i in rows]
+        return self._rounds([[rows[i] for i in batch] for batch in self._planned(lengths, part)])
+
+    def _planned(self, lengths: Sequence[int], part: float = 1.0) -> list[list[int]]:
+        """Micro-batches of `microbatch_tokens`, or of this part of them."""
+        tokens = max(1, int(part * self.agent.microbatch_tokens))
+        return plan_microbatches(lengths, tokens, padded=not self.logprobs.packs)
+
+    def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
+        """The micro-batches to go through. The ranks of a group go through equally many, so shards
+        add empty ones at the end (sharding/)."""
+        return planned
+
+    def _idle_forward(self) -> None:
+        """The forward of an empty micro-batch: nothing but the group's collectives."""
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether a draft is begun before the survivors of the one before are gone through. Not with an
+        adapter: its draft keeps more than a graph."""
+        return self.device.type == "cuda" and not self.agent.lora
+
+    def _passes(
+        self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
+    ) -> Iterator[Pass]:
+        """Micro-batches that have gone forward, each to be finished before the next is asked for.
+
+        Which rows of a draft survive is known when a GPU is done with it. So that it need not wait
+        while their pass is prepared, the next draft is begun before. Two of them are more than one
+        graph, so they are smaller; the first of an update is finished first, as how many survive is
+        not known yet.
+        """
+        ahead = self.works_ahead and self._drafts()
+        batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
+        waiting: Pass | None = None
+        while batches:
+            if (
+                ahead and not self._drafts()
+            ):  # nearly all survive: graphs, each of full size and alone
+                ahead = False
+                batches = deque(self._microbatches(samples, [i for b in batches for i in b]))
+            if waiting and not ahead:
+                yield waiting
+                waiting = None
+            begun = self._begin(batches.popleft(), samples, loss, update)
+            if waiting:
+                waiting.beside = begun.tokens
+                yield waiting
+            waiting = begun
+            # A row longer than that stands alone; such come first, so what follows is not larger.
+            small = begun.tokens <= DRAFT_TOKENS * self.agent.microbatch_tokens
+            if not (ahead and small and begun.draft and self._expected.seen):
+                yield waiting
+                waiting = None
+        if waiting:
+            yield waiting
+
+    def _begin(
+        self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
+    ) -> Pass:
+        """Forward, loss, and its gradient by the log-probabilities. Where few rows are expected to
+        survive (update.py) no graph is built."""
+        chosen = [samples[i] for i in rows]
+        inputs = self._inputs(chosen)
+        draft = Draft(self.logprobs, inputs) if self._drafts() else None
+        logprobs_BT = draft.logprobs_BT if draft else self.logprobs(inputs)
+        batch = make_batch(
+            chosen,
+            inputs,
+            logprobs_BT.detach().requires_grad_(),
+            self._start_logprobs(inputs) if self._regularised else None,
+            self._divisors,
+        )
+        output = loss(batch, update)
+        (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
+        alive = Arriving(survivors(gradient_BT, batch.mask_BT)) if self.agent.prune else None
+        return Pass(list(rows), chosen, output, inputs, draft, logprobs_BT, gradient_BT, alive)
+
+    def _finish(self, begun: Pass) -> tuple[dict[int, Tensor], int]:
+        """Backward; how many rows took it. Where fewer survive than expected the graph is dropped, and
+        the survivors' gradients are returned instead, for a pass of their own."""
+        draft, logprobs_BT, gradient_BT = begun.take()
+        if begun.alive:
+            alive = begun.alive.read()
+            survived = self._survived(begun.inputs.lengths, alive)
+            self._expected.learn(survived)
+            kept = [b for b, lives in enumerate(alive) if lives]
+            if draft and draft.usable and self._fits(begun, kept):
+                if kept:
+                    again = self._inputs([begun.samples[b] for b in kept])
+                    kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
+                    width = again.reply_mask_BT.shape[1]
+                    self._backward(draft.again(kept, again), kept_BT[:, :width])
+                elif survived:  # other ranks have survivors
+                    self._pass_again([], [], {})
+                return {}, len(kept)
+            if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
+                lengths = [begun.samples[b].num_reply_tokens for b in kept]
+                return {
+                    begun.rows[b]: gradient_BT[b, :n] for b, n in zip(kept, lengths, strict=True)
+                }, 0
+        self._backward(logprobs_BT, gradient_BT)
+        return {}, len(begun.rows)
+
+    def _fits(self, begun: Pass, kept: Sequence[int]) -> bool:
+        """Whether a graph of these rows and the draft beside it keep no more than a graph may."""
+        tokens = sum(begun.inputs.lengths[b] for b in kept)
+        return (
+            tokens + DRAFT_KEEPS * begun.beside <= self.agent.microbatch_tokens or not begun.beside
+        )
+
+    def _drafts(self) -> bool:
+        """Whether the next micro-batch is expected to leave so much out that its first forward should
+        build no graph. Checkpointing keeps nothing that could be used again."""
+        return (
+            self.agent.prune
+            and self.logprobs.packs
+            and self.logprobs.plain_head
+            and self._recordable
+            and not self.agent.gradient_checkpointing
+            and self._expected.share < DRAFT_BELOW
+        )
+
+    def _survived(self, lengths: Sequence[int], alive: Sequence[bool]) -> float:
+        """Survivors' part of the tokens, on all ranks together: each must go the same way."""
+        return share(lengths, alive)
+
+    def _pass_again(
+        self, rows: Sequence[int], samples: Sequence[Sample], gradients: Mapping[int, Tensor]
+    ) -> None:
+        """Forward and backward of survivors, with the gradients of their first pass."""
+        gradient_BT = pad_sequence([gradients[i] for i in rows], batch_first=True)
+        self._backward(self.logprobs(self._inputs([samples[i] for i in rows])), gradient_BT)
+
+    def _backward(self, logprobs_BT: Tensor, gradient_BT: Tensor) -> None:
+        logprobs_BT.backward(gradient_BT)
+
+    def _inputs(self, samples: Sequence[Sample]) -> Inputs:
+        return make_inputs(
+            [s.token_ids for s in samples],
+            [s.loss_mask for s in samples],
+            self.renderer.pad_id,
+            self.device,
+        )
+
+    @property
+    def _regularised(self) -> bool:
+        """Whether the minibatch has a KL term, which is of own samples."""
+        return self._kl and self._divisors.num_own > 0
+
+    @torch.no_grad()
+    def _start_logprobs(self, inputs: Inputs) -> Tensor:
+        """At the start weights, for the KL term."""
+        if self._start is not None:
+            return self._start(inputs)
+        with adapter_off(self.model):
+            return self.logprobs(inputs)
