@@ -143,10 +143,8 @@ class Passes(Weights):
         batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
         waiting: Pass | None = None
         while batches:
-            if (
-                ahead and not self._drafts()
-            ):  # nearly all survive: graphs, each of full size and alone
-                ahead = False
+            if ahead and not self._drafts():
+                ahead = False  # nearly all survive: graphs, each of full size and alone
                 batches = deque(self._microbatches(samples, [i for b in batches for i in b]))
             if waiting and not ahead:
                 yield waiting
