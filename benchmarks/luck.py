@@ -9,8 +9,8 @@ raises both alike. For verifiers that read a number (`number`): what was read is
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.verify.number import numbers_in
+
+REPLIES = "evaluation/step-*/*/replies.jsonl"
 
 
 def luck(replies: Sequence[dict[str, Any]]) -> tuple[float, float]:
@@ -44,17 +46,19 @@ def _last_number(text: str) -> Fraction | None:
     return found[-1] if found else None
 
 
-def main(runs: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Right replies, and those that luck makes right.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    runs = parser.parse_args().runs
+    found = [(run, file) for run in runs for file in sorted(run.glob(REPLIES))]
+    if not found:
+        parser.error(f"no replies of evaluations ({REPLIES}) under {', '.join(map(str, runs))}")
     print(f"{'right':>6} {'luck':>6}")
-    for run in runs:
-        for file in sorted(Path(run).glob("evaluation/step-*/*/replies.jsonl")):
-            replies = [json.loads(line) for line in file.read_text().splitlines()]
-            if not replies:
-                continue
-            found = luck(replies)
-            told = " ".join(f"{100 * share:6.2f}" for share in found)
-            print(f"{told}  {file.parent.relative_to(Path(run).parent.parent)}")
+    for run, file in found:
+        if replies := [json.loads(line) for line in file.read_text().splitlines()]:
+            told = " ".join(f"{100 * share:6.2f}" for share in luck(replies))
+            print(f"{told}  {file.parent.relative_to(run.parent.parent)}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,17 +1,45 @@
-"""Rows of known ratios, for tests of what an update makes of them."""
+"""Rows of known ratios, updates with them, and whether two policies are in one state afterwards."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from hacrl.algorithms import make_algorithm, skips_zero_advantage
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
-from hacrl.types import Sample
+from hacrl.policy.update import UpdateReport
+from hacrl.types import Sample, Update
 
 Spec = tuple[bool, float, float]
 """Whether the row is the learner's own, its ratio s, its advantage."""
+
+UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+PEERS = replace(UPDATE, part="peers")  # begins without a graph
+WIDE = {"epsilon_low": 0.1, "epsilon_high": 0.1}
+
+# (own, s, advantage): what the learner makes of each row at the weights below. With the clip at 0.1
+# and the floor at 0.8, hacpo leaves no gradient to the rows marked dead.
+SPECS = [
+    (True, 1.0, 1.0),
+    (True, 1.5, 1.0),  # dead: above the clip, and good
+    (True, 0.5, -1.0),  # dead: below the clip, and bad
+    (True, 1.0, 0.0),  # advantage 0
+    (True, 0.5, 0.7),
+    (False, 0.9, 1.2),
+    (False, 1.3, 1.0),  # dead: above 1
+    (False, 0.5, -1.0),  # dead: below the floor
+    (False, 0.9, 0.0),  # advantage 0
+    (False, 0.85, -0.8),
+    (False, 2.0, -0.4),  # dead: above 1
+    (False, 0.3, 0.6),  # dead: below the floor
+]
+DEAD, NOTHING = 6, 2
 
 
 def rows_of(p: Policy, specs: Sequence[Spec]) -> list[Sample]:
@@ -41,3 +69,36 @@ def rows_of(p: Policy, specs: Sequence[Spec]) -> list[Sample]:
             )
         )
     return made
+
+
+def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
+    settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, **changes}
+    return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=beta)
+
+
+def rows(p: Policy, specs=SPECS) -> list[Sample]:
+    return rows_of(p, specs)
+
+
+def algorithm(name: str = "hacpo", **settings):
+    return make_algorithm(AlgorithmSettings(name=name, **{**WIDE, **settings}), (0.0, 1.0))
+
+
+def learn(
+    p: Policy, samples: list[Sample], name: str = "hacpo", update: Update = UPDATE, **settings
+) -> UpdateReport:
+    method = algorithm(name, **settings)
+    skips = skips_zero_advantage(method)
+    return p.update(samples, method.loss, update, zero_advantage_is_zero_loss=skips)
+
+
+def assert_equal_state(a: Policy, b: Policy) -> None:
+    """Gradients, weights, moments and counts of steps, to float tolerance."""
+    for name, parameter in a.master.items():
+        other = b.master[name]
+        assert torch.allclose(parameter.grad, other.grad, atol=1e-6, rtol=0)
+        one, two = a.optimizer.state[parameter], b.optimizer.state[other]
+        assert one["step"] == two["step"]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.allclose(one[key], two[key], atol=1e-6, rtol=0)
+    assert a.updates_made == b.updates_made

@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -37,6 +39,10 @@ def model_of(family: str):
     torch.manual_seed(0)
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    elif family == "tied":
+        model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
+    elif family == "qwen2":  # biases on queries, keys and values
+        model = Qwen2ForCausalLM(Qwen2Config(**SMALL))
     elif family == "qwen":
         model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
     elif family == "gpt2":

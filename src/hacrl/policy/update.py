@@ -39,7 +39,7 @@ REPEAT_BELOW_CHECKPOINTED = 0.7
 DRAFT_BELOW = 0.75
 """Expected share below which no graph is built at first."""
 DRAFT_KEEPS = 0.57
-"""Of what a graph of as many tokens keeps (Qwen3, compiled)."""
+"""Of what a graph of as many tokens keeps: a Qwen3 layer's tensors counted, small parts compiled."""
 DRAFT_TOKENS = 0.75
 """Size of a micro-batch where a draft is begun before another's survivors are gone through: beside the
 graph of 0.75 survivors, a draft is as much as the graph of a whole micro-batch."""

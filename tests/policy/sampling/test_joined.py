@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import model_of as small_model
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -34,31 +23,15 @@ from hacrl.policy.sampling import joined
 from hacrl.policy.sampling.joined import Joined
 from hacrl.types import Sample, Update
 
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-}
+FAMILIES = ["tied", "qwen2", "qwen", "gemma3"]
 
 
 def model_of(family: str):
-    torch.manual_seed(0)
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
-    elif family == "qwen2":  # biases on queries, keys and values
-        model = Qwen2ForCausalLM(Qwen2Config(**SMALL))
-    elif family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
-    else:
-        layers = ["sliding_attention", "sliding_attention", "full_attention"]
-        config = Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=6, layer_types=layers)
-        model = Gemma3ForCausalLM(config)
-    for parameter in model.parameters():  # larger than the start of a training: words differ
-        parameter.data = parameter.data * 1.5 + 0.01
-    return model.eval()
+    """No bias is 0."""
+    model = small_model(family)
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.01
+    return model
 
 
 @torch.no_grad()
@@ -86,7 +59,6 @@ def calls_of_linear(model, monkeypatch) -> list[int]:
 LOSS = make_algorithm(AlgorithmSettings(name="gspo", beta=0.1), (0.0, 1.0)).loss
 UPDATE = Update(0, 1, 0.8, "own", ("p",))
 TOLERANCE = {"float32": 1e-6, "bfloat16": 0.05}
-FAMILIES = ["llama", "qwen2", "qwen3", "gemma3"]
 
 
 # ---------------------------------------------------------------- what a forward gives
@@ -104,7 +76,7 @@ def test_a_joined_forward_is_the_plain_one(family: str, monkeypatch) -> None:
     with products.on():
         assert torch.allclose(logits(model), plain, atol=1e-6, rtol=1e-6)
         sizes = calls_of_linear(model, monkeypatch)
-    heads = 16 if family in ("qwen3", "gemma3") else 8
+    heads = 16 if family in ("qwen", "gemma3") else 8
     assert sizes == [8 * heads, 32, 128, 32] * 3 + [300]
     assert list(model.state_dict()) == names
     assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
@@ -130,7 +102,7 @@ def test_a_parameter_changed_in_place_is_seen(family: str) -> None:
 
 def test_slices_reach_attention_without_a_copy() -> None:
     """The kernel takes row and head strides, but each head must be contiguous."""
-    model, seen = model_of("qwen3"), []
+    model, seen = model_of("qwen"), []
 
     class Work:
         def attend(self, layer, query, key, value, rule):
@@ -199,23 +171,23 @@ def test_modules_around_joined_products_are_compiled_once_for_all_layers(
 
 
 def test_what_is_not_a_plain_product_stays_alone() -> None:
-    adapted = add_adapter(model_of("qwen3"), LoraSettings(rank=2))
+    adapted = add_adapter(model_of("qwen"), LoraSettings(rank=2))
     before = {n: p.data_ptr() for n, p in adapted.named_parameters()}
     assert not Joined(adapted).groups
     assert {n: p.data_ptr() for n, p in adapted.named_parameters()} == before
     assert not Joined(
         GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2))
     ).groups
-    hooked = model_of("llama")
+    hooked = model_of("tied")
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
     assert len(Joined(hooked).groups) == 5
-    mixed = model_of("llama")
+    mixed = model_of("tied")
     mixed.model.layers[0].mlp.up_proj.to(torch.bfloat16)
     assert len(Joined(mixed).groups) == 5
-    tied = model_of("llama")
+    tied = model_of("tied")
     tied.model.layers[0].mlp.up_proj.weight = tied.model.layers[1].mlp.up_proj.weight
     assert len(Joined(tied).groups) == 4
-    shared = model_of("llama")  # two parameters, one memory
+    shared = model_of("tied")  # two parameters, one memory
     layers = shared.model.layers
     layers[0].mlp.up_proj.weight.data = layers[1].mlp.up_proj.weight.data
     assert len(Joined(shared).groups) == 4
@@ -223,7 +195,7 @@ def test_what_is_not_a_plain_product_stays_alone() -> None:
 
 def test_it_can_be_switched_off(monkeypatch) -> None:
     monkeypatch.setattr(joined, "JOIN", False)
-    model = model_of("llama")
+    model = model_of("tied")
     before = {n: p.data_ptr() for n, p in model.named_parameters()}
     with Joined(model).on():
         assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
@@ -251,14 +223,14 @@ def test_weights_are_laid_once_and_again_after_a_move() -> None:
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:
-    model = model_of("llama")
+    model = model_of("tied")
     with pytest.raises(ZeroDivisionError), Joined(model).on():
         raise ZeroDivisionError
     assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
 
 
 def test_a_copy_of_the_model_is_its_own() -> None:
-    model = model_of("llama")
+    model = model_of("tied")
     Joined(model)
     twin, plain = copy.deepcopy(model), logits(model)
     with torch.no_grad():
