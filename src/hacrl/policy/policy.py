@@ -1,5 +1,5 @@
 """One agent's policy: scoring and updating. What it is made of is in weights.py, how a minibatch goes
-through it in passes.py."""
+through it in learning.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from hacrl.config import AgentConfig, SamplerConfig
+from hacrl.policy.learning import Learning
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.offload import Turns
 from hacrl.policy.packing import attending_again
-from hacrl.policy.passes import Passes
 from hacrl.policy.reuse import recordable
 from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import AtScores, Loss, UpdateReport
 from hacrl.types import Sample, Update
 
 
-class Policy(Passes):
+class Policy(Learning):
     """Weights that score, sample and learn.
 
     Example: policy.score([(prompt_ids, reply_ids)]); policy.update(samples, algorithm.loss, update)

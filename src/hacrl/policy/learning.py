@@ -38,7 +38,7 @@ from hacrl.policy.weights import Weights
 from hacrl.types import LossOutput, Sample, Update
 
 
-class Passes(Weights):
+class Learning(Weights):
     """Weights through which a minibatch can go. What is annotated here a `Policy` makes."""
 
     logprobs: LogProbs
