@@ -141,7 +141,7 @@ class Reusing(_Linears):
 
 
 def _plain(layer: nn.Linear) -> bool:
-    """Whether it works as torch's own does; unlike sampling/joined.py's, hooked or sharded as it may be."""
+    """Whether it works as torch's own does. It may be hooked or sharded, unlike one that is joined."""
     return type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 
 
