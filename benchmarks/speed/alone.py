@@ -118,7 +118,7 @@ def _own_step(setting: Setting, case: StepCase, trace: Trace) -> OwnStep:
             Path(folder),
             setting.device,
             minibatch=len(trace.rows) // case.updates,
-            fields={"sampler_rows": case.rows, **setting.fields},
+            fields={"a": {"sampler_rows": case.rows, **setting.fields}},
         )
         stack.callback(team.close)
         agent = team.agents("gspo")["a"]

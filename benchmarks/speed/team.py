@@ -135,12 +135,12 @@ class Team:
         device: torch.device,
         *,
         minibatch: int,
-        fields: Mapping[str, Any],
+        fields: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self.traces, self.folder, self.device = traces, folder, device
-        self.minibatch, self.fields = minibatch, dict(fields)
+        self.minibatch, self.fields = minibatch, fields
         self.policies: dict[str, Policy] = {
-            name: make_policy(shape, device, name, **self.fields) for name, shape in shapes.items()
+            name: make_policy(shape, device, name, **fields[name]) for name, shape in shapes.items()
         }
         self.samplers = {name: policy.sampler for name, policy in self.policies.items()}
         for name, policy in self.policies.items():
@@ -165,7 +165,7 @@ class Team:
                 "sampler": {"tolerance": 100.0},
                 "log": {"samples": False, "tensorboard": False},
                 "agents": [
-                    {"name": name, "model": "bench/shape", "prune": prune, **self.fields}
+                    {"name": name, "model": "bench/shape", "prune": prune, **self.fields[name]}
                     for name in self.traces
                 ],
             }

@@ -34,6 +34,8 @@ class PairCase:
     variant: str = "short"
     scale: float = 1.0
     shares: tuple[float, ...] = (0.0, 0.35, 0.6)
+    microbatch: tuple[int, int] = (16384, 16384)
+    """Tokens of each agent's micro-batches."""
 
     def traces(self) -> dict[str, Trace]:
         return {
@@ -93,13 +95,17 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
 
 
 def _pair_team(setting: Setting, case: PairCase, traces: Mapping[str, Trace], folder: Path) -> Team:
+    fields = {
+        name: {"sampler_rows": case.rows, "microbatch_tokens": tokens, **setting.fields}
+        for name, tokens in zip("ab", case.microbatch, strict=True)
+    }
     return Team(
         dict(zip("ab", case.shapes, strict=True)),
         traces,
         folder,
         setting.device,
         minibatch=case.minibatch,
-        fields={"sampler_rows": case.rows, **setting.fields},
+        fields=fields,
     )
 
 

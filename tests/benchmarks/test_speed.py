@@ -129,7 +129,7 @@ def test_in_half_precision_the_first_update_is_at_the_scores(tmp_path: Path) -> 
         tmp_path,
         torch.device("cpu"),
         minibatch=16,
-        fields={"dtype": "bfloat16", "microbatch_tokens": 200},
+        fields={"a": {"dtype": "bfloat16", "microbatch_tokens": 200}},
     )
     with closing(team), RoundsByShape():
         team.agents("gspo")["a"].rollout(0)

@@ -210,7 +210,7 @@ def test_drafts_are_gone_through_without_waiting(llama: Path, monkeypatch) -> No
             finished += 1
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert ahead[0] == 1 and set(ahead[1:-1]) == {2}  # the first is finished first
+    assert set(ahead[:-1]) == {2}
 
 
 def test_what_waits_on_the_host_leaves_the_device_and_comes_back(llama: Path) -> None:

@@ -136,8 +136,7 @@ class Learning(Weights):
 
         Which rows of a draft survive is known when a GPU is done with it. So that it need not wait
         while their pass is prepared, the next draft is begun before. Two of them are more than one
-        graph, so they are smaller; the first of an update is finished first, as how many survive is
-        not known yet.
+        graph, so they are smaller.
         """
         ahead = self.works_ahead and self._drafts()
         batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
@@ -156,7 +155,7 @@ class Learning(Weights):
             waiting = begun
             # A row longer than that stands alone; such come first, so what follows is not larger.
             small = begun.tokens <= DRAFT_TOKENS * self.agent.microbatch_tokens
-            if not (ahead and small and begun.draft and self._expected.seen):
+            if not (ahead and small and begun.draft):
                 yield waiting
                 waiting = None
         if waiting:
@@ -192,29 +191,36 @@ class Learning(Weights):
             survived = self._survived(begun.inputs.lengths, alive)
             self._expected.learn(survived)
             kept = [b for b, lives in enumerate(alive) if lives]
-            if draft and draft.usable and self._fits(begun, kept):
-                if kept:
-                    again = self._inputs([begun.samples[b] for b in kept])
-                    kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
-                    width = again.reply_mask_BT.shape[1]
-                    self._backward(draft.again(kept, again), kept_BT[:, :width])
-                elif survived:  # other ranks have survivors
+            repeat = draft or repeat_pays(survived, self.agent.gradient_checkpointing)
+            anew = kept if repeat else None
+            if draft and draft.usable:
+                now, anew = self._room(begun, kept)
+                if now:
+                    inputs = self._inputs([begun.samples[b] for b in now])
+                    now_BT = gradient_BT[placed(torch.tensor(now), self.device)]
+                    width = inputs.reply_mask_BT.shape[1]
+                    self._backward(draft.again(now, inputs), now_BT[:, :width])
+                elif survived and not kept:  # other ranks have survivors
                     self._pass_again([], [], {})
-                return {}, len(kept)
-            if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
-                lengths = [begun.samples[b].num_reply_tokens for b in kept]
-                return {
-                    begun.rows[b]: gradient_BT[b, :n] for b, n in zip(kept, lengths, strict=True)
-                }, 0
+            if anew is not None:
+                lengths = {b: begun.samples[b].num_reply_tokens for b in anew}
+                later = {begun.rows[b]: gradient_BT[b, :n] for b, n in lengths.items()}
+                return later, len(kept) - len(anew)
         self._backward(logprobs_BT, gradient_BT)
         return {}, len(begun.rows)
 
-    def _fits(self, begun: Pass, kept: Sequence[int]) -> bool:
-        """Whether a graph of these rows and the draft beside it keep no more than a graph may."""
-        tokens = sum(begun.inputs.lengths[b] for b in kept)
-        return (
-            tokens + DRAFT_KEEPS * begun.beside <= self.agent.microbatch_tokens or not begun.beside
-        )
+    def _room(self, begun: Pass, kept: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of these rows, those whose graph has room beside the draft that was begun since, so that both
+        keep no more than a graph may; and those that are left over."""
+        room = self.agent.microbatch_tokens - DRAFT_KEEPS * begun.beside
+        now: list[int] = []
+        anew: list[int] = []
+        for b in kept:
+            tokens = begun.inputs.lengths[b]
+            fits = tokens <= room or not begun.beside
+            (now if fits else anew).append(b)
+            room -= tokens if fits else 0
+        return now, anew
 
     def _drafts(self) -> bool:
         """Whether the next micro-batch is expected to leave so much out that its first forward should
