@@ -121,8 +121,10 @@ def _learn(
     agents: Mapping[str, Agent], device: torch.device, repeats: int = 1, number: int = 1
 ) -> tuple[float, dict[str, Any], float | None]:
     """Both agents' learning phases in turn, the faster of up to two times; how many rows each went
-    without."""
+    without. Nothing is known of earlier arms; the second time knows the first, as in a run."""
     reset_peak(device)
+    for agent in agents.values():
+        agent.policy.survived.clear()
     best: tuple[float, dict[str, Any]] | None = None
     for _ in range(min(2, repeats)):
         total, facts = 0.0, {}

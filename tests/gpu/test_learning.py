@@ -192,12 +192,12 @@ def test_drafts_are_gone_through_without_waiting(llama: Path, monkeypatch) -> No
     """Nothing is waited for but the news of who survived: a copy that blocks, or a mask that is counted,
     would wait for the draft that was begun meanwhile."""
     monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
-    monkeypatch.setattr("hacrl.policy.learning.DRAFT_BELOW", 2.0)  # always
+    monkeypatch.setattr("hacrl.policy.learning.DRAFT_BELOW", {"cuda": 2.0})  # always
     p = policy(llama, microbatch_tokens=200)
     rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
     p.update(rows, LOSS, update)  # compiles
     rows = samples(p, 24)
-    p._expected, p._divisors = Expected(update), divisors_of(rows)
+    p._expected, p._divisors = Expected("peers", before=0.5), divisors_of(rows)
     begun, finished = [], 0
     begin = p._begin
     monkeypatch.setattr(p, "_begin", lambda *a: begun.append(a) or begin(*a))

@@ -30,7 +30,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.capability import Capability
 from hacrl.metrics import learning_metrics
 from hacrl.plan import Plan
-from hacrl.policy.update import UpdateReport, repeat_pays, share, survivors
+from hacrl.policy.update import UpdateReport, repeat_pays, survivors
 from hacrl.types import Batch, Sample, Update
 
 # ---------------------------------------------------------------- equal with and without
@@ -146,9 +146,9 @@ def test_survivors_and_when_a_second_pass_pays() -> None:
     gradient = torch.tensor([[0.0, 1e-30], [0.0, 0.0], [0.0, 3.0], [nan, 0.0]])
     mask = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     assert survivors(gradient, mask).tolist() == [True, False, False, True]
-    assert repeat_pays(share([59, 41], [True, False]))
-    assert not repeat_pays(share([60, 40], [True, False]))
-    assert repeat_pays(share([60, 40], [False, False]))
+    assert repeat_pays(0.59)
+    assert not repeat_pays(0.6)
+    assert repeat_pays(0.0)
 
 
 # ---------------------------------------------------------------- nothing left

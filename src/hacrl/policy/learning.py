@@ -31,7 +31,6 @@ from hacrl.policy.update import (
     Pass,
     Sums,
     repeat_pays,
-    share,
     survivors,
 )
 from hacrl.policy.weights import Weights
@@ -61,7 +60,8 @@ class Learning(Weights):
     ) -> Sums:
         """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
         self.turns.take()
-        self._expected, self._divisors = Expected(update), divisors_of(samples)
+        self._expected = Expected(update.part, self.survived.get(update.part))
+        self._divisors = divisors_of(samples)
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
@@ -75,6 +75,8 @@ class Learning(Weights):
                 backward += done
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
+        if self._expected.tokens:
+            self.survived[update.part] = self._expected.share
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
@@ -135,8 +137,8 @@ class Learning(Weights):
         """Micro-batches that have gone forward, each to be finished before the next is asked for.
 
         Which rows of a draft survive is known when a GPU is done with it. So that it need not wait
-        while their pass is prepared, the next draft is begun before. Two of them are more than one
-        graph, so they are smaller.
+        while their pass is prepared, the next draft is begun before, unless nothing is known yet of how
+        many survive. Two of them are more than one graph, so they are smaller.
         """
         ahead = self.works_ahead and self._drafts()
         batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
@@ -155,7 +157,7 @@ class Learning(Weights):
             waiting = begun
             # A row longer than that stands alone; such come first, so what follows is not larger.
             small = begun.tokens <= DRAFT_TOKENS * self.agent.microbatch_tokens
-            if not (ahead and small and begun.draft):
+            if not (ahead and small and begun.draft and self._expected.known):
                 yield waiting
                 waiting = None
         if waiting:
@@ -188,9 +190,12 @@ class Learning(Weights):
         draft, logprobs_BT, gradient_BT = begun.take()
         if begun.alive:
             alive = begun.alive.read()
-            survived = self._survived(begun.inputs.lengths, alive)
-            self._expected.learn(survived)
             kept = [b for b, lives in enumerate(alive) if lives]
+            left, tokens = self._everywhere(
+                sum(begun.inputs.lengths[b] for b in kept), begun.tokens if begun.rows else 0
+            )
+            self._expected.learn(left, tokens)
+            survived = left / tokens
             repeat = draft or repeat_pays(survived, self.agent.gradient_checkpointing)
             anew = kept if repeat else None
             if draft and draft.usable:
@@ -231,12 +236,12 @@ class Learning(Weights):
             and self.logprobs.plain_head
             and self._recordable
             and not self.agent.gradient_checkpointing
-            and self._expected.share < DRAFT_BELOW
+            and self._expected.share < DRAFT_BELOW[self.device.type]
         )
 
-    def _survived(self, lengths: Sequence[int], alive: Sequence[bool]) -> float:
-        """Survivors' part of the tokens, on all ranks together: each must go the same way."""
-        return share(lengths, alive)
+    def _everywhere(self, *counts: int) -> tuple[int, ...]:
+        """Summed over all ranks: each must go the same way."""
+        return counts
 
     def _pass_again(
         self, rows: Sequence[int], samples: Sequence[Sample], gradients: Mapping[int, Tensor]

@@ -55,6 +55,8 @@ class Weights:
         )
         self.updates_made = 0
         self.skipped_in_a_row = 0
+        self.survived: dict[str, float] = {}
+        """Of the last update of own rows, of peers', or of both: the share that had a gradient."""
 
     def _place(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Move the model to its device and dtype; the float32 master of what is trained."""
@@ -123,7 +125,11 @@ class Weights:
             step=step,
             model={name: self._whole(master) for name, master in self.master.items()},
             optimizer=moments,
-            state={"updates_made": self.updates_made, "skipped_in_a_row": self.skipped_in_a_row},
+            state={
+                "updates_made": self.updates_made,
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "survived": dict(self.survived),
+            },
         )
 
     def check_names(self, snapshot: Snapshot) -> None:
@@ -149,6 +155,7 @@ class Weights:
         self._weights_changed()
         self.updates_made = int(snapshot.state["updates_made"])
         self.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
+        self.survived = dict(snapshot.state.get("survived", {}))
 
     def _whole(self, tensor: Tensor) -> Tensor:
         """A copy on the host, of all shards together."""

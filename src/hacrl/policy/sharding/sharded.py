@@ -52,7 +52,7 @@ from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.policy.sharding.dealing import deal, deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
 from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
-from hacrl.policy.update import Loss, Pass, Sums, UpdateReport, share
+from hacrl.policy.update import Loss, Pass, Sums, UpdateReport
 from hacrl.types import Batch, LossOutput, Sample, Update
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -187,10 +187,8 @@ class Shard(Policy):
             zero = {len(samples): torch.zeros(1, device=self.device)}
             super()._pass_again([len(samples)], [*samples, self._idle], zero)
 
-    def _survived(self, lengths: Sequence[int], alive: Sequence[bool]) -> float:
-        left = sum(n for n, a in zip(lengths, alive, strict=True) if a)
-        left, dead = self.group.sums(left, sum(lengths) - left)
-        return share([left, dead], [True, False])
+    def _everywhere(self, *counts: int) -> tuple[int, ...]:
+        return tuple(self.group.sums(*counts))
 
     @torch.no_grad()
     def _start_logprobs(self, inputs: Inputs) -> Tensor:
