@@ -10,11 +10,9 @@ from hacrl.compare.blocks import Block, Chart, Grid, Heading, Listing, Paragraph
 from hacrl.compare.budget import RULES
 from hacrl.compare.results import Difference, Reach, Results, Row
 from hacrl.compare.theory_blocks import theory_blocks
+from hacrl.diagnostics.unused import NEARLY_NONE
 from hacrl.report.table import duration
 from hacrl.statistics import LEVEL, Estimate
-
-NEARLY_NONE = 0.05
-"""Share of peers' samples with a gradient below which an arm's gain is not sharing's."""
 
 
 def contents(results: Results) -> Iterator[Block]:

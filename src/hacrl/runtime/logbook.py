@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hacrl.diagnostics.harm import HarmWatch
+from hacrl.diagnostics.unused import UnusedWatch
 from hacrl.report.loggers import Logger
 from hacrl.report.observer import Observer
 from hacrl.rundir import RunDirectory
@@ -36,7 +37,7 @@ class Logbook:
         self._known = {(row["kind"], row["step"], row["agent"]) for row in run.metrics()}
         self._idle: set[str] = set()
         """Learners of which it was told that a step brought them no update."""
-        self._harm = HarmWatch(run)
+        self._watches = (HarmWatch(run), UnusedWatch(run))
 
     def expect(self, kind: str, step: int, names: Iterable[str]) -> None:
         """Open the next page. One that a resumed run has written already stays as it is."""
@@ -88,8 +89,9 @@ class Logbook:
         for logger in self.loggers:
             for row in rows:
                 logger.log(row)
-        for sentence in self._harm.look(rows):
-            self.observer.note(sentence)
+        for watch in self._watches:
+            for sentence in watch.look(rows):
+                self.observer.note(sentence)
 
     def _tell_if_idle(self, row: Row) -> None:
         """Once for each learner: a step in which it could learn nothing."""
