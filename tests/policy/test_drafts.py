@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ratio_rows import PEERS, UPDATE, assert_equal_state, learn, policy, rows
+from ratio_rows import PEERS, UPDATE, algorithm, assert_equal_state, learn, policy, rows
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -210,6 +210,35 @@ def test_a_resumed_policy_expects_what_it_would_have(llama: Path) -> None:
     assert one.survived == {"peers": share, "own": 1.0}
     other.restore(one.snapshot(1))
     assert other.survived == one.survived
+    old = one.snapshot(1)
+    del old.state["survived"]  # a checkpoint of before
+    other.restore(old)
+    assert other.survived == {}
+
+
+def test_what_tells_nothing_of_updates_is_not_remembered(llama: Path) -> None:
+    """A gradient for diagnostics, an update that is skipped or goes nowhere, one that prunes nothing."""
+    p, plain = policy(llama), policy(llama, prune=False)
+    method, samples = algorithm(), rows(p)
+    p.gradient(samples, range(12), method.loss, PEERS)
+    learn(p, rows(p, [(False, 0.9, 0.0)] * 3), update=PEERS)
+    assert learn(p, [replace(samples[5], advantage=float("nan"))], update=PEERS).skipped
+    learn(plain, samples, update=PEERS)
+    assert p.survived == {} == plain.survived
+    learn(p, samples, update=PEERS)
+    before = dict(p.survived)
+    p.gradient(samples, range(3), method.loss, PEERS)
+    assert p.survived == before and 0 < before["peers"] < 1
+
+
+@pytest.mark.parametrize(("share", "graph"), [(0.7, False), (0.8, True)])
+def test_on_a_cpu_drafts_pay_below_three_quarters(llama: Path, share: float, graph: bool) -> None:
+    p = policy(llama)
+    p.survived["peers"] = share
+    samples, order = rows(p), []
+    p.model.model.norm.register_forward_hook(lambda *a: order.append(a[2].requires_grad))
+    learn(p, samples, update=PEERS)
+    assert order[0] == graph
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

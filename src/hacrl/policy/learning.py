@@ -75,8 +75,6 @@ class Learning(Weights):
                 backward += done
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
-        if self._expected.tokens:
-            self.survived[update.part] = self._expected.share
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
@@ -185,8 +183,9 @@ class Learning(Weights):
         return Pass(list(rows), chosen, output, inputs, draft, logprobs_BT, gradient_BT, alive)
 
     def _finish(self, begun: Pass) -> tuple[dict[int, Tensor], int]:
-        """Backward; how many rows took it. Where fewer survive than expected the graph is dropped, and
-        the survivors' gradients are returned instead, for a pass of their own."""
+        """Backward; how many rows took it. Of rows that cannot take it now the gradients are returned
+        instead, for a pass of their own: survivors whose graph was dropped, as fewer survive than
+        expected, or whose draft is not usable or leaves them no room."""
         draft, logprobs_BT, gradient_BT = begun.take()
         if begun.alive:
             alive = begun.alive.read()

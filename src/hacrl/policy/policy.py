@@ -130,6 +130,8 @@ class Policy(Learning):
             self.optimizer.step()
             self._weights_changed()
             self.updates_made += 1
+            if self._expected.tokens:
+                self.survived[update.part] = self._expected.share
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         return UpdateReport(
             loss=sums.loss,
@@ -153,7 +155,7 @@ class Policy(Learning):
         zero_advantage_is_zero_loss: bool = False,
     ) -> dict[str, Tensor]:
         """What the samples `rows` of a minibatch add to its gradient at the present weights, before
-        any clipping. For diagnostics: weights, optimizer and counts stay as they are."""
+        any clipping. For diagnostics: weights, optimizer, counts and expectations stay as they are."""
         self._accumulate(samples, rows, loss, update, zero_advantage_is_zero_loss)
         found = {}
         for name, parameter in self.master.items():

@@ -8,7 +8,7 @@ In units of a forward, a backward costs about 2. Of a micro-batch the share q of
 only its forward tells which. It costs, by count of matrix products:
 
     3        with a graph, all rows backward
-    1 + 3q   with a graph, thrown away; the survivors alone go forward again, with backward
+    1 + 3q   with a graph, thrown away; the survivors alone go forward anew, with backward
     1 + 2q   without a graph; the survivors take their results of the first forward (reuse.py)
 
 The last is the least there is, but norms, activations and attention of survivors are computed twice,
@@ -44,7 +44,8 @@ DRAFT_KEEPS = 0.57
 """Of what a graph of as many tokens keeps: a Qwen3 layer's tensors counted, small parts compiled."""
 DRAFT_TOKENS = 0.75
 """Size of a micro-batch where a draft is begun before another's survivors are gone through: beside the
-graph of 0.75 survivors, a draft is as much as the graph of a whole micro-batch."""
+graph of 0.75 survivors, a draft is as much as the graph of a whole micro-batch. Where more survive than
+that they have no room (`Learning._room`)."""
 
 
 @dataclass(frozen=True)

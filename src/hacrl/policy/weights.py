@@ -56,7 +56,8 @@ class Weights:
         self.updates_made = 0
         self.skipped_in_a_row = 0
         self.survived: dict[str, float] = {}
-        """Of the last update of own rows, of peers', or of both: the share that had a gradient."""
+        """Of the last update of own rows, of peers', or of both: of the tokens that went forward, the
+        share of rows with a gradient."""
 
     def _place(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Move the model to its device and dtype; the float32 master of what is trained."""
