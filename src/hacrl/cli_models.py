@@ -102,6 +102,9 @@ def compare_arms(
     out: Annotated[Path | None, typer.Option(help="Folder; runs/compare/NAME by default.")] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Cells side by side.")] = None,
     only: Annotated[str, typer.Option(help="Run only these arms, with commas.")] = "",
+    against: Annotated[
+        str, typer.Option(help="A second report, with this arm for the reference.")
+    ] = "",
 ) -> None:
     """Train every arm, team and seed of SUITE, as far as missing, and judge them with intervals."""
     with calm():
@@ -109,8 +112,9 @@ def compare_arms(
 
         place = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
-        typer.echo(compare(suite, place, overrides or [], parallel, arms))
-        typer.echo(f"\nreport: {place / 'report.html'} (and report.md, results.json)")
+        typer.echo(compare(suite, place, overrides or [], parallel, arms, against))
+        shown = place / "against" / against if against else place
+        typer.echo(f"\nreport: {shown / 'report.html'} (and report.md, results.json)")
 
 
 @commands.command()

@@ -124,6 +124,25 @@ def test_finished_cells_are_never_run_again(finished: Path) -> None:
     assert (out / "report.md").read_bytes() == report
 
 
+def test_another_reference_has_a_report_of_its_own(finished: Path) -> None:
+    """gspo minus hacpo is what hacpo minus gspo is, turned; the suite's own report stays."""
+    out, place = finished / "out", finished / "out" / "against" / "hacpo"
+    before, report = content(out), (out / "report.md").read_bytes()
+    said = compare(finished / "tiny.toml", out, against="hacpo")
+    assert said.startswith("wren (team), against hacpo: gspo (")
+    assert content(out) == before and (out / "report.md").read_bytes() == report
+    own, other = (json.loads((p / "results.json").read_text()) for p in (out, place))
+    assert (own["reference"], other["reference"]) == ("gspo", "hacpo")
+    (one,), (two,) = ([r["difference"] for r in f["rows"] if r["difference"]] for f in (own, other))
+    assert one["seeds"]["mean"] == pytest.approx(-two["seeds"]["mean"])
+    assert one["p"] == pytest.approx(two["p"])
+    text = (place / "report.md").read_text()
+    assert "The suite's own reference is gspo" in text and "--against hacpo" in text
+    assert "own reference is" not in (out / "report.md").read_text()
+    with pytest.raises(UserError, match="--against grpo: there is no such arm; there are hacpo"):
+        compare(finished / "tiny.toml", out, against="grpo")
+
+
 def test_other_settings_are_not_mixed_in(finished: Path) -> None:
     before = content(finished / "out")
     with pytest.raises(UserError, match=r"holds a run of other settings: temperature is 1\.0"):

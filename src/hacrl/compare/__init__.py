@@ -5,6 +5,7 @@ OUT/cells/TEAM/ARM/seed-N/             one cell: an ordinary run directory
 OUT/cells/TEAM/ARM/seed-N.toml, .log   its config and what it said
 OUT/results.json                       every figure of the report, with the files it came from
 OUT/report.md, report.html             the same for people; the second is one file without a network
+OUT/against/ARM/                       the last three, with ARM for the reference (--against ARM)
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ def compare(
     changes: Sequence[str] = (),
     parallel: int | None = None,
     only: Sequence[str] = (),
+    against: str = "",
 ) -> str:
     """Run what is missing of the suite at `path`, write the report into `out`, and return its
-    verdicts. The report covers every finished cell, also where `only` ran a part of the arms."""
+    verdicts. The report covers every finished cell, also where `only` ran a part of the arms. With
+    `against`, a second one has that arm for its reference, and the verdicts are its."""
     suite = read_suite(path)
+    judged = suite.against(against) if against else suite
     cells = make_cells(suite, out, changes)
     if unknown := set(only) - {arm.name for arm in suite.arms}:
         names = ", ".join(arm.name for arm in suite.arms)
@@ -42,8 +46,9 @@ def compare(
     from hacrl.compare.report import write_report  # transformers: not before
     from hacrl.compare.results import collect
 
-    results = collect(suite, cells, changes)
-    verdicts = write_report(results, out)
+    verdicts = write_report(collect(suite, cells, changes), out)
+    if against:
+        verdicts = write_report(collect(judged, cells, changes), out / "against" / against)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(wanted)} cells failed; {out / 'report.md'} covers the others. "

@@ -105,6 +105,17 @@ def _rule_of_the_verdict(results: Results) -> str:
         f"Better or worse only if the 95 % interval of the paired difference excludes zero and p stays "
         f"at or below {LEVEL} after Holm's correction for all {results.comparisons} comparisons of "
         "this suite. Everything else is open (a tie), whichever way the mean lies."
+        + _other(results)
+    )
+
+
+def _other(results: Results) -> str:
+    """Of a report whose reference is not the suite's: it is one look more."""
+    if not results.loaded.instead_of:
+        return ""
+    return (
+        f" The suite's own reference is {results.loaded.instead_of}; who reads both reports has made "
+        "more comparisons than either of them corrects for."
     )
 
 
@@ -246,7 +257,8 @@ def _nearly_unshared(results: Results) -> Iterator[str]:
 def _facts(results: Results) -> Iterator[str]:
     suite = results.loaded.suite
     changed = "".join(f" {change}" for change in results.changes)
-    yield f"hacrl compare {results.loaded.path}{changed}"
+    against = f" --against {suite.reference}" if results.loaded.instead_of else ""
+    yield f"hacrl compare {results.loaded.path}{changed}{against}"
     yield (
         f"seeds {', '.join(map(str, suite.seeds))}; the same seed is the same problems, start "
         + (

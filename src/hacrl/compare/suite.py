@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,6 +124,24 @@ class LoadedSuite:
     base: dict[str, Any]
     folder: Path
     """Where paths and +arms of the base are looked up."""
+    instead_of: str = ""
+    """The suite's own reference, where another was asked for."""
+
+    def against(self, arm: str) -> LoadedSuite:
+        """The same suite judged against another arm. Budgets are as they were."""
+        chosen = next((a for a in self.arms if a.name == arm), None)
+        if chosen is None:
+            names = ", ".join(a.name for a in self.arms)
+            raise UserError(f"--against {arm}: there is no such arm; there are {names}")
+        if chosen.teams is not None:
+            raise UserError(f"--against {arm}: it does not run with every team")
+        if self.suite.budget == "time":
+            raise UserError(
+                f'--against {arm}: with budget = "time" every arm is read at the time of the '
+                f"reference, {self.suite.reference!r}. Name another reference in the suite"
+            )
+        suite = self.suite.model_copy(update={"reference": arm})
+        return replace(self, suite=suite, instead_of=self.suite.reference)
 
     @property
     def arms(self) -> list[Arm]:
