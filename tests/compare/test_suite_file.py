@@ -180,3 +180,18 @@ def test_the_main_question_is_the_pocket_suites_on_other_seeds(tmp_path: Path) -
     assert all(plain["pocket"][key] == config for key, config in plain["pocket-main"].items())
     fresh = {c.seed for c in cells.pop("pocket-main")}
     assert not fresh & {c.seed for found in cells.values() for c in found}
+
+
+def test_an_arm_that_a_suite_can_be_judged_against(tmp_path: Path) -> None:
+    """One that has finished cells beside every other's; by time every arm is read at the reference's."""
+    teams = [{"name": "pair", "agents": ["heron", "wren"]}, {"name": "one", "agents": ["wren"]}]
+    arms = [*ARMS, {"name": "naive", "overrides": ["algorithm.name=naive"], "teams": ["one"]}]
+    suite = read_suite(write(tmp_path, teams=teams, arms=arms))
+    assert suite.against("gspo") is suite
+    other = suite.against("hacpo")
+    assert (other.suite.reference, other.instead_of) == ("hacpo", "gspo")
+    assert (suite.suite.reference, suite.instead_of) == ("gspo", "")
+    with pytest.raises(UserError, match="--against naive: it does not run with every team"):
+        suite.against("naive")
+    with pytest.raises(UserError, match="read at the time of the reference, 'gspo'"):
+        read_suite(write(tmp_path, budget="time")).against("hacpo")

@@ -189,3 +189,20 @@ def test_a_peer_that_hurts_is_told_and_a_helpful_one_is_not(
     gains = [r["diagnostics/gain/honest"] for r in run.metrics() if "diagnostics/gain/honest" in r]
     assert sum(gains) > 0
     sys.modules.pop("rewards", None)
+
+
+def test_a_learner_that_hardly_learns_from_its_peers_is_told(tmp_path: Path) -> None:
+    """With a floor of nearly 1 none of the others' texts is likely enough; naive has no floor."""
+    strict = {"name": "hacpo", "floor": 0.999, "last_floor": 0.9999}
+    for algorithm, told in ((strict, {"wren", "finch"}), ({"name": "naive"}, set())):
+        config = team(
+            member("wren"),
+            member("finch"),
+            **NO_EVALUATION | {"steps": 6},
+            verifier=HERE,
+            algorithm={"epsilon_low": 3e-3, "epsilon_high": 4e-3, **algorithm},
+        )
+        heard = Notes()
+        start(config, tmp_path / algorithm["name"], observer=heard)
+        found = {n.split()[0] for n in heard.notes if " hardly learns from its peers: in 5 " in n}
+        assert found == told and len(heard.notes) == len(told)

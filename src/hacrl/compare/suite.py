@@ -127,13 +127,18 @@ class LoadedSuite:
     instead_of: str = ""
     """The suite's own reference, where another was asked for."""
 
+    def arm(self, name: str, option: str) -> Arm:
+        """The arm that an option of the command line names."""
+        if name not in (arms := {a.name: a for a in self.arms}):
+            names = ", ".join(arms)
+            raise UserError(f"{option} {name}: there is no such arm; there are {names}")
+        return arms[name]
+
     def against(self, arm: str) -> LoadedSuite:
         """The same suite judged against another arm. Budgets are as they were."""
-        chosen = next((a for a in self.arms if a.name == arm), None)
-        if chosen is None:
-            names = ", ".join(a.name for a in self.arms)
-            raise UserError(f"--against {arm}: there is no such arm; there are {names}")
-        if chosen.teams is not None:
+        if arm == self.suite.reference:
+            return self
+        if self.arm(arm, "--against").teams is not None:
             raise UserError(f"--against {arm}: it does not run with every team")
         if self.suite.budget == "time":
             raise UserError(

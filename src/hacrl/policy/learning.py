@@ -60,6 +60,7 @@ class Learning(Weights):
     ) -> Sums:
         """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
         self.turns.take()
+        chosen = self._mine(samples, chosen)
         self._expected = Expected(update.part, self.survived.get(update.part))
         self._divisors = divisors_of(samples)
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
@@ -86,14 +87,25 @@ class Learning(Weights):
                 rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
             ):
                 ratios[i], used[i] = ratio, kept
-        return Sums(
-            loss=total,
-            kl=kl,
-            ratios=tuple(ratios),
-            used=tuple(used),
-            pruned_forward=len(chosen) - len(forward),
-            pruned_backward=len(forward) - backward - len(repeat),
+        return self._together(
+            Sums(
+                loss=total,
+                kl=kl,
+                ratios=tuple(ratios),
+                used=tuple(used),
+                pruned_forward=len(chosen) - len(forward),
+                pruned_backward=len(forward) - backward - len(repeat),
+            )
         )
+
+    def _mine(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Sequence[int]:
+        """Of the rows `chosen`, those that go through here. The ranks of a group share them
+        (sharding/)."""
+        return chosen
+
+    def _together(self, sums: Sums) -> Sums:
+        """What all ranks' rows add up to."""
+        return sums
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:

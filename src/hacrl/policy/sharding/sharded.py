@@ -141,24 +141,19 @@ class Shard(Policy):
 
     # ------------------------------------------------------------ an update, in step
 
-    def _accumulate(
-        self,
-        samples: Sequence[Sample],
-        chosen: Sequence[int],
-        loss: Loss,
-        update: Update,
-        zero_advantage_is_zero_loss: bool,
-    ) -> Sums:
-        share: list[int] = []
+    def _mine(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Sequence[int]:
+        mine: list[int] = []
         # Rows of advantage 0 may be left out: dealt by themselves, they unbalance nobody.
         for rows in (
             [i for i in chosen if samples[i].advantage != 0],
             [i for i in chosen if samples[i].advantage == 0],
         ):
             hands = deal([len(samples[i].token_ids) for i in rows], self.group.size)
-            share += [rows[i] for i in hands[self.group.rank]]
-        mine = super()._accumulate(samples, share, loss, update, zero_advantage_is_zero_loss)
-        return merge_sums(self.group.exchange(mine))
+            mine += [rows[i] for i in hands[self.group.rank]]
+        return mine
+
+    def _together(self, sums: Sums) -> Sums:
+        return merge_sums(self.group.exchange(sums))
 
     def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
         return planned + [[] for _ in range(self.group.largest(len(planned)) - len(planned))]
