@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from math import exp
 from pathlib import Path
+from types import SimpleNamespace
 
 import make_workload
 import memory_shapes
@@ -18,7 +19,7 @@ from rounding import RoundsByShape
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
 from speed.pocket import largest_difference
 from speed.team import Team, choose_prunable
-from speed.together import _learn
+from speed.together import PairCase, _learn, _pair_team
 from speed.workload import Trace, make_trace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -138,6 +139,17 @@ def test_in_half_precision_the_first_update_is_at_the_scores(tmp_path: Path) -> 
         assert facts["own_clipped_first_a"] == 0
         plain = team.agents("gspo")["a"].learn(0)
         assert plain["own/clipped_first"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [({}, [300, 200]), ({"microbatch_tokens": 90}, [90, 90])]
+)
+def test_each_agent_of_a_pair_has_its_own_microbatches(tmp_path: Path, asked, found) -> None:
+    case = PairCase(("tiny-a", "tiny-b"), 2, 16, rows=16, scale=0.05, microbatch=(300, 200))
+    setting = SimpleNamespace(device=torch.device("cpu"), fields=asked)
+    with closing(_pair_team(setting, case, case.traces(), tmp_path)) as team:
+        assert [p.agent.microbatch_tokens for p in team.policies.values()] == found
+        assert [a.microbatch_tokens for a in team.config("hacpo").agents] == found
 
 
 def test_a_memory_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch, capsys) -> None:
