@@ -16,6 +16,7 @@ from hacrl.capability import Capability, CapabilityHistory
 from hacrl.config import AgentConfig, Config
 from hacrl.diagnostics import Diagnostics
 from hacrl.errors import RunStopped, UserError
+from hacrl.garbage import no_garbage
 from hacrl.journal import Journal
 from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
@@ -140,8 +141,8 @@ class Agent:
         if self.plan is None or step >= self.learns_before:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
-        own, _ = self.journal.read(step) or ([], {})  # none where the step was closed without it
-        with self.clock("view"):
+        with self.clock("view"), no_garbage():
+            own, _ = self.journal.read(step) or ([], {})  # none: closed without it
             cut = self.pool.gather(step)
             capability = self.capability.at(step, list(dict.fromkeys((*cut.members, self.name))))
             samples, view = learner_view(
@@ -251,7 +252,7 @@ class Agent:
         that what it leaves out is not scored."""
         if self.scores_first:
             samples = self._score_peers(samples)
-        with self.clock("view"):
+        with self.clock("view"), no_garbage():
             samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
         if self.algorithm.needs_old_logprobs and not self.scores_first:
             samples = self._score_peers(samples)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class Group:
     task: str
     trajectories: tuple[Trajectory, ...]
 
-    @property
+    @cached_property
     def judged(self) -> tuple[Trajectory, ...]:
         return tuple(t for t in self.trajectories if t.judged)
 

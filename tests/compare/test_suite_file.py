@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import tomli_w
 
+from hacrl.compare.run import cell_environment
 from hacrl.compare.suite import Cell, make_cells, read_suite
 from hacrl.errors import UserError
+from hacrl.verify.settings import CORES, VerifierConfig
 
 ROOT = Path(__file__).parents[2]
 BASE = {
@@ -195,3 +197,17 @@ def test_an_arm_that_a_suite_can_be_judged_against(tmp_path: Path) -> None:
         suite.against("naive")
     with pytest.raises(UserError, match="read at the time of the reference, 'gspo'"):
         read_suite(write(tmp_path, budget="time")).against("hacpo")
+
+
+def test_cells_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORES, "16")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert VerifierConfig(kind="number").num_workers == 15
+    for parallel, share, workers in [(1, 16, 15), (3, 5, 4), (16, 1, 1), (40, 1, 1)]:
+        environment = cell_environment(parallel)
+        assert environment["OMP_NUM_THREADS"] == environment[CORES] == str(share)
+        with monkeypatch.context() as cell:
+            cell.setenv(CORES, environment[CORES])
+            assert VerifierConfig(kind="number").num_workers == workers
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
+    assert cell_environment(4)["OMP_NUM_THREADS"] == "3"

@@ -79,6 +79,7 @@ class Hacpo:
     ) -> list[Sample]:
         by_problem = {group.problem_id: group for group in groups}
         reward = {(t.problem_id, t.agent, t.index): t.reward for g in groups for t in g.judged}
+        pooled = {g.problem_id: [t.reward for t in g.judged] for g in groups}
         baselines: dict[tuple[str, str], float] = {}
         credited = []
         for sample in samples:
@@ -87,10 +88,8 @@ class Hacpo:
             if (sample.problem_id, judge) not in baselines:
                 baselines[(sample.problem_id, judge)] = self.baseline(group, capability, judge)
             mu = baselines[(sample.problem_id, judge)]
-            rewards = [t.reward for t in group.judged]
-            a = advantage(
-                reward[(sample.problem_id, sample.source, sample.index)], mu, rewards
-            )  # (6)
+            rewarded = reward[(sample.problem_id, sample.source, sample.index)]
+            a = advantage(rewarded, mu, pooled[sample.problem_id])  # (6)
             w = capability.ratio(sample.source, learner, group.task)  # (8), (10): w(j,k)
             w = w if self.settings.capability_weight else 1.0
             credited.append(replace(sample, advantage=a, weight=w))

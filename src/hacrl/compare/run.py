@@ -23,7 +23,7 @@ from hacrl.compare.progress import SuiteProgress
 from hacrl.compare.suite import Cell
 from hacrl.config import dump_config
 from hacrl.files import read_whole_lines, write_atomic
-from hacrl.verify.settings import usable_cores
+from hacrl.verify.settings import CORES, usable_cores
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the running cells."""
@@ -93,7 +93,7 @@ def _start(cell: Cell, parallel: int) -> _Running | None:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env={"OMP_NUM_THREADS": str(max(1, usable_cores() // parallel)), **os.environ},
+                env=cell_environment(parallel),
                 pass_fds=(lock,),
             )
         return _Running(cell, process)
@@ -101,6 +101,12 @@ def _start(cell: Cell, parallel: int) -> _Running | None:
         return None
     finally:
         os.close(lock)  # the child has its own handle of the same lock
+
+
+def cell_environment(parallel: int) -> dict[str, str]:
+    """Each of so many cells side by side has its share of the cores, for threads and for verifiers."""
+    share = str(max(1, usable_cores() // parallel))
+    return {"OMP_NUM_THREADS": share, **os.environ, CORES: share}
 
 
 def _command(cell: Cell) -> list[str]:

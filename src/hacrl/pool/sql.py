@@ -28,9 +28,10 @@ from sqlalchemy import func as sql
 from sqlalchemy.exc import IntegrityError
 
 from hacrl.errors import UserError
+from hacrl.garbage import no_garbage
 from hacrl.pool import Key, check_members, not_closed, other_content
 from hacrl.pool.database import Database
-from hacrl.pool.text import CUT, OUTSIDE, Bodies, CutRecord, Row, RowText, no_garbage
+from hacrl.pool.text import CUT, OUTSIDE, Bodies, CutRecord, Row, RowText
 from hacrl.types import Cut, Trajectory
 
 _TABLES = MetaData()

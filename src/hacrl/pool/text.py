@@ -6,12 +6,11 @@ behind an actor on another machine (runtime/ray_pool.py): so that work is not do
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hacrl.errors import UserError
+from hacrl.garbage import no_garbage
 from hacrl.pool import Key, as_cut, other_content
 from hacrl.pool.wire import Wire, WireError, from_json, to_json
 from hacrl.types import SCHEMA, STORED, Cut, Trajectory
@@ -134,19 +133,6 @@ def pack(rows: Iterable[tuple[Key, str]]) -> Packed:
 def unpack(packed: Packed) -> Bodies:
     keys, lines = packed
     return dict(zip(keys, lines.decode().split("\n"), strict=True)) if keys else {}
-
-
-@contextmanager
-def no_garbage() -> Iterator[None]:
-    """Many objects are made and none is let go: looking for garbage among them takes a third of the
-    time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _text(body: object) -> str:

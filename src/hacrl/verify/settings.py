@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hacrl.verify.kinds import VERIFIERS, check_options
 
+CORES = "HACRL_CORES"
+"""Set in the environment of a process that has only so many cores for itself."""
+
 MOST_DEFAULT_WORKERS = 16
 """A verifier seldom needs more, and a warm `math` worker holds about 100 MB."""
 
@@ -27,7 +30,8 @@ class VerifierConfig(BaseModel):
     """Wall-clock seconds one call may take; then its process is killed and the call is TIMEOUT."""
     workers: int | None = Field(default=None, ge=0)
     """Worker processes. Unset: one less than the cores this process may use, at least 1, at most
-    16. 0: in this very process, without any limit (tests and debugging only)."""
+    16; a cell of `hacrl compare` has its share. 0: in this very process, without any limit (tests
+    and debugging only)."""
     memory_gb: float | None = Field(default=8.0, gt=0)
     """Memory one worker may allocate (Linux): more is a MemoryError, so ERROR for that call, before
     the machine runs out. Unset it ("none" on the command line) if your verifier needs more."""
@@ -51,7 +55,10 @@ class VerifierConfig(BaseModel):
 
 
 def usable_cores() -> int:
-    """Cores this process may run on (a container's share, where the system tells)."""
+    """Cores this process may run on: its share where several run side by side, else what the system
+    tells (a container's share, where it does)."""
+    if share := os.environ.get(CORES):
+        return int(share)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
