@@ -108,13 +108,13 @@ def main() -> int:
         sys.path.append(arguments.trl_site)
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module="hacrl")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if arguments.processor_time:
         time.perf_counter = time.process_time  # every clock of the run, hacrl's and TRL's too
     on_gpu = arguments.device == "gpu"
     device = torch.device("cuda" if on_gpu else "cpu")
     if not on_gpu:
         torch.set_num_threads(arguments.threads)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     log = Log(arguments.out)
     ceilings = measure_ceilings(device, dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hacrl.agent import Agent
-from speed.measure import Measurement, once, peak_gb, reset_peak
+from speed.measure import Measurement, alloc_retries, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
 from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable, take_as_scored
 from speed.work import Setting, told_ways
@@ -125,6 +125,7 @@ def _learn(
     reset_peak(device)
     for agent in agents.values():
         agent.policy.survived.clear()
+    refused = alloc_retries(device)
     best: tuple[float, dict[str, Any]] | None = None
     for _ in range(min(2, repeats)):
         total, facts = 0.0, {}
@@ -135,6 +136,7 @@ def _learn(
             total += took
             clock = agent.clock.read()
             facts[f"learn_{name}_s"] = took
+            facts[f"view_{name}_s"] = clock["view"]
             facts[f"update_{name}_s"] = clock["update"]
             facts[f"rest_{name}_s"] = clock["rest"]
             facts[f"pruned_{name}"] = metrics["pruned/backward"]
@@ -145,6 +147,7 @@ def _learn(
         if best is None or total < best[0]:
             best = total, facts
     assert best is not None
+    best[1]["alloc_retries"] = alloc_retries(device) - refused
     return *best, peak_gb(device)
 
 

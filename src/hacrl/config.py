@@ -223,8 +223,8 @@ class AgentConfig(Table):
     lora: LoraSettings | None = None
     """Train a low-rank adapter instead of the whole weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Most tokens in one forward pass, end to end (padding included, where a model needs any); changes
-    time and memory, not results."""
+    """Most tokens in one forward pass, end to end, a prompt that several rows begin with counted once
+    (padding included, where a model needs any); changes time and memory, not results."""
     prune: bool = True
     """Leave out of updates what adds exactly nothing: time, not results, but for rounding."""
     sampler_rows: int = Field(512, ge=1)

@@ -303,6 +303,11 @@ class Sample:
     def num_reply_tokens(self) -> int:
         return sum(self.loss_mask)
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """What stands before the reply."""
+        return self.token_ids[: self.loss_mask.index(1)] if 1 in self.loss_mask else ()
+
 
 Order = Literal["own_first", "peers_first", "mixed"]
 """In which order a step's updates take own and peers' samples; mixed: both in each."""

@@ -27,7 +27,7 @@ from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
 from hacrl.policy.batch import divisors_of
 from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Packed, kernel_serves
+from hacrl.policy.packing import Layout, Packed, kernel_serves, lay
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import Expected
 from hacrl.types import Sample, Update
@@ -35,6 +35,14 @@ from hacrl.types import Sample, Update
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (70, 33, 33, 1, 129)
+APART = lay([range(n) for n in LENGTHS])
+SHARED = lay(
+    [[*range(30), 100 + b, *range(n)] for b, n in enumerate((40, 1, 129))]
+    + [range(n) for n in (33, 1)]
+    + [[*range(1, 8), 200 + b, *range(n)] for b, n in enumerate((1, 60))],
+    [30, 30, 30, 20, 0, 7, 7],
+)
+"""Three sequences with one prompt, two that share nothing, two with another prompt."""
 
 
 def near(mine: Tensor, wanted: Tensor, share: float = 0.02) -> None:
@@ -42,17 +50,19 @@ def near(mine: Tensor, wanted: Tensor, share: float = 0.02) -> None:
     assert (mine.float() - wanted.float()).abs().max() <= share * wanted.float().abs().max()
 
 
+@pytest.mark.parametrize("layout", [APART, SHARED], ids=["apart", "shared"])
 @pytest.mark.parametrize("window", [None, 16, 100])
 @pytest.mark.parametrize(("heads", "keys", "size"), [(4, 4, 64), (8, 2, 128), (4, 1, 256)])
 def test_the_kernel_attends_as_the_plain_way_does(
-    window: int | None, heads: int, keys: int, size: int
+    window: int | None, heads: int, keys: int, size: int, layout: Layout
 ) -> None:
     """Values and gradients, grouped heads and windows included, against float32."""
     torch.manual_seed(0)
-    given = [torch.randn(1, n, sum(LENGTHS), size, device="cuda") for n in (heads, keys, keys)]
-    out_gradient = torch.randn(1, sum(LENGTHS), heads, size, device="cuda")
+    tokens = layout.tokens
+    given = [torch.randn(1, n, tokens, size, device="cuda") for n in (heads, keys, keys)]
+    out_gradient = torch.randn(1, tokens, heads, size, device="cuda")
     rule = Rule(size**-0.5, window, None)
-    packed = Packed(LENGTHS, torch.device("cuda"))
+    packed = Packed(layout, torch.device("cuda"))
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         tensors = [t.to(torch.bfloat16).to(dtype).requires_grad_() for t in given]
@@ -138,10 +148,10 @@ def policy(folder: Path, **changes) -> Policy:
 
 
 def samples(p: Policy, count: int = 12) -> list[Sample]:
-    """Peers' rows, every third outside the trust interval."""
+    """Peers' rows, every third outside the trust interval, three to a prompt."""
     made = []
     for i in range(count):
-        prompt, reply = (1, 2 + i), tuple((7 * t + i) % 250 for t in range(12 + 3 * i))
+        prompt, reply = (1, 2 + i // 3, 9), tuple((7 * t + i) % 250 for t in range(12 + 3 * i))
         (score,) = p.score([(prompt, reply)])
         s = 1.5 if i % 3 == 0 else 0.9
         made.append(
@@ -151,7 +161,7 @@ def samples(p: Policy, count: int = 12) -> list[Sample]:
                 source="b",
                 is_own=False,
                 token_ids=prompt + reply,
-                loss_mask=(0, 0) + (1,) * len(reply),
+                loss_mask=(0,) * 3 + (1,) * len(reply),
                 behaviour=sum(score) / len(score) - math.log(s),
                 advantage=(-1.0) ** i,
             )
@@ -166,6 +176,7 @@ def test_pruned_and_plain_updates_agree(
 ) -> None:
     """The survivors' pass, which takes the first one's products, against a graph over all rows; with
     the small parts compiled, against one without."""
+    monkeypatch.setattr("hacrl.policy.learning.DRAFT_BELOW", {"cuda": 0.75})  # 2 of 3 survive
     plain = policy(llama, prune=False, microbatch_tokens=200, **changes)
     if fused:
         monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
@@ -186,6 +197,39 @@ def test_pruned_and_plain_updates_agree(
             master.grad.flatten(), other.flatten(), dim=0
         )
         assert similar > 0.99 or other.abs().max() == 0, name
+
+
+def test_shared_prompts_and_prompts_of_their_own_agree(llama: Path) -> None:
+    """Scores, and the gradient of an update."""
+    one, two = (policy(llama, prune=False, microbatch_tokens=200) for _ in range(2))
+    assert one.logprobs.shares
+    two.logprobs.shares = False
+    rows = samples(one)
+    pairs = [(r.token_ids[:3], r.token_ids[3:]) for r in rows]
+    near(*(torch.cat([torch.tensor(x) for x in p.score(pairs)]) for p in (one, two)), share=0.05)
+    update = Update(0, 2, 0.8, "peers", ("p",))
+    shared, apart = (p.gradient(rows, range(len(rows)), LOSS, update) for p in (one, two))
+    for name, gradient in shared.items():
+        similar = torch.nn.functional.cosine_similarity(
+            gradient.flatten(), apart[name].flatten(), dim=0
+        )
+        assert similar > 0.99 or apart[name].abs().max() == 0, name
+
+
+def test_where_all_survive_nothing_is_waited_for(llama: Path, monkeypatch) -> None:
+    """The backward follows before it is known which rows have a gradient; that is learned afterwards."""
+    p = policy(llama, microbatch_tokens=200)
+    rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
+    p.survived["peers"] = 0.9
+    read: list[int] = []
+    begun: list[int] = []
+    begin, survivors = p._begin, p._survivors
+    monkeypatch.setattr(p, "_begin", lambda *a: begun.append(1) or begin(*a))
+    monkeypatch.setattr(p, "_survivors", lambda one: read.append(len(begun)) or survivors(one))
+    report = p.update(rows, LOSS, update)
+    assert report.pruned_backward == 0 and len(begun) > 3
+    assert read == [*range(2, len(begun) + 1), len(begun)]  # each when the next has gone forward
+    assert p.survived["peers"] == pytest.approx(2 / 3, abs=0.1)
 
 
 def test_drafts_are_gone_through_without_waiting(llama: Path, monkeypatch) -> None:

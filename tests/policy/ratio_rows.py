@@ -42,15 +42,18 @@ SPECS = [
 DEAD, NOTHING = 6, 2
 
 
-def rows_of(p: Policy, specs: Sequence[Spec]) -> list[Sample]:
+def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Sample]:
     """Rows of several lengths, of two problems, whose ratio, of the sequence and of every token, is the
-    wanted one at the weights of `p`."""
+    wanted one at the weights of `p`. Where prompts are `shared`, each problem has one; otherwise every
+    row has its own."""
     generator = torch.Generator().manual_seed(5)
-    made = []
+    made, prompts = [], dict[int, list[int]]()
     for i, (own, s, advantage) in enumerate(specs):
         prompt, reply = (
             torch.randint(0, 256, (n,), generator=generator).tolist() for n in (3 + i % 2, 4 + i)
         )
+        if shared:
+            prompt = prompts.setdefault(i % 2, prompt)
         (score,) = p.score([(prompt, reply)])
         before = tuple(x - math.log(s) for x in score)
         made.append(
@@ -76,8 +79,8 @@ def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
     return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=beta)
 
 
-def rows(p: Policy, specs=SPECS) -> list[Sample]:
-    return rows_of(p, specs)
+def rows(p: Policy, specs=SPECS, shared: bool = False) -> list[Sample]:
+    return rows_of(p, specs, shared)
 
 
 def algorithm(name: str = "hacpo", **settings):

@@ -10,6 +10,7 @@ import pytest
 from ratio_rows import PEERS, assert_equal_state, learn, policy, rows
 
 from hacrl.policy import reuse
+from hacrl.policy.packing import lay
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import Pass
 
@@ -105,7 +106,7 @@ def test_ahead_there_is_no_more_than_one_graph_may_keep(
         return finish(self, one)
 
     def again_watched(self, rows_kept, inputs):
-        kept.append(sum(inputs.lengths) + drafts())
+        kept.append(inputs.tokens + drafts())
         return again(self, rows_kept, inputs)
 
     with monkeypatch.context() as patch:
@@ -130,12 +131,17 @@ def test_survivors_that_have_no_room_beside_a_draft_go_forward_anew(
     """By hand: 100 tokens, of which a draft of 50 beside takes 28.5, leave 71.5: rows of 40, 30 and 1
     find room, one of 20 does not; with nothing beside all do."""
     p = policy(llama, microbatch_tokens=100)
-    inputs = SimpleNamespace(lengths=(40, 30, 20, 1))
+    inputs = SimpleNamespace(layout=lay([range(n) for n in (40, 30, 20, 1)]))
     begun = SimpleNamespace(inputs=inputs, beside=50)
     assert p._room(begun, [0, 1, 2, 3]) == ([0, 1, 3], [2])
     assert p._room(begun, [2, 3]) == ([2, 3], [])
     begun.beside = 0
     assert p._room(begun, [0, 1, 2, 3]) == ([0, 1, 2, 3], [])
+    # Of 60 tokens a draft of 54 leaves 29: two rows of 20 that share 15 of them find room.
+    p.agent = p.agent.model_copy(update={"microbatch_tokens": 60})
+    shared = lay([[*range(15), n, *range(4)] for n in range(3)], [15] * 3)
+    begun = SimpleNamespace(inputs=SimpleNamespace(layout=shared), beside=54)
+    assert p._room(begun, [0, 1, 2]) == ([0, 1], [2])
 
     monkeypatch.setattr(Policy, "works_ahead", True)
     pruned, plain = (policy(llama, prune=x, microbatch_tokens=60) for x in (True, False))

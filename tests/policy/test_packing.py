@@ -28,7 +28,7 @@ from hacrl.pocket import pocket_path
 from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Packed
+from hacrl.policy.packing import Packed, lay
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
@@ -129,9 +129,10 @@ def test_attention_by_hand() -> None:
     values 1 2 3 | 4 8 the second sequence sees 4, then (4 + 8) / 2; with window 2 the third token
     of the first sees (2 + 3) / 2."""
     value = torch.tensor([1.0, 2, 3, 4, 8]).view(1, 1, 5, 1)
-    packed = Packed([3, 2], value.device)
-    assert packed.borders.tolist() == [0, 3, 5]  # what a kernel gets
-    assert packed.borders.dtype == torch.int32
+    packed = Packed(lay([(1, 2, 3), (4, 5)]), value.device)
+    queries, keys, elsewhere = packed.pieces
+    assert queries.tolist() == keys.tolist() == [0, 3, 5]  # what a kernel gets
+    assert queries.dtype == keys.dtype == torch.int32 and elsewhere is None
     zero = torch.zeros_like(value)
     out = packed.attend(0, zero, zero, value, Rule(1.0, None, None))
     assert out.flatten().tolist() == pytest.approx([1, 1.5, 2, 4, 6])
@@ -160,7 +161,7 @@ def test_packing_that_is_wrong_is_refused_and_told(model: str, dtype, monkeypatc
             )
         },
     )
-    for wrong in (lambda lengths, device: Packed([sum(lengths)], device), scaled):
+    for wrong in (lambda layout, device: Packed(lay([range(layout.tokens)]), device), scaled):
         monkeypatch.setattr(logprobs_module, "Packed", wrong)
         with pytest.warns(UserWarning, match="rows are padded") as told:
             assert not LogProbs(trained, 1.0).packs

@@ -48,6 +48,8 @@ class Learning(Weights):
     """At the start weights, unless an adapter can be off."""
     _recordable: bool
     _expected: Expected
+    _unread: list[Pass]
+    """Gone backward before it was asked which of their rows have a gradient; at most one."""
     _divisors: Divisors
 
     def _accumulate(
@@ -63,6 +65,7 @@ class Learning(Weights):
         chosen = self._mine(samples, chosen)
         self._expected = Expected(update.part, self.survived.get(update.part))
         self._divisors = divisors_of(samples)
+        self._unread = []
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
@@ -74,6 +77,7 @@ class Learning(Weights):
                 survived, done = self._finish(begun)
                 repeat |= survived
                 backward += done
+            self._look_back()
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
@@ -120,12 +124,20 @@ class Learning(Weights):
         self, samples: Sequence[Sample], rows: Sequence[int], part: float = 1.0
     ) -> list[list[int]]:
         lengths = [len(samples[i].token_ids) for i in rows]
-        return self._rounds([[rows[i] for i in batch] for batch in self._planned(lengths, part)])
+        prompts = [samples[i].prompt_ids for i in rows]
+        planned = self._planned(lengths, prompts, part)
+        return self._rounds([[rows[i] for i in batch] for batch in planned])
 
-    def _planned(self, lengths: Sequence[int], part: float = 1.0) -> list[list[int]]:
+    def _planned(
+        self, lengths: Sequence[int], prompts: Sequence[tuple[int, ...]], part: float = 1.0
+    ) -> list[list[int]]:
         """Micro-batches of `microbatch_tokens`, or of this part of them."""
-        tokens = max(1, int(part * self.agent.microbatch_tokens))
-        return plan_microbatches(lengths, tokens, padded=not self.logprobs.packs)
+        return plan_microbatches(
+            lengths,
+            max(1, int(part * self.agent.microbatch_tokens)),
+            padded=not self.logprobs.packs,
+            prompts=prompts if self.logprobs.shares else None,
+        )
 
     def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
         """The micro-batches to go through. The ranks of a group go through equally many, so shards
@@ -198,15 +210,12 @@ class Learning(Weights):
         """Backward; how many rows took it. Of rows that cannot take it now the gradients are returned
         instead, for a pass of their own: survivors whose graph was dropped, as fewer survive than
         expected, or whose draft is not usable or leaves them no room."""
+        self._look_back()
         draft, logprobs_BT, gradient_BT = begun.take()
-        if begun.alive:
-            alive = begun.alive.read()
-            kept = [b for b, lives in enumerate(alive) if lives]
-            left, tokens = self._everywhere(
-                sum(begun.inputs.lengths[b] for b in kept), begun.tokens if begun.rows else 0
-            )
-            self._expected.learn(left, tokens)
-            survived = left / tokens
+        if begun.alive and not draft and self.goes_on:
+            self._unread.append(begun)
+        elif begun.alive:
+            kept, survived = self._survivors(begun)
             repeat = draft or repeat_pays(survived, self.agent.gradient_checkpointing)
             anew = kept if repeat else None
             if draft and draft.usable:
@@ -225,17 +234,47 @@ class Learning(Weights):
         self._backward(logprobs_BT, gradient_BT)
         return {}, len(begun.rows)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the backward follows without asking which rows have a gradient: nearly all, as far as
+        is known, and a GPU would wait for the answer. Those without add exact zeros."""
+        if self.device.type != "cuda" or not self._expected.known:
+            return False
+        return not repeat_pays(self._expected.share, self.agent.gradient_checkpointing)
+
+    def _look_back(self) -> None:
+        """At micro-batches whose survivors were not asked for: by now a GPU has long said which."""
+        while self._unread:
+            self._survivors(self._unread.pop())
+
+    def _survivors(self, begun: Pass) -> tuple[list[int], float]:
+        """The rows of a micro-batch that have a gradient, and their share of its tokens, which is what
+        the next one is expected to have."""
+        assert begun.alive is not None
+        kept = [b for b, lives in enumerate(begun.alive.read()) if lives]
+        left, tokens = self._everywhere(
+            begun.inputs.layout.tokens_of(kept), begun.tokens if begun.rows else 0
+        )
+        self._expected.learn(left, tokens)
+        return kept, left / tokens
+
     def _room(self, begun: Pass, kept: Sequence[int]) -> tuple[list[int], list[int]]:
         """Of these rows, those whose graph has room beside the draft that was begun since, so that both
         keep no more than a graph may; and those that are left over."""
+        layout = begun.inputs.layout
         room = self.agent.microbatch_tokens - DRAFT_KEEPS * begun.beside
         now: list[int] = []
         anew: list[int] = []
+        prompts: set[int] = set()
         for b in kept:
-            tokens = begun.inputs.lengths[b]
-            fits = tokens <= room or not begun.beside
-            (now if fits else anew).append(b)
-            room -= tokens if fits else 0
+            there = layout.prompts[b] if layout.prompt_at[b] in prompts else 0
+            tokens = layout.lengths[b] - there
+            if tokens > room and begun.beside:
+                anew.append(b)
+                continue
+            now.append(b)
+            prompts.add(layout.prompt_at[b])
+            room -= tokens
         return now, anew
 
     def _drafts(self) -> bool:
@@ -270,6 +309,7 @@ class Learning(Weights):
             [s.loss_mask for s in samples],
             self.renderer.pad_id,
             self.device,
+            share=self.logprobs.shares,
         )
 
     @property

@@ -1,7 +1,7 @@
 """Token log-probabilities of given sequences: no padding, no full [tokens x vocabulary] tensor.
 
 Axis suffixes: B sequences, T reply tokens (padded right), N tokens of all sequences laid end to end,
-M scored tokens among them, L tokens of a padded row, D hidden size, V words.
+a shared prompt once, M scored tokens, L tokens of a padded row, D hidden size, V words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hacrl.policy.attention import Switch
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
-from hacrl.policy.packing import Packed, attending, placed
+from hacrl.policy.packing import Layout, Packed, attending, lay, placed
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -37,7 +37,8 @@ class Inputs:
     ids_N = 5 6 7 8 9, place_N = 0 1 2 0 1, predictor_M = 0 1 3, target_M = 6 7 9
     """
 
-    lengths: tuple[int, ...]
+    layout: Layout
+    """Where the sequences lie."""
     scored: tuple[int, ...]
     """How many tokens of each sequence are scored."""
     ids_N: Tensor
@@ -55,32 +56,43 @@ class Inputs:
     """Its id."""
     pad_id: int
 
+    @property
+    def tokens(self) -> int:
+        return self.layout.tokens
+
 
 def make_inputs(
     token_ids: Sequence[Sequence[int]],
     loss_masks: Sequence[Sequence[int]],
     pad_id: int,
     device: torch.device,
+    *,
+    share: bool = False,
 ) -> Inputs:
-    lengths = [len(row) for row in token_ids]
+    """With `share`, what sequences have before their first scored token lies once for all that have the
+    same."""
+    prompts = [mask.index(1) if 1 in mask else 0 for mask in loss_masks]
+    layout = lay(token_ids, prompts if share else None)
     scored = [sum(mask) for mask in loss_masks]
     counts_B = torch.tensor(scored)
-    ids_N = torch.tensor([token for row in token_ids for token in row])
+    ids_F = torch.tensor([token for row in token_ids for token in row])
+    place_F = torch.cat([torch.arange(n) for n in layout.lengths])
     scored_M = torch.tensor([m for mask in loss_masks for m in mask]).nonzero().squeeze(1)
-    place_N = torch.cat([torch.arange(n) for n in lengths])
-    row_M = torch.arange(len(lengths)).repeat_interleave(counts_B)
+    ids_N, place_N = ids_F.new_empty(layout.tokens), place_F.new_empty(layout.tokens)
+    ids_N[layout.at_F], place_N[layout.at_F] = ids_F, place_F
+    row_M = torch.arange(len(scored)).repeat_interleave(counts_B)
     slot_M = torch.cat([torch.arange(int(n)) for n in counts_B])
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
     return Inputs(
-        lengths=tuple(lengths),
+        layout=layout,
         scored=tuple(scored),
         ids_N=placed(ids_N, device),
         place_N=placed(place_N, device),
         reply_mask_BT=placed(reply_mask_BT, device),
         row_M=placed(row_M, device),
         slot_M=placed(slot_M, device),
-        predictor_M=placed(scored_M - 1, device),
-        target_M=placed(ids_N[scored_M], device),
+        predictor_M=placed(layout.at_F[scored_M - 1], device),
+        target_M=placed(ids_F[scored_M], device),
         pad_id=pad_id,
     )
 
@@ -99,11 +111,14 @@ class LogProbs:
         self.temperature = temperature
         self.packs = False
         """Whether sequences are laid end to end."""
+        self.shares = False
+        """Whether a prompt that several begin with may lie there once."""
         self._switch = Switch(model)
         self._fusion: LearningFusion | None = None
         self.plain_head = self._head_is_plain()
         """Whether the head is one matrix product of the decoder's result."""
         self.packs = self._packing_is_right()
+        self.shares = self.packs and self._sharing_is_right()
         if self.packs and worth_fusing(model):
             self._fusion = self._right_fusion()
 
@@ -137,7 +152,7 @@ class LogProbs:
     def _forward(self, module: Any, inputs: Inputs, output: str) -> Tensor:
         """What the module says at the tokens that stand before a scored one."""
         if self.packs:
-            packed = Packed(inputs.lengths, inputs.ids_N.device)
+            packed = Packed(inputs.layout, inputs.ids_N.device)
             with attending(self._switch, packed, self._fusion):
                 found_1ND = module(
                     input_ids=inputs.ids_N.unsqueeze(0),
@@ -145,9 +160,11 @@ class LogProbs:
                     use_cache=False,
                 )[output]
             return found_1ND[0, inputs.predictor_M]
-        lengths_B = torch.tensor(inputs.lengths, device=inputs.ids_N.device)
+        assert not inputs.layout.shares, "padded rows share nothing"
+        lengths = inputs.layout.lengths
+        lengths_B = torch.tensor(lengths, device=inputs.ids_N.device)
         row_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
-        ids_BL = inputs.ids_N.new_full((len(inputs.lengths), max(inputs.lengths)), inputs.pad_id)
+        ids_BL = inputs.ids_N.new_full((len(lengths), max(lengths)), inputs.pad_id)
         mask_BL = torch.zeros_like(ids_BL)
         ids_BL[row_N, inputs.place_N] = inputs.ids_N
         mask_BL[row_N, inputs.place_N] = 1
@@ -190,6 +207,19 @@ class LogProbs:
             padded_M,
             "sequences laid end to end have other log-probabilities than padded ones, so rows are "
             "padded and scoring and updates take longer",
+        )
+
+    @torch.no_grad()
+    def _sharing_is_right(self) -> bool:
+        """Whether sequences have the log-probabilities that each has with a prompt of its own."""
+        apart, shared = (
+            self.of_tokens(self._trial_inputs(prompt=5, share=share))[0] for share in (False, True)
+        )
+        return self._alike(
+            shared,
+            apart,
+            "sequences that share their prompt have other log-probabilities than with one each, so each "
+            "has its own and scoring and updates take longer",
         )
 
     def _right_fusion(self) -> LearningFusion | None:
@@ -237,11 +267,15 @@ class LogProbs:
         )
         return False
 
-    def _trial_inputs(self) -> Inputs:
+    def _trial_inputs(self, prompt: int = 0, share: bool = False) -> Inputs:
+        """A few sequences; all but the last begin with the same so many tokens."""
         weight = self.model.get_input_embeddings().weight
-        ids = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
-        masks = [[0] + [1] * (len(row) - 1) for row in ids]
-        return make_inputs(ids, masks, 0, weight.device)
+        rows = [[(7 * i + 3 * n + 1) % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
+        begin = [(5 * i + 2) % len(weight) for i in range(prompt)]
+        ids = [*(begin + row for row in rows[:-1]), rows[-1]]
+        unscored = [*[max(1, prompt)] * (len(rows) - 1), 1]
+        masks = [[0] * n + [1] * (len(row) - n) for row, n in zip(ids, unscored, strict=True)]
+        return make_inputs(ids, masks, 0, weight.device, share=share)
 
 
 def spread(value_M: Tensor, inputs: Inputs) -> Tensor:

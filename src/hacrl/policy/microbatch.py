@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+
+KEPT_OF_A_PROMPT = 8
+"""Of a shared prompt's token every row keeps its own copy of keys and values: at most an eighth of what
+a token keeps for the backward."""
 
 
 def plan_microbatches(
-    lengths: Sequence[int], max_tokens: int, *, padded: bool = False
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    padded: bool = False,
+    prompts: Sequence[tuple[int, ...]] | None = None,
 ) -> list[list[int]]:
     """Cut rows into micro-batches of at most `max_tokens` tokens, padding included where there is any.
 
     Longest first, so that a run out of memory happens at once; each row goes where it still fits,
     or, with padding, beside rows of its own length. A row longer than `max_tokens` stands alone.
+    With `prompts`, a prompt is counted once in a micro-batch, so its rows go where it is already.
 
     Example: plan_microbatches([5, 9, 4, 8], max_tokens=14) == [[1, 0], [3, 2]]
     and padded=True: [[1], [3], [0, 2]]
     """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    if padded:
+        return _padded(lengths, max_tokens)
+    begins = prompts or [()] * len(lengths)
+    longest: dict[tuple[int, ...], int] = defaultdict(int)
+    for length, begin in zip(lengths, begins, strict=True):
+        longest[begin] = max(longest[begin], length)
+    first = {begin: rank for rank, begin in enumerate(sorted(longest, key=lambda b: -longest[b]))}
+    order = sorted(range(len(lengths)), key=lambda row: (first[begins[row]], -lengths[row], row))
     batches: list[list[int]] = []
     filled: list[int] = []
+    holding: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    """The micro-batches that have a prompt."""
     for row in order:
-        if padded:
-            fits = [len(batches) - 1] if batches else []
-            fits = [b for b in fits if lengths[batches[b][0]] * (len(batches[b]) + 1) <= max_tokens]
-        else:
-            fits = [b for b, tokens in enumerate(filled) if tokens + lengths[row] <= max_tokens]
-        if fits:
-            batches[fits[0]].append(row)
-            filled[fits[0]] += lengths[row]
+        begin = begins[row]
+        more = lengths[row] - len(begin) + len(begin) // KEPT_OF_A_PROMPT
+        fits = [b for b in holding[begin] if begin and filled[b] + more <= max_tokens]
+        if not fits:
+            more = lengths[row]
+            fits = [b for b, tokens in enumerate(filled) if tokens + more <= max_tokens]
+        if not fits:
+            fits = [len(batches)]
+            batches.append([])
+            filled.append(0)
+        if fits[0] not in holding[begin]:
+            holding[begin].append(fits[0])
+        batches[fits[0]].append(row)
+        filled[fits[0]] += more
+    return batches
+
+
+def _padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        last = batches[-1] if batches else []
+        if last and lengths[last[0]] * (len(last) + 1) <= max_tokens:
+            last.append(row)
         else:
             batches.append([row])
-            filled.append(lengths[row])
     return batches

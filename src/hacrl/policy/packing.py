@@ -1,18 +1,23 @@
-"""Sequences laid end to end in one row, so that no layer works on padding.
+"""Sequences laid end to end in one row, so that no layer works on padding, and a prompt that several of
+them begin with is gone through once.
 
 All layers but attention work token by token, and do not know where a sequence ends. Attention gets the
-borders from here: on a GPU in bfloat16 from a kernel made for it (FlashAttention through torch, grouped
-heads not repeated, windows included), elsewhere sequence by sequence, those of one length together.
+borders from here, and for every sequence the keys and values of its prompt: on a GPU in bfloat16 by a
+kernel made for it (FlashAttention through torch, grouped heads not repeated, windows included),
+elsewhere sequence by sequence, those of one length together.
 
-Axis suffixes: N tokens of all sequences, H query heads, K key heads, D head size, S sequences of one
-length, L their tokens.
+Axis suffixes: N tokens of the row, F tokens of all sequences, prompts repeated, H query heads, K key
+heads, D head size, S sequences of one length, L their tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -36,18 +41,77 @@ def placed(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-class Packed:
-    """Attention over sequences of these lengths (a `Work` of attention.py).
+@dataclass(frozen=True)
+class Layout:
+    """Where sequences lie in one row of tokens. One that shares its prompt lies in two pieces: the
+    prompt, once, before the first sequence that has it, and the rest.
 
-    Example: Packed([3, 2], torch.device("cpu")) attends over tokens 0-2 and 3-4 of a row of 5
+    Example: lay([(5, 6, 7), (5, 6, 8, 9), (4, 3)], [2, 2, 1]) has the row 5 6 7 8 9 4 3, and
+    at_F = 0 1 2  0 1 3 4  5 6
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.longest = max(lengths)
-        self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-        """(length, how many in a row have it)."""
-        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        self.borders = placed(ends, device)
+    lengths: tuple[int, ...]
+    """Of the whole sequences."""
+    prompts: tuple[int, ...]
+    """Tokens of the prompt that a sequence shares; 0 where it shares none."""
+    prompt_at: tuple[int, ...]
+    rest_at: tuple[int, ...]
+    """What follows the shared prompt, or the whole sequence."""
+    tokens: int
+    """Of the row."""
+    at_F: Tensor
+    """Place in the row of every token of every sequence; on the host."""
+
+    def tokens_of(self, rows: Iterable[int]) -> int:
+        """Of a row with these sequences alone."""
+        prompts: dict[int, int] = {}
+        rests = 0
+        for b in rows:
+            prompts[self.prompt_at[b]] = self.prompts[b]
+            rests += self.lengths[b] - self.prompts[b]
+        return rests + sum(prompts.values())
+
+    @property
+    def shares(self) -> bool:
+        return any(self.prompts)
+
+
+def lay(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Layout:
+    """End to end; with the lengths of their prompts, equal prompts once."""
+    begins = [tuple(row[:n]) for row, n in zip(sequences, prompts or (), strict=bool(prompts))]
+    lengths = tuple(len(row) for row in sequences)
+    counts = Counter(begins)
+    shared = [len(begin) if counts[begin] > 1 else 0 for begin in begins] or [0] * len(lengths)
+    found: dict[tuple[int, ...], int] = {}
+    prompt_at: list[int] = []
+    rest_at: list[int] = []
+    end = 0
+    for b, length in enumerate(lengths):
+        first = 0
+        if shared[b] and begins[b] in found:
+            first = shared[b]
+        elif shared[b]:
+            found[begins[b]] = end
+        prompt_at.append(found[begins[b]] if shared[b] else end)
+        rest_at.append(end + shared[b] - first)
+        end += length - first
+    at = [
+        torch.arange(start, start + length)
+        for row in zip(lengths, shared, prompt_at, rest_at, strict=True)
+        for start, length in ((row[2], row[1]), (row[3], row[0] - row[1]))
+    ]
+    return Layout(lengths, tuple(shared), tuple(prompt_at), tuple(rest_at), end, torch.cat(at))
+
+
+class Packed:
+    """Attention over sequences that lie so (a `Work` of attention.py).
+
+    Example: Packed(lay([(5, 6, 7), (8, 9)]), torch.device("cpu")) attends over tokens 0-2 and 3-4
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        self.longest = max(layout.lengths)
 
     def attend(
         self, layer: int, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, rule: Rule
@@ -56,16 +120,39 @@ class Packed:
             return self._kernel(query_1HND, key_1KND, value_1KND, rule)
         return self._one_by_one(query_1HND, key_1KND, value_1KND, rule)
 
+    # ------------------------------------------------------------ by the kernel
+
+    @cached_property
+    def pieces(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Borders of the pieces in the row, and of the keys that each sees, of which the last are its
+        own; where those keys lie, if any lie elsewhere."""
+        layout = self.layout
+        queries, keys, seen = [], [], []
+        seen_by = layout.at_F.split(layout.lengths)
+        for b, (length, prompt) in enumerate(zip(layout.lengths, layout.prompts, strict=True)):
+            if prompt and layout.prompt_at[b] + prompt == layout.rest_at[b]:  # the first with it
+                queries.append(prompt)
+                keys.append(prompt)
+                seen.append(seen_by[b][:prompt])
+            queries.append(length - prompt)
+            keys.append(length)
+            seen.append(seen_by[b])
+        elsewhere = placed(torch.cat(seen), self.device) if layout.shares else None
+        return _borders(queries, self.device), _borders(keys, self.device), elsewhere
+
     def _kernel(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         query, key, value = (t[0].transpose(0, 1) for t in (query_1HND, key, value))
+        queries, keys, elsewhere = self.pieces
+        if elsewhere is not None:
+            key, value = (_Repeated.apply(t, elsewhere) for t in (key, value))
         # The kernel counts the tokens before the present one, a model's window the present one too.
         left = -1 if rule.window is None or rule.window >= self.longest else rule.window - 1
         out_NHD: Tensor = varlen_attn(
             query,
             key,
             value,
-            self.borders,
-            self.borders,
+            queries,
+            keys,
             self.longest,
             self.longest,
             scale=rule.scale,
@@ -74,18 +161,60 @@ class Packed:
         )
         return out_NHD.unsqueeze(0)
 
+    # ------------------------------------------------------------ one by one
+
+    @cached_property
+    def by_length(self) -> tuple[list[tuple[int, int]], Tensor | None, Tensor | None]:
+        """(length, how many sequences have it); the tokens of all sequences in that order, and where
+        among those each token of the row is, unless they lie so already."""
+        lengths = self.layout.lengths
+        order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
+        runs = [(n, len(list(same))) for n, same in groupby(lengths[b] for b in order)]
+        parts = self.layout.at_F.split(lengths)
+        token_F = torch.cat([parts[b] for b in order])
+        if len(token_F) == self.layout.tokens and bool((token_F.diff() == 1).all()):
+            return runs, None, None
+        place_N = torch.empty(self.layout.tokens, dtype=torch.long)
+        place_N[token_F] = torch.arange(len(token_F))
+        return runs, placed(token_F, self.device), placed(place_N, self.device)
+
     def _one_by_one(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        runs, token_F, place_N = self.by_length
+        given = [t[0] for t in (query_1HND, key, value)]
+        if token_F is not None:
+            given = [t.index_select(1, token_F) for t in given]
         parts, start = [], 0
-        for length, count in self.runs:
+        for length, count in runs:
             query_SHLD, key_SKLD, value_SKLD = (
-                t[0, :, start : start + length * count]
-                .unflatten(1, (count, length))
-                .transpose(0, 1)
-                for t in (query_1HND, key, value)
+                t[:, start : start + length * count].unflatten(1, (count, length)).transpose(0, 1)
+                for t in given
             )
             parts.append(causal(query_SHLD, key_SKLD, value_SKLD, rule).flatten(0, 1))
             start += length * count
-        return torch.cat(parts).unsqueeze(0)
+        out_FHD = torch.cat(parts)
+        return (out_FHD if place_N is None else out_FHD.index_select(0, place_N)).unsqueeze(0)
+
+
+def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return placed(ends, device)
+
+
+class _Repeated(torch.autograd.Function):
+    """Rows of a tensor, some of them several times; their gradients are added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = values.shape
+        return values.index_select(0, rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
+        return total.index_add_(0, rows, gradient.float()).to(gradient.dtype), None
 
 
 _now: tuple[Switch, Packed, LearningFusion | None] | None = None

@@ -73,7 +73,8 @@ class Policy(Learning):
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
         found: list[tuple[list[int], Tensor]] = []
-        for rows in self._rounds(self._planned([len(p) + len(r) for p, r in sequences])):
+        lengths = [len(p) + len(r) for p, r in sequences]
+        for rows in self._rounds(self._planned(lengths, [tuple(p) for p, _ in sequences])):
             if not rows:
                 self._idle_forward()
                 continue
@@ -83,6 +84,7 @@ class Policy(Learning):
                     [[0] * len(sequences[i][0]) + [1] * len(sequences[i][1]) for i in rows],
                     self.renderer.pad_id,
                     self.device,
+                    share=self.logprobs.shares,
                 )
             )
             found.append((rows, logprobs_BT))

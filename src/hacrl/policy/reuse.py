@@ -60,7 +60,11 @@ class Draft:
         """The same log-probabilities of the sequences `kept` (and `inputs` are these), with gradient.
         Only once: the results are let go as they are used."""
         device = inputs.ids_N.device
-        token_N = placed(_where(kept, self.inputs.lengths), device)
+        # The same sequences, but a prompt may lie elsewhere now: before another one, or not apart.
+        before, now = self.inputs.layout, inputs.layout
+        token_N = torch.empty(now.tokens, dtype=torch.long)
+        token_N[now.at_F] = before.at_F[_where(kept, before.lengths)]
+        token_N = placed(token_N, device)
         scored_M = placed(_where(kept, self.inputs.scored), device)
         logprob_M, lse_M = (known_M[scored_M] for known_M in self._known)
         found_M, _ = self._logprobs.of_tokens(

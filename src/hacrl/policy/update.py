@@ -160,7 +160,7 @@ class Pass:
 
     @property
     def tokens(self) -> int:
-        return sum(self.inputs.lengths)
+        return self.inputs.tokens
 
     def take(self) -> tuple[Draft | None, Tensor, Tensor]:
         """What the backward needs, once: a pass that is over keeps no graph."""

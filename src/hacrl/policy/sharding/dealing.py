@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from hacrl.policy.sampling.sampler import Request
 from hacrl.policy.update import Sums
 
 
@@ -25,17 +24,23 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def deal_prompts(requests: Sequence[Request], ranks: int) -> list[list[int]]:
-    """Which requests each rank takes. Those of one prompt stay together, because a prompt is read
-    once for all of them; unless there are fewer prompts than ranks."""
-    prompts: dict[Any, list[int]] = {}
-    for i, request in enumerate(requests):
-        prompts.setdefault(request.prompt_ids, []).append(i)
-    groups = list(prompts.values())
-    if len(groups) < ranks:
-        groups = [[i] for i in range(len(requests))]
-    costs = [sum(len(requests[i].prompt_ids) + requests[i].limit for i in g) for g in groups]
-    return [sorted(i for g in hand for i in groups[g]) for hand in deal(costs, ranks)]
+def deal_prompts(
+    prompts: Sequence[tuple[int, ...]], costs: Sequence[int], ranks: int, at_least: int = 1
+) -> list[list[int]]:
+    """Which items each rank takes, each with its prompt and what it costs beside that. Those of one
+    prompt stay together, because it is read once for all of them; unless there are fewer than so many
+    prompts a rank, and some ranks would have much more than others.
+
+    Example: deal_prompts([(7, 8), (7, 8), (9,)], [3, 3, 4], 2) == [[0, 1], [2]]
+    """
+    together: dict[tuple[int, ...], list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        together.setdefault(prompt, []).append(i)
+    groups = list(together.values())
+    if len(groups) < at_least * ranks:
+        groups = [[i] for i in range(len(prompts))]
+    total = [len(prompts[g[0]]) + sum(costs[i] for i in g) for g in groups]
+    return [sorted(i for g in hand for i in groups[g]) for hand in deal(total, ranks)]
 
 
 def in_order(hands: Sequence[Sequence[int]], parts: Sequence[Sequence[Any]]) -> list[Any]:

@@ -49,13 +49,16 @@ from hacrl.policy.lora import adapter_off
 from hacrl.policy.offload import Turns
 from hacrl.policy.policy import Policy
 from hacrl.policy.sampling.sampler import Reply, Request
-from hacrl.policy.sharding.dealing import deal, deal_prompts, in_order, merge_sums
+from hacrl.policy.sharding.dealing import deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
 from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
 from hacrl.policy.update import Loss, Pass, Sums, UpdateReport
 from hacrl.types import Batch, LossOutput, Sample, Update
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+PROMPTS_A_RANK = 4
+"""From so many on, rows are dealt by prompts; fewer are too few to give every rank about the same."""
 
 
 class Shard(Policy):
@@ -148,7 +151,9 @@ class Shard(Policy):
             [i for i in chosen if samples[i].advantage != 0],
             [i for i in chosen if samples[i].advantage == 0],
         ):
-            hands = deal([len(samples[i].token_ids) for i in rows], self.group.size)
+            prompts = [samples[i].prompt_ids for i in rows]
+            rests = [len(samples[i].token_ids) - len(p) for i, p in zip(rows, prompts, strict=True)]
+            hands = deal_prompts(prompts, rests, self.group.size, PROMPTS_A_RANK)
             mine += [rows[i] for i in hands[self.group.rank]]
         return mine
 
@@ -211,12 +216,15 @@ class Shard(Policy):
     # ------------------------------------------------------------ what all ranks do at once
 
     def share_score(self, sequences: Sequences) -> list[list[float]]:
-        hands = deal([len(p) + len(r) for p, r in sequences], self.group.size)
+        prompts = [tuple(p) for p, _ in sequences]
+        replies = [len(r) for _, r in sequences]
+        hands = deal_prompts(prompts, replies, self.group.size, PROMPTS_A_RANK)
         mine = Policy.score(self, [sequences[i] for i in hands[self.group.rank]])
         return in_order(hands, self.group.collect(mine))
 
     def share_sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
-        hands = deal_prompts(requests, self.group.size)
+        prompts, limits = [r.prompt_ids for r in requests], [r.limit for r in requests]
+        hands = deal_prompts(prompts, limits, self.group.size)
         mine = [requests[i] for i in hands[self.group.rank]]
         replies = self.own_sampler.sample(mine, temperature) if mine else []
         return in_order(hands, self.group.collect(replies))

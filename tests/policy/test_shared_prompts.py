@@ -1,0 +1,238 @@
+"""A prompt that several sequences begin with is gone through once; each has the log-probabilities and
+gradients that it has with a prompt of its own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ratio_rows import PEERS, UPDATE, assert_equal_state, learn, policy, rows
+from small_models import model_of
+from torch import Tensor
+
+from hacrl.policy import logprobs as logprobs_module
+from hacrl.policy import packing
+from hacrl.policy.attention import Rule, causal
+from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
+from hacrl.policy.microbatch import plan_microbatches
+from hacrl.policy.packing import Layout, Packed, lay
+from hacrl.policy.policy import Policy
+from hacrl.policy.reuse import Draft
+from hacrl.types import Update
+
+CPU = torch.device("cpu")
+
+# ---------------------------------------------------------------- where they lie
+
+
+def test_where_sequences_lie() -> None:
+    """By hand: the third shares the first one's prompt, the second has its own; equal tokens that are no
+    prompt, and a prompt that only one has, are not shared."""
+    row = [(5, 6, 7), (4, 5, 6), (5, 6, 8, 9), (7, 7)]
+    layout = lay(row, [2, 2, 2, 1])
+    assert layout.lengths == (3, 3, 4, 2) and layout.prompts == (2, 0, 2, 0)
+    assert layout.at_F.tolist() == [*(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
+    assert layout.tokens == 10 and layout.shares
+    assert [layout.tokens_of(b) for b in ([0], [2], [0, 2], [1, 2], [0, 1, 2, 3], [])] == [
+        3, 4, 5, 7, 10, 0,
+    ]  # fmt: skip
+    apart = lay(row)
+    assert apart.tokens == 12 and not apart.shares and apart.at_F.tolist() == list(range(12))
+
+    masks = [(0, 0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1)]
+    inputs = make_inputs(row, masks, 0, CPU, share=True)
+    assert inputs.ids_N.tolist() == [5, 6, 7, 4, 5, 6, 8, 9, 7, 7]
+    assert inputs.place_N.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
+    assert inputs.target_M.tolist() == [7, 6, 8, 9, 7]
+    assert inputs.predictor_M.tolist() == [1, 4, 1, 6, 8]  # 7 and 8 follow the same token
+    queries, keys, elsewhere = Packed(inputs.layout, CPU).pieces
+    assert queries.tolist() == [0, 2, 3, 6, 8, 10]
+    assert keys.tolist() == [0, 2, 5, 8, 12, 14]
+    assert elsewhere is not None
+    assert elsewhere.tolist() == [*(0, 1), *(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
+
+
+def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
+    """By hand, of 20 tokens: the eight of a prompt and one of keys and values for each further row."""
+    a, b = (1,) * 8, (2,) * 8
+    assert plan_microbatches([12] * 4, 20, prompts=[a] * 4) == [[0, 1], [2, 3]]  # 12 + 4 + 1
+    assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]  # + 4 + 1
+    assert plan_microbatches([12] * 4, 22) == [[0], [1], [2], [3]]
+    # Rows of one prompt stand together, and where they leave room another prompt begins.
+    assert plan_microbatches([12, 13, 12, 13], 34, prompts=[a, b, a, b]) == [[1, 3, 0], [2]]
+    assert plan_microbatches([12, 13, 12, 13], 18, prompts=[a, b, a, b]) == [[1], [3], [0, 2]]
+    # Without room beside its own prompt a row goes where there is any.
+    assert plan_microbatches([30, 9, 9], 30, prompts=[a, a, b]) == [[0], [1, 2]]
+    assert plan_microbatches([12, 12], 20, padded=True, prompts=[a, a]) == [[0], [1]]
+
+
+# ---------------------------------------------------------------- attention
+
+LAYOUT = lay(
+    [[1] * 6 + [b] + [2] * n for b, n in enumerate((3, 0, 8))]
+    + [[5] * 4, [7]]
+    + [[3, 3, 9 + b] for b in range(2)],
+    [6, 6, 6, 3, 1, 2, 2],
+)
+
+
+def by_hand(
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *_: int, **how: Any
+) -> Tensor:
+    """What the kernel is documented to give: of each piece, the queries are the last of its keys."""
+    window = how["window_size"][0]
+    rule = Rule(how["scale"], None if window < 0 else window + 1, None)
+    parts = []
+    for i in range(len(queries) - 1):
+        q = query[queries[i] : queries[i + 1]].transpose(0, 1).unsqueeze(0)
+        k, v = (t[keys[i] : keys[i + 1]].transpose(0, 1).unsqueeze(0) for t in (key, value))
+        parts.append(causal(q, k, v, rule)[0])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 4, 100])
+@pytest.mark.parametrize("kernel", [True, False])
+def test_attention_is_that_of_whole_sequences(
+    window: int | None, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, by the kernel's borders and one by one, against each sequence alone."""
+    if kernel:
+        monkeypatch.setattr(packing, "varlen_attn", by_hand)
+        monkeypatch.setattr(packing, "kernel_serves", lambda *_: True)
+    torch.manual_seed(0)
+    given = [torch.randn(1, n, LAYOUT.tokens, 8, requires_grad=True) for n in (4, 2, 2)]
+    rule = Rule(0.3, window, None)
+    out_NHD = Packed(LAYOUT, CPU).attend(0, *given, rule)[0]
+    alone_NHD = torch.full_like(out_NHD, torch.nan)
+    for at in LAYOUT.at_F.split(LAYOUT.lengths):
+        alone_NHD[at] = causal(*(t[:, :, at] for t in given), rule)[0]
+    assert torch.allclose(out_NHD, alone_NHD, atol=1e-6)
+    weight = torch.randn_like(out_NHD)
+    found, wanted = (torch.autograd.grad((o * weight).sum(), given) for o in (out_NHD, alone_NHD))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+# ---------------------------------------------------------------- models
+
+
+def some_inputs(share: bool) -> Inputs:
+    """Groups of three, two and one; prompts inside a window of six, at it and across."""
+    draw = torch.Generator().manual_seed(2)
+    ids, masks = [], []
+    for prompt, replies in ((6, (9, 1, 4)), (11, (5, 12)), (1, (3, 3)), (4, (7,))):
+        begin = torch.randint(0, 300, (prompt,), generator=draw).tolist()
+        for n in replies:
+            ids.append(begin + torch.randint(0, 300, (n,), generator=draw).tolist())
+            masks.append([0] * prompt + [1] * n)
+    order = [3, 0, 5, 1, 4, 7, 2, 6]  # groups mixed
+    return make_inputs([ids[i] for i in order], [masks[i] for i in order], 0, CPU, share=share)
+
+
+@pytest.mark.parametrize("family", ["llama", "tied", "qwen2", "qwen", "gpt2", "gemma3"])
+def test_models_give_the_same(family: str) -> None:
+    model = model_of(family)
+    logprobs = LogProbs(model, 0.9)
+    assert logprobs.packs and logprobs.shares
+    found = []
+    for share in (True, False):
+        inputs = some_inputs(share)
+        assert inputs.tokens == (66 if share else 90)
+        model.zero_grad()
+        values_BT = logprobs(inputs)
+        weight_BT = torch.linspace(-1, 1, values_BT.numel()).view_as(values_BT)
+        (values_BT * weight_BT).sum().backward()
+        found.append((values_BT.detach(), {n: p.grad for n, p in model.named_parameters()}))
+    (one, ones), (two, twos) = found
+    assert torch.allclose(one, two, atol=2e-5) and one.std() > 0.3
+    for name in ones:
+        scale = twos[name].abs().max()
+        assert torch.allclose(ones[name], twos[name], atol=1e-5 * max(scale, 1)), name
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 3], [1, 6], [4], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_survivors_of_a_draft_take_their_tokens_wherever_they_lie(kept: list[int]) -> None:
+    """Of some groups one sequence is left, of some the first is gone."""
+    model = model_of("qwen")
+    logprobs = LogProbs(model, 1.0)
+    inputs = some_inputs(True)
+    rows_ids = inputs.ids_N[inputs.layout.at_F].split(inputs.layout.lengths)
+    ids = [rows_ids[b].tolist() for b in kept]
+    masks = [
+        [0] * (len(row) - inputs.scored[b]) + [1] * inputs.scored[b]
+        for row, b in zip(ids, kept, strict=True)
+    ]
+    these = make_inputs(ids, masks, 0, CPU, share=True)
+    again_BT = Draft(logprobs, inputs).again(kept, these)
+    fresh_BT = logprobs(these)
+    assert torch.allclose(again_BT, fresh_BT, atol=1e-6)
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    mine, theirs = (torch.autograd.grad(x.sum(), weight)[0] for x in (again_BT, fresh_BT))
+    assert torch.allclose(mine, theirs, atol=1e-5) and theirs.abs().max() > 0.1
+
+
+def test_sharing_that_is_wrong_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries that are taken for the first of their keys, as some kernels do, and not for the last."""
+
+    class Forgetful(Packed):
+        def __init__(self, layout: Layout, device: torch.device) -> None:
+            ids = [
+                range(100 * b, 100 * b + n - p)
+                for b, (n, p) in enumerate(zip(layout.lengths, layout.prompts, strict=True))
+            ]
+            super().__init__(
+                layout if not layout.shares else lay([*ids, range(layout.prompts[0])]), device
+            )
+
+    model = model_of("llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LogProbs(model, 1.0).shares
+    monkeypatch.setattr(logprobs_module, "Packed", Forgetful)
+    with pytest.warns(UserWarning, match="each has its own"):
+        logprobs = LogProbs(model, 1.0)
+    assert logprobs.packs and not logprobs.shares
+
+
+# ---------------------------------------------------------------- updates
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("update", [UPDATE, PEERS], ids=["mixed", "peers"])
+@pytest.mark.parametrize("tokens", [40, 16384])
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
+def test_updates_are_the_same(
+    llama: Path, changes: dict, tokens: int, update: Update, ahead: bool, monkeypatch
+) -> None:
+    """With prompts shared and rows pruned, against neither."""
+    monkeypatch.setattr(Policy, "works_ahead", ahead)
+    shared, apart = (
+        policy(llama, prune=x, microbatch_tokens=tokens, **changes) for x in (True, False)
+    )
+    assert shared.logprobs.shares
+    apart.logprobs.shares = False
+    samples = rows(apart, shared=True)
+    one, two = (learn(p, samples, update=update) for p in (shared, apart))
+    assert_equal_state(shared, apart)
+    assert one.loss == pytest.approx(two.loss, abs=1e-6) and one.pruned_backward > 0
+    pairs = [(s.token_ids[:3], s.token_ids[3:]) for s in samples[::2]]
+    apart.restore(shared.snapshot(1))
+    for mine, theirs in zip(shared.score(pairs), apart.score(pairs), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_group_makes_the_work_of_one_prompt(llama: Path) -> None:
+    """Tokens that go through the layers: of twelve rows with two prompts, 114 reply tokens and 7 of
+    prompts, where there are 114 + 6 x 3 + 6 x 4 otherwise."""
+    p = policy(llama, prune=False)
+    seen: list[int] = []
+    p.model.model.norm.register_forward_hook(lambda *a: seen.append(a[2].shape[1]))
+    samples = rows(p, shared=True)
+    seen.clear()
+    learn(p, samples)
+    p.logprobs.shares = False
+    learn(p, samples)
+    assert seen == [121, 156]
