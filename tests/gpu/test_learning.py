@@ -174,9 +174,9 @@ def samples(p: Policy, count: int = 12) -> list[Sample]:
 def test_pruned_and_plain_updates_agree(
     llama: Path, changes: dict, fused: bool, monkeypatch
 ) -> None:
-    """The survivors' pass, which takes the first one's products, against a graph over all rows; with
-    the small parts compiled, against one without."""
-    monkeypatch.setattr("hacrl.policy.learning.DRAFT_BELOW", {"cuda": 0.75})  # 2 of 3 survive
+    """Passes that only tell who survives, and the survivors', against a graph over all rows; with the
+    small parts compiled, against one without."""
+    monkeypatch.setattr("hacrl.policy.learning.THIN_BELOW", {"cuda": 0.75})  # 2 of 3 survive
     plain = policy(llama, prune=False, microbatch_tokens=200, **changes)
     if fused:
         monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
@@ -216,45 +216,29 @@ def test_shared_prompts_and_prompts_of_their_own_agree(llama: Path) -> None:
         assert similar > 0.99 or apart[name].abs().max() == 0, name
 
 
-def test_where_all_survive_nothing_is_waited_for(llama: Path, monkeypatch) -> None:
-    """The backward follows before it is known which rows have a gradient; that is learned afterwards."""
-    p = policy(llama, microbatch_tokens=200)
-    rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
-    p.survived["peers"] = 0.9
-    read: list[int] = []
-    begun: list[int] = []
-    begin, survivors = p._begin, p._survivors
-    monkeypatch.setattr(p, "_begin", lambda *a: begun.append(1) or begin(*a))
-    monkeypatch.setattr(p, "_survivors", lambda one: read.append(len(begun)) or survivors(one))
-    report = p.update(rows, LOSS, update)
-    assert report.pruned_backward == 0 and len(begun) > 3
-    assert read == [*range(2, len(begun) + 1), len(begun)]  # each when the next has gone forward
-    assert p.survived["peers"] == pytest.approx(2 / 3, abs=0.1)
-
-
-def test_drafts_are_gone_through_without_waiting(llama: Path, monkeypatch) -> None:
-    """Nothing is waited for but the news of who survived: a copy that blocks, or a mask that is counted,
-    would wait for the draft that was begun meanwhile."""
+def test_scouts_are_not_waited_for(llama: Path, monkeypatch) -> None:
+    """A pass is begun and finished, and its survivors asked for after the next one is begun, without
+    anything that blocks: a copy, or a mask that is counted, would wait for what was begun meanwhile."""
     monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
-    monkeypatch.setattr("hacrl.policy.learning.DRAFT_BELOW", {"cuda": 2.0})  # always
+    monkeypatch.setattr("hacrl.policy.learning.THIN_BELOW", {"cuda": 2.0})  # always
     p = policy(llama, microbatch_tokens=200)
     rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
     p.update(rows, LOSS, update)  # compiles
     rows = samples(p, 24)
     p._expected, p._divisors = Expected("peers", before=0.5), divisors_of(rows)
-    begun, finished = [], 0
-    begin = p._begin
-    monkeypatch.setattr(p, "_begin", lambda *a: begun.append(a) or begin(*a))
-    ahead = []
+    batches, later = p._microbatches(rows, range(len(rows))), {}
+    assert len(batches) > 3
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for one in p._passes(rows, range(len(rows)), LOSS, update):
-            ahead.append(len(begun) - finished)
-            p._finish(one)
-            finished += 1
+        for batch in batches:
+            begun = p._begin(batch, rows, LOSS, update)
+            survived, done = p._finish(begun)
+            later |= survived
+            assert not done and p._scouts == [begun]
+        later |= p._ask_scouts()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert set(ahead[:-1]) == {2}
+    assert sorted(later) == [i for i in range(24) if i % 3]
 
 
 def test_what_waits_on_the_host_leaves_the_device_and_comes_back(llama: Path) -> None:

@@ -30,8 +30,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.capability import Capability
 from hacrl.metrics import learning_metrics
 from hacrl.plan import Plan
-from hacrl.policy.policy import Policy
-from hacrl.policy.update import Expected, UpdateReport, repeat_pays, survivors
+from hacrl.policy.update import UpdateReport, repeat_pays, survivors
 from hacrl.types import Batch, Sample, Update
 
 # ---------------------------------------------------------------- equal with and without
@@ -139,43 +138,6 @@ def test_many_survivors_go_backward_with_the_rest(llama: Path) -> None:
     p = policy(llama)
     report = learn(p, rows(p, [(True, 1.0, 1.0)] * 9 + [(True, 1.5, 1.0)]))
     assert report.pruned_backward == 0
-
-
-def test_where_nearly_all_survive_a_gpu_is_not_asked_first(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU: each micro-batch goes backward, and who survived is read after the next one's
-    forward. Gradients are the same, and so is what the next update expects."""
-    asked, going, plain = (
-        policy(llama, prune=prune, microbatch_tokens=40) for prune in (True, True, False)
-    )
-    samples = rows(plain)
-    learn(asked, samples, update=replace(UPDATE, part="own"))
-    read: list[int] = []
-    begun: list[int] = []
-    begin, ask = going._begin, going._survivors
-    monkeypatch.setattr(going, "_begin", lambda *a: begun.append(1) or begin(*a))
-    monkeypatch.setattr(going, "_survivors", lambda one: read.append(len(begun)) or ask(one))
-    with monkeypatch.context() as patch:
-        patch.setattr(Policy, "goes_on", True)
-        patch.setattr("hacrl.policy.learning.DRAFT_BELOW", {"cpu": 0.0})
-        report = learn(going, samples, update=replace(UPDATE, part="own"))
-    learn(plain, samples, update=replace(UPDATE, part="own"))
-    assert_equal_state(going, plain)
-    assert report.pruned_backward == 0 and len(begun) > 3
-    assert read == [*range(2, len(begun) + 1), len(begun)]
-    assert going.survived == pytest.approx(asked.survived)
-
-
-def test_only_a_gpu_that_knows_goes_on(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    p = policy(llama)
-    p._expected = Expected("own", before=0.9)
-    assert not p.goes_on
-    p.device = torch.device("cuda")
-    assert p.goes_on
-    for before in (None, 0.59):
-        p._expected = Expected("own", before)
-        assert not p.goes_on
 
 
 def test_survivors_and_when_a_second_pass_pays() -> None:

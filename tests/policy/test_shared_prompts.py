@@ -200,15 +200,15 @@ def test_sharing_that_is_wrong_is_refused_and_told(monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------- updates
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("scouts", [False, True])
 @pytest.mark.parametrize("update", [UPDATE, PEERS], ids=["mixed", "peers"])
 @pytest.mark.parametrize("tokens", [40, 16384])
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
 def test_updates_are_the_same(
-    llama: Path, changes: dict, tokens: int, update: Update, ahead: bool, monkeypatch
+    llama: Path, changes: dict, tokens: int, update: Update, scouts: bool, monkeypatch
 ) -> None:
     """With prompts shared and rows pruned, against neither."""
-    monkeypatch.setattr(Policy, "works_ahead", ahead)
+    monkeypatch.setattr(Policy, "scouts", scouts)
     shared, apart = (
         policy(llama, prune=x, microbatch_tokens=tokens, **changes) for x in (True, False)
     )

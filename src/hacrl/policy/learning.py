@@ -1,13 +1,11 @@
 """Micro-batches through the model: forward, what the loss makes of it, backward.
 
-Rows without gradient are left out, as update.py says. On a GPU one micro-batch is begun before another
-is finished.
+Rows without gradient are left out, as update.py says.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -22,9 +20,7 @@ from hacrl.policy.offload import Turns
 from hacrl.policy.packing import placed
 from hacrl.policy.reuse import Draft
 from hacrl.policy.update import (
-    DRAFT_BELOW,
-    DRAFT_KEEPS,
-    DRAFT_TOKENS,
+    THIN_BELOW,
     Arriving,
     Expected,
     Loss,
@@ -48,8 +44,8 @@ class Learning(Weights):
     """At the start weights, unless an adapter can be off."""
     _recordable: bool
     _expected: Expected
-    _unread: list[Pass]
-    """Gone backward before it was asked which of their rows have a gradient; at most one."""
+    _scouts: list[Pass]
+    """Gone forward without a graph, and not yet asked which of their rows survive; at most one."""
     _divisors: Divisors
 
     def _accumulate(
@@ -65,19 +61,20 @@ class Learning(Weights):
         chosen = self._mine(samples, chosen)
         self._expected = Expected(update.part, self.survived.get(update.part))
         self._divisors = divisors_of(samples)
-        self._unread = []
+        self._scouts = []
         skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}
         backward = 0
         with self._training():
-            for begun in self._passes(samples, forward, loss, update):
+            for rows in self._microbatches(samples, forward):
+                begun = self._begin(rows, samples, loss, update)
                 outputs.append((begun.rows, begun.output))
                 survived, done = self._finish(begun)
                 repeat |= survived
                 backward += done
-            self._look_back()
+            repeat |= self._ask_scouts()
             for rows in self._microbatches(samples, list(repeat)):
                 self._pass_again(rows, samples, repeat)
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
@@ -120,21 +117,18 @@ class Learning(Weights):
         finally:
             self.network.eval()
 
-    def _microbatches(
-        self, samples: Sequence[Sample], rows: Sequence[int], part: float = 1.0
-    ) -> list[list[int]]:
+    def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
         lengths = [len(samples[i].token_ids) for i in rows]
         prompts = [samples[i].prompt_ids for i in rows]
-        planned = self._planned(lengths, prompts, part)
+        planned = self._planned(lengths, prompts)
         return self._rounds([[rows[i] for i in batch] for batch in planned])
 
     def _planned(
-        self, lengths: Sequence[int], prompts: Sequence[tuple[int, ...]], part: float = 1.0
+        self, lengths: Sequence[int], prompts: Sequence[tuple[int, ...]]
     ) -> list[list[int]]:
-        """Micro-batches of `microbatch_tokens`, or of this part of them."""
         return plan_microbatches(
             lengths,
-            max(1, int(part * self.agent.microbatch_tokens)),
+            self.agent.microbatch_tokens,
             padded=not self.logprobs.packs,
             prompts=prompts if self.logprobs.shares else None,
         )
@@ -147,44 +141,6 @@ class Learning(Weights):
     def _idle_forward(self) -> None:
         """The forward of an empty micro-batch: nothing but the group's collectives."""
 
-    @property
-    def works_ahead(self) -> bool:
-        """Whether a draft is begun before the survivors of the one before are gone through. Not with an
-        adapter: its draft keeps more than a graph."""
-        return self.device.type == "cuda" and not self.agent.lora
-
-    def _passes(
-        self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
-    ) -> Iterator[Pass]:
-        """Micro-batches that have gone forward, each to be finished before the next is asked for.
-
-        Which rows of a draft survive is known when a GPU is done with it. So that it need not wait
-        while their pass is prepared, the next draft is begun before, unless nothing is known yet of how
-        many survive. Two of them are more than one graph, so they are smaller.
-        """
-        ahead = self.works_ahead and self._drafts()
-        batches = deque(self._microbatches(samples, rows, DRAFT_TOKENS if ahead else 1.0))
-        waiting: Pass | None = None
-        while batches:
-            if ahead and not self._drafts():
-                ahead = False  # nearly all survive: graphs, each of full size and alone
-                batches = deque(self._microbatches(samples, [i for b in batches for i in b]))
-            if waiting and not ahead:
-                yield waiting
-                waiting = None
-            begun = self._begin(batches.popleft(), samples, loss, update)
-            if waiting:
-                waiting.beside = begun.tokens
-                yield waiting
-            waiting = begun
-            # A row longer than that stands alone; such come first, so what follows is not larger.
-            small = begun.tokens <= DRAFT_TOKENS * self.agent.microbatch_tokens
-            if not (ahead and small and begun.draft and self._expected.known):
-                yield waiting
-                waiting = None
-        if waiting:
-            yield waiting
-
     def _begin(
         self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
     ) -> Pass:
@@ -192,8 +148,10 @@ class Learning(Weights):
         survive (update.py) no graph is built."""
         chosen = [samples[i] for i in rows]
         inputs = self._inputs(chosen)
-        draft = Draft(self.logprobs, inputs) if self._drafts() else None
-        logprobs_BT = draft.logprobs_BT if draft else self.logprobs(inputs)
+        thin = self._few_survive()
+        draft = Draft(self.logprobs, inputs) if thin and self.reuses else None
+        with torch.set_grad_enabled(not thin):
+            logprobs_BT = draft.logprobs_BT if draft else self.logprobs(inputs)
         batch = make_batch(
             chosen,
             inputs,
@@ -204,48 +162,43 @@ class Learning(Weights):
         output = loss(batch, update)
         (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
         alive = Arriving(survivors(gradient_BT, batch.mask_BT)) if self.agent.prune else None
-        return Pass(list(rows), chosen, output, inputs, draft, logprobs_BT, gradient_BT, alive)
+        return Pass(
+            list(rows), chosen, output, inputs, thin, draft, logprobs_BT, gradient_BT, alive
+        )
 
     def _finish(self, begun: Pass) -> tuple[dict[int, Tensor], int]:
-        """Backward; how many rows took it. Of rows that cannot take it now the gradients are returned
-        instead, for a pass of their own: survivors whose graph was dropped, as fewer survive than
-        expected, or whose draft is not usable or leaves them no room."""
-        self._look_back()
+        """Backward; how many rows took it. Of survivors that have no graph the gradients are returned
+        instead, for a pass of their own."""
+        later = self._ask_scouts()
+        if begun.scouts:
+            self._scouts.append(begun)
+            return later, 0
         draft, logprobs_BT, gradient_BT = begun.take()
-        if begun.alive and not draft and self.goes_on:
-            self._unread.append(begun)
-        elif begun.alive:
+        if begun.alive:
             kept, survived = self._survivors(begun)
-            repeat = draft or repeat_pays(survived, self.agent.gradient_checkpointing)
-            anew = kept if repeat else None
             if draft and draft.usable:
-                now, anew = self._room(begun, kept)
-                if now:
-                    inputs = self._inputs([begun.samples[b] for b in now])
-                    now_BT = gradient_BT[placed(torch.tensor(now), self.device)]
+                if kept:
+                    inputs = self._inputs([begun.samples[b] for b in kept])
+                    kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
                     width = inputs.reply_mask_BT.shape[1]
-                    self._backward(draft.again(now, inputs), now_BT[:, :width])
-                elif survived and not kept:  # other ranks have survivors
+                    self._backward(draft.again(kept, inputs), kept_BT[:, :width])
+                elif survived:  # other ranks have survivors
                     self._pass_again([], [], {})
-            if anew is not None:
-                lengths = {b: begun.samples[b].num_reply_tokens for b in anew}
-                later = {begun.rows[b]: gradient_BT[b, :n] for b, n in lengths.items()}
-                return later, len(kept) - len(anew)
+                return later, len(kept)
+            if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
+                return later | begun.gradients(kept, gradient_BT), 0
         self._backward(logprobs_BT, gradient_BT)
-        return {}, len(begun.rows)
+        return later, len(begun.rows)
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the backward follows without asking which rows have a gradient: nearly all, as far as
-        is known, and a GPU would wait for the answer. Those without add exact zeros."""
-        if self.device.type != "cuda" or not self._expected.known:
-            return False
-        return not repeat_pays(self._expected.share, self.agent.gradient_checkpointing)
-
-    def _look_back(self) -> None:
-        """At micro-batches whose survivors were not asked for: by now a GPU has long said which."""
-        while self._unread:
-            self._survivors(self._unread.pop())
+    def _ask_scouts(self) -> dict[int, Tensor]:
+        """The gradients of a scouting pass's survivors. A GPU is asked when it has the next pass to do,
+        so it never waits."""
+        later: dict[int, Tensor] = {}
+        while self._scouts:
+            one = self._scouts.pop()
+            _, _, gradient_BT = one.take()
+            later |= one.gradients(self._survivors(one)[0], gradient_BT)
+        return later
 
     def _survivors(self, begun: Pass) -> tuple[list[int], float]:
         """The rows of a micro-batch that have a gradient, and their share of its tokens, which is what
@@ -258,35 +211,28 @@ class Learning(Weights):
         self._expected.learn(left, tokens)
         return kept, left / tokens
 
-    def _room(self, begun: Pass, kept: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of these rows, those whose graph has room beside the draft that was begun since, so that both
-        keep no more than a graph may; and those that are left over."""
-        layout = begun.inputs.layout
-        room = self.agent.microbatch_tokens - DRAFT_KEEPS * begun.beside
-        now: list[int] = []
-        anew: list[int] = []
-        prompts: set[int] = set()
-        for b in kept:
-            there = layout.prompts[b] if layout.prompt_at[b] in prompts else 0
-            tokens = layout.lengths[b] - there
-            if tokens > room and begun.beside:
-                anew.append(b)
-                continue
-            now.append(b)
-            prompts.add(layout.prompt_at[b])
-            room -= tokens
-        return now, anew
-
-    def _drafts(self) -> bool:
+    def _few_survive(self) -> bool:
         """Whether the next micro-batch is expected to leave so much out that its first forward should
-        build no graph. Checkpointing keeps nothing that could be used again."""
+        build no graph."""
+        able = self.scouts or self.reuses
+        return self.agent.prune and able and self._expected.share < THIN_BELOW[self.device.type]
+
+    @property
+    def scouts(self) -> bool:
+        """Whether such a forward only tells who survives: a GPU does a few large passes with all of them
+        faster than many small ones that reuse products."""
+        return self.device.type == "cuda"
+
+    @property
+    def reuses(self) -> bool:
+        """Whether survivors take what such a forward has multiplied (reuse.py). Checkpointing keeps
+        nothing that could be taken."""
         return (
-            self.agent.prune
+            not self.scouts
             and self.logprobs.packs
             and self.logprobs.plain_head
             and self._recordable
             and not self.agent.gradient_checkpointing
-            and self._expected.share < DRAFT_BELOW[self.device.type]
         )
 
     def _everywhere(self, *counts: int) -> tuple[int, ...]:

@@ -28,9 +28,6 @@ from hacrl.policy.packing import placed
 class Draft:
     """Log-probabilities without a graph, of which some sequences can have one afterwards.
 
-    On a GPU nothing here waits for work that was begun before, so that the survivors of one draft can
-    be prepared while the GPU is busy with the next.
-
     Example: draft = Draft(logprobs, inputs); draft.logprobs_BT; draft.again([0, 2], inputs_of_these)
     """
 

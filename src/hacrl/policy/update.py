@@ -8,18 +8,18 @@ In units of a forward, a backward costs about 2. Of a micro-batch the share q of
 only its forward tells which. It costs, by count of matrix products:
 
     3        with a graph, all rows backward
-    1 + 3q   with a graph, thrown away; the survivors alone go forward anew, with backward
+    1 + 3q   without a graph, or with one that is dropped; the survivors go forward anew, and backward
     1 + 2q   without a graph; the survivors take their results of the first forward (reuse.py)
 
-The last is the least there is, but norms, activations and attention of survivors are computed twice,
-so it loses where nearly all survive. It must be chosen before q is known: by the share of the
-micro-batches before, and of the update of the same part before that, which a checkpoint holds, so that
-a resumed run chooses alike.
+Whether to build a graph must be chosen before q is known: by the share of the micro-batches before, and
+of the update of the same part before that. A checkpoint holds it, so that a resumed run chooses alike.
+A CPU takes the last way: norms, activations and attention of survivors are computed twice, so it loses
+where nearly all survive. A GPU takes the second: no pass waits for another, and survivors go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,15 +37,9 @@ REPEAT_BELOW = 0.6
 above, a little less because a small micro-batch costs more a token."""
 REPEAT_BELOW_CHECKPOINTED = 0.7
 """The same with gradient checkpointing, where a backward has a forward in it: 4 against 1 + 4q."""
-DRAFT_BELOW = {"cpu": 0.75, "cuda": 0.55}
-"""Expected share below which no graph is built at first. On a GPU what is computed twice weighs more:
-measured on an H200 with models of 0.6B and 1.7B, it pays below 0.5 and 0.6."""
-DRAFT_KEEPS = 0.57
-"""Of what a graph of as many tokens keeps: a Qwen3 layer's tensors counted, small parts compiled."""
-DRAFT_TOKENS = 0.75
-"""Size of a micro-batch where a draft is begun before another's survivors are gone through: beside the
-graph of 0.75 survivors, a draft is as much as the graph of a whole micro-batch. Where more survive than
-that they have no room (`Learning._room`)."""
+THIN_BELOW = {"cpu": 0.75, "cuda": 0.6}
+"""Expected share below which no graph is built at first: by the counts above 1 on a CPU and 2/3 on a
+GPU, less for what is done twice."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +143,22 @@ class Pass:
     samples: list[Sample]
     output: LossOutput
     inputs: Inputs
+    thin: bool
+    """Without a graph."""
     draft: Draft | None
     logprobs_BT: Tensor | None
-    """With a graph, unless there is a draft."""
     gradient_BT: Tensor | None
     alive: Arriving | None
     """Of each row, whether it has a gradient; None where all go backward."""
-    beside: int = 0
-    """Tokens of the draft that was begun before this pass is finished."""
+
+    @property
+    def scouts(self) -> bool:
+        """Whether it only tells who survives, and keeps nothing."""
+        return self.thin and self.draft is None
+
+    def gradients(self, kept: Sequence[int], gradient_BT: Tensor) -> dict[int, Tensor]:
+        """Of these rows, by their place in the minibatch."""
+        return {self.rows[b]: gradient_BT[b, : self.inputs.scored[b]] for b in kept}
 
     @property
     def tokens(self) -> int:

@@ -166,10 +166,6 @@ class Shard(Policy):
     def _idle_forward(self) -> None:
         self.logprobs(self._inputs([self._idle]))
 
-    @property
-    def works_ahead(self) -> bool:
-        return False  # what a backward gathers and what a forward does would be there at once
-
     def _begin(
         self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
     ) -> Pass:
