@@ -6,7 +6,7 @@ written) and a large matrix product in the dtype of the weights.
     decode    each step reads the weights once and every live row's keys and values once; the number
               of steps is the least that the rows can do it in
     prefill   2 operations a weight and token, each prompt once, and its causal attention
-    score     the same over all sequences, the head over reply tokens only
+    score     the same over prompts, each once, and replies, the head over reply tokens only
     update    three times a score
 """
 
@@ -116,15 +116,21 @@ def _steps(trace: Trace) -> list[tuple[tuple[int, ...], int]]:
     return [(p, n - 1) for p, n in trace.rows]
 
 
-def forward_operations(cost: Cost, lengths: Sequence[int], head_tokens: int) -> float:
-    """Multiplications and additions of one forward over whole sequences."""
-    attention = sum(2 * cost.layers * cost.width * n * n for n in lengths)
+def forward_operations(
+    cost: Cost, lengths: Sequence[int], head_tokens: int, before: Sequence[int] | None = None
+) -> float:
+    """Multiplications and additions of one forward over sequences of these lengths, each of which follows
+    so many tokens that are not gone through again."""
+    seen = zip(lengths, before or [0] * len(lengths), strict=True)
+    attention = sum(2 * cost.layers * cost.width * n * (n + 2 * b) for n, b in seen)
     return 2.0 * cost.body * sum(lengths) + 2.0 * cost.head * head_tokens + attention
 
 
 def score_floor(cost: Cost, trace: Trace, ceilings: Ceilings) -> float:
-    lengths = [len(p) + n for p, n in trace.rows]
-    return forward_operations(cost, lengths, trace.reply_tokens) / ceilings.operations_per_s
+    prompts = forward_operations(cost, [len(p) for p in trace.prompts], 0)
+    replies, before = [n for _, n in trace.rows], [len(p) for p, _ in trace.rows]
+    replies_too = forward_operations(cost, replies, trace.reply_tokens, before)
+    return (prompts + replies_too) / ceilings.operations_per_s
 
 
 def update_floor(cost: Cost, trace: Trace, ceilings: Ceilings) -> float:

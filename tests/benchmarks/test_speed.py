@@ -52,10 +52,11 @@ def test_rollout_floor_by_hand() -> None:
 
 
 def test_score_and_update_floors_by_hand() -> None:
-    """Sequences of 4, 5, 2 and 5 tokens: body 2 x 10 x 16, head 2 x 4 x 10 reply tokens, attention
-    2 x 2 x 3 x (16 + 25 + 4 + 25) = 840."""
-    assert score_floor(COST, TRACE, ONE) == 320 + 80 + 840
-    assert update_floor(COST, TRACE, ONE) == 3 * (320 + 80 + 840)
+    """Prompts of 2 and 1 tokens, once each, and replies of 2, 3, 1 and 4: body 2 x 10 x 13, head 2 x 4
+    x 10 reply tokens, attention 2 x 2 x 3 x (4 + 1 for prompts, 2(2+4) + 3(3+4) + 1(1+2) + 4(4+2) = 60
+    for replies and what they follow) = 780."""
+    assert score_floor(COST, TRACE, ONE) == 260 + 80 + 780
+    assert update_floor(COST, TRACE, ONE) == 3 * (260 + 80 + 780)
 
 
 def test_agents_of_a_trace_share_prompts_and_not_lengths() -> None:
