@@ -174,8 +174,10 @@ class Packed:
         token_F = torch.cat([parts[b] for b in order])
         if len(token_F) == self.layout.tokens and bool((token_F.diff() == 1).all()):
             return runs, None, None
-        place_N = torch.empty(self.layout.tokens, dtype=torch.long)
-        place_N[token_F] = torch.arange(len(token_F))
+        # Of a prompt's copies the first: an assignment would take any, a run another than the next.
+        place_N = torch.zeros(self.layout.tokens, dtype=torch.long).scatter_reduce(
+            0, token_F, torch.arange(len(token_F)), "amin", include_self=False
+        )
         return runs, placed(token_F, self.device), placed(place_N, self.device)
 
     def _one_by_one(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
