@@ -147,7 +147,7 @@ def _learn(
         if best is None or total < best[0]:
             best = total, facts
     assert best is not None
-    best[1]["alloc_retries"] = alloc_retries(device) - refused
+    best[1]["alloc_retries"] = alloc_retries(device) - refused  # of all repeats
     return *best, peak_gb(device)
 
 

@@ -1,4 +1,4 @@
-"""A first forward without a graph: its products serve the survivors; on a GPU one is begun ahead."""
+"""A first forward without a graph: on a CPU its products serve the survivors."""
 
 from __future__ import annotations
 

@@ -85,12 +85,29 @@ def test_where_nearly_all_survive_graphs_are_built_again(
 ) -> None:
     """Seen one micro-batch late; the next update knows it from the start."""
     monkeypatch.setattr(learning, "THIN_BELOW", {"cpu": 0.9})
-    p = policy(llama, microbatch_tokens=40)
+    p, plain = (policy(llama, prune=x, microbatch_tokens=40) for x in (True, False))
     samples = rows(p, [DEAD, *[LIVE] * 15])
     order, _ = order_of(p, samples)
+    learn(plain, samples, update=PEERS)
+    assert_equal_state(p, plain)
     assert order.startswith("ttg")
     samples = rows(p, [DEAD, *[LIVE] * 15])
     assert set(order_of(p, samples)[0]) == {"g"}
+
+
+def test_a_graph_that_is_dropped_does_not_drop_the_scouts_before_it(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest rows, which come first, all survive; of the others hardly one: thin passes, then
+    graphs, of which some are dropped."""
+    monkeypatch.setattr(learning, "THIN_BELOW", {"cpu": 0.9})
+    p, plain = (policy(llama, prune=x, microbatch_tokens=40) for x in (True, False))
+    samples = rows(p, [*[DEAD] * 8, *[LIVE] * 5])
+    order, _ = order_of(p, samples)
+    report = learn(plain, samples, update=PEERS)
+    assert_equal_state(p, plain)
+    assert order.startswith("ttg") and report.grad_norm > 1e-3
+    assert p.survived["peers"] < 0.75
 
 
 def test_who_scouts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ gradients that it has with a prompt of its own."""
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hacrl.policy import packing
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.packing import Layout, Packed, lay
+from hacrl.policy.packing import Layout, Packed, lay, repeated
 from hacrl.policy.policy import Policy
 from hacrl.policy.reuse import Draft
 from hacrl.types import Update
@@ -80,10 +81,11 @@ LAYOUT = lay(
 
 
 def by_hand(
-    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *_: int, **how: Any
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *most: int, **how: Any
 ) -> Tensor:
     """What the kernel is documented to give: of each piece, the queries are the last of its keys."""
     window = how["window_size"][0]
+    assert most[0] >= queries.diff().max() and most[1] >= keys.diff().max()
     rule = Rule(how["scale"], None if window < 0 else window + 1, None)
     parts = []
     for i in range(len(queries) - 1):
@@ -93,7 +95,7 @@ def by_hand(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("window", [None, 4, 100])
+@pytest.mark.parametrize("window", [None, 4, 14, 15, 100])
 @pytest.mark.parametrize("kernel", [True, False])
 def test_attention_is_that_of_whole_sequences(
     window: int | None, kernel: bool, monkeypatch: pytest.MonkeyPatch
@@ -236,3 +238,44 @@ def test_a_group_makes_the_work_of_one_prompt(llama: Path) -> None:
     p.logprobs.shares = False
     learn(p, samples)
     assert seen == [121, 156]
+    pairs = [(s.prompt_ids, s.token_ids[len(s.prompt_ids) :]) for s in samples]
+    p.score(pairs)
+    p.logprobs.shares = True
+    p.score(pairs)
+    assert seen[2:] == [156, 121]
+    nothing = replace(samples[0], loss_mask=(0,) * len(samples[0].token_ids))
+    assert samples[0].prompt_ids == samples[0].token_ids[:3] and nothing.prompt_ids == ()
+
+
+def test_gradients_of_copies_are_added_in_float32() -> None:
+    """256 and sixty-four ones: in bfloat16 each one is lost."""
+    values = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    out = repeated(values, torch.tensor([0] * 65 + [1]))
+    out.backward(torch.tensor([[256.0], *[[1.0]] * 65], dtype=torch.bfloat16))
+    assert values.grad is not None and values.grad.flatten().tolist() == [320.0, 1.0]
+
+
+def test_threads_do_not_make_it_another_run_each_time() -> None:
+    """64 replies of 100 tokens to one prompt of 100: values and gradients to the last bit."""
+    model = model_of("llama")
+    logprobs = LogProbs(model, 1.0)
+    draw = torch.Generator().manual_seed(0)
+    begin = torch.randint(0, 300, (100,), generator=draw).tolist()
+    ids = [
+        begin + torch.randint(0, 300, (100 - n % 3,), generator=draw).tolist() for n in range(64)
+    ]
+    masks = [[0] * 100 + [1] * (len(row) - 100) for row in ids]
+    inputs = make_inputs(ids, masks, 0, CPU, share=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first: list[Tensor] = []
+        for _ in range(8):
+            model.zero_grad()
+            values = logprobs(inputs)
+            values.square().sum().backward()
+            found = [values.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+            first = first or [t.clone() for t in found]
+            assert all(map(torch.equal, found, first))
+    finally:
+        torch.set_num_threads(threads)

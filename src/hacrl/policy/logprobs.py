@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hacrl.policy.attention import Switch
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
-from hacrl.policy.packing import Layout, Packed, attending, lay, placed
+from hacrl.policy.packing import Layout, Packed, attending, lay, placed, repeated
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -159,6 +159,8 @@ class LogProbs:
                     position_ids=inputs.place_N.unsqueeze(0),
                     use_cache=False,
                 )[output]
+            if inputs.layout.shares:  # what follows a prompt follows its one last token
+                return repeated(found_1ND[0], inputs.predictor_M)
             return found_1ND[0, inputs.predictor_M]
         assert not inputs.layout.shares, "padded rows share nothing"
         lengths = inputs.layout.lengths

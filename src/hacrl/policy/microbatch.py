@@ -1,4 +1,4 @@
-"""Micro-batches, planned from lengths alone: results do not depend on how a minibatch is split."""
+"""Micro-batches, planned from lengths and prompts: results do not depend on how a minibatch is split."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Packed:
         query, key, value = (t[0].transpose(0, 1) for t in (query_1HND, key, value))
         queries, keys, elsewhere = self.pieces
         if elsewhere is not None:
-            key, value = (_Repeated.apply(t, elsewhere) for t in (key, value))
+            key, value = (repeated(t, elsewhere) for t in (key, value))
         # The kernel counts the tokens before the present one, a model's window the present one too.
         left = -1 if rule.window is None or rule.window >= self.longest else rule.window - 1
         out_NHD: Tensor = varlen_attn(
@@ -202,9 +202,14 @@ def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
     return placed(ends, device)
 
 
-class _Repeated(torch.autograd.Function):
-    """Rows of a tensor, some of them several times; their gradients are added up in float32."""
+def repeated(values: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a tensor, some of them several times. Their gradients are added up in float32, on a CPU
+    always in the same order, whatever the number of threads."""
+    found: Tensor = _Repeated.apply(values, rows)
+    return found
 
+
+class _Repeated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)

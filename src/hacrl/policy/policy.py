@@ -51,6 +51,7 @@ class Policy(Learning):
         self._start: LogProbs | None = None
         if self._kl and not agent.lora:
             self._start = self._scorer(self._frozen_copy(), temperature)
+            self.logprobs.shares &= self._start.shares  # both are given the same rows
         self._gather_gradients()
         self.turns = self._make_turns()
 
@@ -74,7 +75,9 @@ class Policy(Learning):
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
         found: list[tuple[list[int], Tensor]] = []
         lengths = [len(p) + len(r) for p, r in sequences]
-        for rows in self._rounds(self._planned(lengths, [tuple(p) for p, _ in sequences])):
+        for rows in self._rounds(
+            self._planned(lengths, [tuple(p) if r else () for p, r in sequences])
+        ):
             if not rows:
                 self._idle_forward()
                 continue

@@ -182,13 +182,11 @@ class Expected:
     """
 
     def __init__(self, part: str, before: float | None = None) -> None:
-        self.known = before is not None
         self.share = before if before is not None else 0.5 if part == "peers" else 1.0
         self.left = self.tokens = 0
 
     def learn(self, left: int, tokens: int) -> None:
         """Of so many tokens these survived."""
-        self.known = True
         self.left, self.tokens = self.left + left, self.tokens + tokens
         self.share = self.left / self.tokens
 

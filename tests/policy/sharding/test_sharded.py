@@ -334,9 +334,9 @@ def test_samples_of_one_prompt_stay_together() -> None:
     prompts = [(i // 4,) for i in range(12)]
     assert deal_prompts(prompts, [10] * 12, 2) == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7]]
     assert deal_prompts(prompts[:4], [10] * 4, 2) == [[0, 2], [1, 3]]  # one: both ranks read it
-    # 20 tokens of prompt count once: 20 + 4 x 1 against 1 + 4 x 6.
-    costs = [1] * 4 + [6] * 4
-    assert deal_prompts([(5,) * 20] * 4 + [(6,)] * 4, costs, 2) == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    # 20 tokens of prompt count once: 20 + 4 x 1 against 1 + 4 x 5, the larger to the first rank.
+    costs = [1] * 4 + [5] * 4
+    assert deal_prompts([(5,) * 20] * 4 + [(6,)] * 4, costs, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     by_rows = deal_prompts(prompts, [10] * 12, 2, at_least=2)  # three are too few for two each
     assert sorted(map(len, by_rows)) == [6, 6] and by_rows[0] != [0, 1, 2, 3, 8, 9]
 
