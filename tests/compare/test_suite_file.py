@@ -213,5 +213,10 @@ def test_cells_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> 
         with monkeypatch.context() as cell:
             cell.setenv(CORES, environment[CORES])
             assert VerifierConfig(kind="number").num_workers == workers
+    for wrong in ("many", "0", "-2", "1.5"):
+        monkeypatch.setenv(CORES, wrong)
+        with pytest.raises(UserError, match=f"HACRL_CORES = '{wrong}'.*number of cores"):
+            cell_environment(2)
+    monkeypatch.setenv(CORES, "16")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
     assert cell_environment(4)["OMP_NUM_THREADS"] == "3"

@@ -36,8 +36,7 @@ def plan_microbatches(
     order = sorted(range(len(lengths)), key=lambda row: (first[begins[row]], -lengths[row], row))
     batches: list[list[int]] = []
     filled: list[int] = []
-    holding: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    """The micro-batches that have a prompt."""
+    holding: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where a prompt is already
     for row in order:
         begin = begins[row]
         more = lengths[row] - len(begin) + len(begin) // KEPT_OF_A_PROMPT

@@ -78,29 +78,30 @@ class Layout:
 
 def lay(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Layout:
     """End to end; with the lengths of their prompts, equal prompts once."""
-    begins = [tuple(row[:n]) for row, n in zip(sequences, prompts or (), strict=bool(prompts))]
-    lengths = tuple(len(row) for row in sequences)
-    counts = Counter(begins)
-    shared = [len(begin) if counts[begin] > 1 else 0 for begin in begins] or [0] * len(lengths)
-    found: dict[tuple[int, ...], int] = {}
-    prompt_at: list[int] = []
-    rest_at: list[int] = []
-    end = 0
-    for b, length in enumerate(lengths):
-        first = 0
-        if shared[b] and begins[b] in found:
-            first = shared[b]
-        elif shared[b]:
-            found[begins[b]] = end
-        prompt_at.append(found[begins[b]] if shared[b] else end)
-        rest_at.append(end + shared[b] - first)
-        end += length - first
-    at = [
-        torch.arange(start, start + length)
-        for row in zip(lengths, shared, prompt_at, rest_at, strict=True)
-        for start, length in ((row[2], row[1]), (row[3], row[0] - row[1]))
+    begins = [
+        tuple(row[:n]) for row, n in zip(sequences, prompts or [0] * len(sequences), strict=True)
     ]
-    return Layout(lengths, tuple(shared), tuple(prompt_at), tuple(rest_at), end, torch.cat(at))
+    having = Counter(begins)
+    lengths, shared, prompt_at, rest_at = [], [], [], []
+    at: list[Tensor] = []
+    found: dict[tuple[int, ...], int] = {}
+    end = 0
+    for row, begin in zip(sequences, begins, strict=True):
+        prompt = len(begin) if having[begin] > 1 else 0
+        if prompt and begin not in found:
+            found[begin] = end
+            end += prompt
+        start = found[begin] if prompt else end
+        rest = len(row) - prompt
+        at += [torch.arange(start, start + prompt), torch.arange(end, end + rest)]
+        lengths.append(len(row))
+        shared.append(prompt)
+        prompt_at.append(start)
+        rest_at.append(end)
+        end += rest
+    return Layout(
+        tuple(lengths), tuple(shared), tuple(prompt_at), tuple(rest_at), end, torch.cat(at)
+    )
 
 
 class Packed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hacrl.errors import UserError
 from hacrl.verify.kinds import VERIFIERS, check_options
 
 CORES = "HACRL_CORES"
@@ -58,6 +59,10 @@ def usable_cores() -> int:
     """Cores this process may run on: its share where several run side by side, else what the system
     tells (a container's share, where it does)."""
     if share := os.environ.get(CORES):
+        if not share.isdecimal() or int(share) < 1:
+            raise UserError(
+                f"{CORES} = {share!r} in the environment: give a number of cores, or unset it"
+            )
         return int(share)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
