@@ -1,4 +1,4 @@
-"""Python's search for garbage, where there is none to find."""
+"""Python's search for garbage, kept from where there is none to find."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def no_garbage() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """It looks among what is made inside, such as graphs, whose memory must come back, and not among
+    what was there before: a step's samples and everything else that the process has."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

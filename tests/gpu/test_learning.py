@@ -27,7 +27,7 @@ from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
 from hacrl.policy.batch import divisors_of
 from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Layout, Packed, kernel_serves, lay
+from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, lay
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import Expected
 from hacrl.types import Sample, Update
@@ -72,6 +72,27 @@ def test_the_kernel_attends_as_the_plain_way_does(
         found.append([out.detach(), *gradients])
     for mine, wanted in zip(*found, strict=True):
         near(mine, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1,), (2, 24), (1500,)])
+def test_gradients_of_copies_are_added_in_one_order(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Against float64; one row is never taken, one 65 times; and the same bits each time."""
+    torch.manual_seed(0)
+    row = torch.cat([torch.tensor([0] * 65), torch.randint(2, 50, (200,))])[torch.randperm(265)]
+    copies = Copies(row.cuda(), of=50)
+    values = torch.randn(50, *shape, device="cuda").to(dtype).requires_grad_()
+    given = torch.randn(265, *shape, device="cuda").to(dtype)
+    out = copies.taken_from(values)
+    assert torch.equal(out, values[copies.row_F])
+    (found,) = torch.autograd.grad(out, values, given, retain_graph=True)
+    wanted = torch.zeros(50, *shape, dtype=torch.float64).index_add_(0, row, given.cpu().double())
+    assert found.dtype == dtype and not found[1].any()
+    near(found.cpu(), wanted, 0.004 if dtype == torch.bfloat16 else 1e-6)
+    for _ in range(8):
+        assert torch.equal(found, torch.autograd.grad(out, values, given, retain_graph=True)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

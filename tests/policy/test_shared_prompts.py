@@ -19,7 +19,7 @@ from hacrl.policy import packing
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.packing import Layout, Packed, lay, repeated
+from hacrl.policy.packing import Copies, Layout, Packed, lay
 from hacrl.policy.policy import Policy
 from hacrl.policy.reuse import Draft
 from hacrl.types import Update
@@ -49,11 +49,11 @@ def test_where_sequences_lie() -> None:
     assert inputs.place_N.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
     assert inputs.target_M.tolist() == [7, 6, 8, 9, 7]
     assert inputs.predictor_M.tolist() == [1, 4, 1, 6, 8]  # 7 and 8 follow the same token
-    queries, keys, elsewhere = Packed(inputs.layout, CPU).pieces
+    queries, keys, copies = Packed(inputs.layout, CPU).pieces
     assert queries.tolist() == [0, 2, 3, 6, 8, 10]
     assert keys.tolist() == [0, 2, 5, 8, 12, 14]
-    assert elsewhere is not None
-    assert elsewhere.tolist() == [*(0, 1), *(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
+    assert copies is not None and copies.rows == 10
+    assert copies.row_F.tolist() == [*(0, 1), *(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
 
 
 def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
@@ -250,9 +250,15 @@ def test_a_group_makes_the_work_of_one_prompt(llama: Path) -> None:
 def test_gradients_of_copies_are_added_in_float32() -> None:
     """256 and sixty-four ones: in bfloat16 each one is lost."""
     values = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    out = repeated(values, torch.tensor([0] * 65 + [1]))
+    out = Copies(torch.tensor([0] * 65 + [1]), of=2).taken_from(values)
     out.backward(torch.tensor([[256.0], *[[1.0]] * 65], dtype=torch.bfloat16))
     assert values.grad is not None and values.grad.flatten().tolist() == [320.0, 1.0]
+
+
+def test_copies_row_by_row() -> None:
+    """Of rows 0 to 3: row 0 is taken first and last, row 1 never."""
+    start, copy = Copies(torch.tensor([0, 2, 3, 2, 0]), of=4).by_row
+    assert start.tolist() == [0, 2, 2, 4, 5] and copy.tolist() == [0, 4, 1, 3, 2]
 
 
 def test_threads_do_not_make_it_another_run_each_time() -> None:

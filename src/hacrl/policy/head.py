@@ -181,9 +181,9 @@ def _slope(
 
 def _fused(tensor: Tensor) -> bool:
     """On a GPU one kernel reads the logits once; float32 copies would be most of the time."""
-    return tensor.is_cuda and _has_triton()
+    return tensor.is_cuda and has_triton()
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None

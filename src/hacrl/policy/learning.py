@@ -185,7 +185,8 @@ class Learning(Weights):
                 elif survived:  # other ranks have survivors
                     self._pass_again([], [], {})
                 return later, len(kept)
-            if draft or repeat_pays(survived, self.agent.gradient_checkpointing):
+            checkpointing = self.agent.gradient_checkpointing
+            if draft or repeat_pays(survived, self.device.type, checkpointing):
                 return later | begun.gradients(kept, gradient_BT), 0
         self._backward(logprobs_BT, gradient_BT)
         return later, len(begun.rows)

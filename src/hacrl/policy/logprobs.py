@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hacrl.policy.attention import Switch
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
-from hacrl.policy.packing import Layout, Packed, attending, lay, placed, repeated
+from hacrl.policy.packing import Copies, Layout, Packed, attending, lay, placed
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -160,7 +160,7 @@ class LogProbs:
                     use_cache=False,
                 )[output]
             if inputs.layout.shares:  # what follows a prompt follows its one last token
-                return repeated(found_1ND[0], inputs.predictor_M)
+                return Copies(inputs.predictor_M, of=inputs.tokens).taken_from(found_1ND[0])
             return found_1ND[0, inputs.predictor_M]
         assert not inputs.layout.shares, "padded rows share nothing"
         lengths = inputs.layout.lengths

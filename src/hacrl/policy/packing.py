@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hacrl.policy.attention import Rule, Switch, causal, doing
 from hacrl.policy.fuse import LearningFusion
+from hacrl.policy.head import has_triton
 
 varlen_attn: Any
 try:
@@ -124,9 +125,9 @@ class Packed:
     # ------------------------------------------------------------ by the kernel
 
     @cached_property
-    def pieces(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def pieces(self) -> tuple[Tensor, Tensor, Copies | None]:
         """Borders of the pieces in the row, and of the keys that each sees, of which the last are its
-        own; where those keys lie, if any lie elsewhere."""
+        own; those keys, if any lie elsewhere."""
         layout = self.layout
         queries, keys, seen = [], [], []
         seen_by = layout.at_F.split(layout.lengths)
@@ -138,14 +139,16 @@ class Packed:
             queries.append(length - prompt)
             keys.append(length)
             seen.append(seen_by[b])
-        elsewhere = placed(torch.cat(seen), self.device) if layout.shares else None
-        return _borders(queries, self.device), _borders(keys, self.device), elsewhere
+        copies = None
+        if layout.shares:
+            copies = Copies(placed(torch.cat(seen), self.device), of=layout.tokens)
+        return _borders(queries, self.device), _borders(keys, self.device), copies
 
     def _kernel(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         query, key, value = (t[0].transpose(0, 1) for t in (query_1HND, key, value))
-        queries, keys, elsewhere = self.pieces
-        if elsewhere is not None:
-            key, value = (repeated(t, elsewhere) for t in (key, value))
+        queries, keys, copies = self.pieces
+        if copies:
+            key, value = (copies.taken_from(t) for t in (key, value))
         # The kernel counts the tokens before the present one, a model's window the present one too.
         left = -1 if rule.window is None or rule.window >= self.longest else rule.window - 1
         out_NHD: Tensor = varlen_attn(
@@ -203,26 +206,48 @@ def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
     return placed(ends, device)
 
 
-def repeated(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a tensor, some of them several times. Their gradients are added up in float32, on a CPU
-    always in the same order, whatever the number of threads."""
-    found: Tensor = _Repeated.apply(values, rows)
-    return found
+class Copies:
+    """Rows of a tensor, some of them several times. Their gradients are added up in float32, and always
+    in the same order: on a CPU by index_add, which is slow on a GPU and has no order there.
+
+    Example: Copies(torch.tensor([0, 1, 0]), of=2).taken_from(values) is values[[0, 1, 0]]
+    """
+
+    def __init__(self, row_F: Tensor, of: int) -> None:
+        self.row_F = row_F
+        self.rows = of
+
+    def taken_from(self, values: Tensor) -> Tensor:
+        found: Tensor = _Taken.apply(values, self)
+        return found
+
+    def added(self, gradient: Tensor) -> Tensor:
+        if gradient.is_cuda and has_triton():
+            from hacrl.policy.packing_kernels import sum_of_copies
+
+            total = sum_of_copies(gradient.flatten(1).contiguous(), *self.by_row)
+            return total.view(self.rows, *gradient.shape[1:])
+        total = gradient.new_zeros((self.rows, *gradient.shape[1:]), dtype=torch.float32)
+        return total.index_add_(0, self.row_F, gradient.float()).to(gradient.dtype)
+
+    @cached_property
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """The copies row by row, and where each row's begin among them."""
+        sorted_F, copy_F = self.row_F.sort(stable=True)
+        rows = torch.arange(self.rows + 1, device=self.row_F.device)
+        return torch.searchsorted(sorted_F, rows), copy_F
 
 
-class _Repeated(torch.autograd.Function):
+class _Taken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.shape = values.shape
-        return values.index_select(0, rows)
+    def forward(ctx: Any, values: Tensor, copies: Copies) -> Tensor:
+        ctx.copies = copies
+        return values.index_select(0, copies.row_F)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
-        total = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
-        return total.index_add_(0, rows, gradient.float()).to(gradient.dtype), None
+        return ctx.copies.added(gradient), None
 
 
 _now: tuple[Switch, Packed, LearningFusion | None] | None = None

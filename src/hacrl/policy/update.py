@@ -32,10 +32,11 @@ from hacrl.types import Batch, LossOutput, Sample, Update
 
 Loss = Callable[[Batch, Update], LossOutput]
 
-REPEAT_BELOW = 0.6
+REPEAT_BELOW = {"cpu": 0.6, "cuda": 0.45}
 """Survivors' share of a micro-batch's tokens below which they are repeated alone: 2/3 by the count
-above, a little less because a small micro-batch costs more a token."""
-REPEAT_BELOW_CHECKPOINTED = 0.7
+above, less because a small micro-batch costs more a token, and because a graph that is there is cheaper
+than counted for rows without gradient: the head leaves them out. By device, as measured."""
+REPEAT_BELOW_CHECKPOINTED = {"cpu": 0.7, "cuda": 0.55}
 """The same with gradient checkpointing, where a backward has a forward in it: 4 against 1 + 4q."""
 THIN_BELOW = {"cpu": 0.75, "cuda": 0.6}
 """Expected share below which no graph is built at first: by the counts above 1 on a CPU and 2/3 on a
@@ -191,9 +192,9 @@ class Expected:
         self.share = self.left / self.tokens
 
 
-def repeat_pays(survived: float, checkpointing: bool = False) -> bool:
+def repeat_pays(survived: float, device: str, checkpointing: bool = False) -> bool:
     """Whether the survivors of a micro-batch, this share of it, should go forward again alone.
 
-    Example: repeat_pays(0.5) is True; repeat_pays(1.0) False
+    Example: repeat_pays(0.5, "cpu") is True; repeat_pays(0.5, "cuda") False
     """
-    return survived < (REPEAT_BELOW_CHECKPOINTED if checkpointing else REPEAT_BELOW)
+    return survived < (REPEAT_BELOW_CHECKPOINTED if checkpointing else REPEAT_BELOW)[device]

@@ -1,0 +1,35 @@
+"""The backward of packing.py's copies: each row's gradients added up in one pass, always in one order.
+
+Axis suffixes: N rows, F copies of them, W numbers of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _sum_kernel(gradient, start, copy, total, width, BLOCK: tl.constexpr):
+    """A block of one row: the sum over its copies, in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = at < width
+    found = tl.zeros([BLOCK], tl.float32)
+    for i in range(tl.load(start + row), tl.load(start + row + 1)):
+        place = tl.load(copy + i) * width + at
+        found += tl.load(gradient + place, mask=here, other=0.0).to(tl.float32)
+    tl.store(total + row * width + at, found.to(total.dtype.element_ty), mask=here)
+
+
+def sum_of_copies(gradient_FW: Tensor, start: Tensor, copy_F: Tensor) -> Tensor:
+    """[N, W]. The copies of row n are `copy_F[start[n]:start[n + 1]]`."""
+    rows, width = len(start) - 1, gradient_FW.shape[1]
+    total_NW = gradient_FW.new_empty((rows, width))
+    _sum_kernel[(rows, triton.cdiv(width, BLOCK))](
+        gradient_FW, start, copy_F, total_NW, width, BLOCK=BLOCK, num_warps=4
+    )
+    return total_NW

@@ -1,0 +1,47 @@
+"""What Python's search for garbage sees in a step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from hacrl.garbage import no_garbage, only_new_garbage
+
+
+class Knot:
+    """Refers to itself, so that only the search can let it go."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def knot() -> weakref.ref[Knot]:
+    return weakref.ref(Knot())
+
+
+def test_no_search_for_a_while_and_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with no_garbage(), no_garbage():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_garbage():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_only_what_is_new_is_searched() -> None:
+    gc.disable()  # no search but ours
+    try:
+        old = knot()
+        with only_new_garbage():
+            new = knot()
+            gc.collect()
+            assert new() is None and old() is not None
+        gc.collect()
+        assert old() is None and gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
