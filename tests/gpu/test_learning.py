@@ -209,7 +209,9 @@ def test_pruned_and_plain_updates_agree(
     assert one.pruned_backward == 4 or (
         changes.get("gradient_checkpointing") and one.pruned_backward
     )
-    assert one.loss == pytest.approx(two.loss, abs=1e-3)
+    # Compiled parts round otherwise: a row's mean log-probability by a hundredth or two.
+    assert one.ratios == pytest.approx(two.ratios, rel=0.05 if fused else 1e-3)
+    assert one.loss == pytest.approx(two.loss, abs=0.01 if fused else 1e-3)
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=0.05)
     for name, master in pruned.master.items():
         other = plain.master[name].grad

@@ -111,7 +111,9 @@ def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:
         (KeyboardInterrupt(), 130, "stopped"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "no room left on the disk"),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
-        (MemoryError("big"), 2, "microbatch_tokens"),
+        (MemoryError("big"), 4, "microbatch_tokens"),
+        (RuntimeError("CUDA error: out of memory"), 4, "hacrl doctor CONFIG"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), 4, "out of memory"),
     ],
 )
 def test_failures_are_calm(

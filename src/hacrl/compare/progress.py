@@ -57,6 +57,12 @@ class SuiteProgress:
         self._work.pop(cell.name)  # it will not be worked on any more
         self._print(f"failed: {cell.name}: {last}")
 
+    def postponed(self, cell: Cell, room: int) -> None:
+        self._print(
+            f"out of memory: {cell.name}. It goes on when there is room; from now on "
+            f"{'one cell at a time' if room == 1 else f'at most {room} side by side'}"
+        )
+
     def look(self, running: Sequence[Cell]) -> None:
         now = time.monotonic()
         if now - self._last_look < LOOK_EVERY:

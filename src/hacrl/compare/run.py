@@ -23,6 +23,7 @@ from hacrl.compare.progress import SuiteProgress
 from hacrl.compare.suite import Cell
 from hacrl.config import dump_config
 from hacrl.files import read_whole_lines, write_atomic
+from hacrl.report.failures import OUT_OF_MEMORY
 from hacrl.verify.settings import CORES, usable_cores
 
 LOOK_EVERY = 0.2
@@ -40,18 +41,25 @@ class _Running:
 
 def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
     """Run what is not finished, at most `parallel` at a time. A cell that fails does not stop the
-    others."""
+    others. One that runs out of memory beside others goes on later, and fewer run side by side."""
     waiting = [cell for cell in cells if not cell.finished]
     running: list[_Running] = []
     failed: list[Failed] = []
+    room = parallel
     with SuiteProgress(cells, waiting, parallel) as progress:
         try:
             while waiting or running:
+                shared = len(running) > 1
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
-                    failed += _ended(job, progress)
+                    if shared and job.process.returncode == OUT_OF_MEMORY:
+                        room = max(1, min(room, len(running)))  # those that are left have enough
+                        waiting.insert(0, job.cell)
+                        progress.postponed(job.cell, room)
+                    else:
+                        failed += _ended(job, progress)
                 for cell in list(waiting):
-                    if len(running) >= parallel:
+                    if len(running) >= room:
                         break
                     if begun := _start(cell, parallel):
                         running.append(begun)

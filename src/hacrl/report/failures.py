@@ -2,6 +2,7 @@
 
 2    something the user can mend (a config, a file, a full disk)
 3    a run that must not go on (stale sampler weights, non-finite updates in a row)
+4    out of memory, of a GPU or of the machine
 130  stopped by Ctrl-C
 """
 
@@ -17,9 +18,11 @@ import typer
 
 from hacrl.errors import RunStopped, UserError
 
-USER, STOPPED, INTERRUPTED = 2, 3, 130
+USER, STOPPED, OUT_OF_MEMORY, INTERRUPTED = 2, 3, 4, 130
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_SIGNS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+
+_MEMORY_SIGNS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @contextmanager
@@ -41,7 +44,7 @@ def calm(run: Path | None = None) -> Iterator[None]:
         if isinstance(error, typer.Exit) or (message := explain(error)) is None:
             raise
         _say(f"error: {message}")
-        raise typer.Exit(USER) from error
+        raise typer.Exit(OUT_OF_MEMORY if _memory_is_full(error) else USER) from error
 
 
 def explain(error: BaseException) -> str | None:
@@ -53,7 +56,7 @@ def explain(error: BaseException) -> str | None:
             f"no room left on the disk ({_one_line(error)}). What was whole before is unharmed: "
             "free space, then `hacrl resume RUN`"
         )
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if _memory_is_full(error):
         return (
             f"out of memory ({_one_line(error)}). Lower the agents' microbatch_tokens (updates) or "
             "sampler_rows (sampling); neither changes results. `hacrl doctor CONFIG` estimates"
@@ -74,6 +77,13 @@ def _disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _memory_is_full(error: BaseException) -> bool:
+    """torch says it by a type of its own, CUDA's libraries by a RuntimeError."""
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(s in str(error) for s in _MEMORY_SIGNS)
 
 
 def _way_on(run: Path | None) -> str:
