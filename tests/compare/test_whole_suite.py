@@ -224,7 +224,7 @@ class Hungry(Gspo):
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def hungry(tmp_path: Path, monkeypatch) -> Path:
     """A suite of two cells that need all of a memory for their one update, side by side."""
     code = HUNGRY.format(place=str(tmp_path / "memory"))
