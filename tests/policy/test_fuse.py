@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma3nTextConfig,
@@ -19,7 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hacrl.policy import fuse
+from hacrl.policy import fuse, packing
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import attending_again
@@ -284,3 +285,48 @@ def test_what_compiles_to_something_else_is_left_out_and_told(monkeypatch) -> No
     with pytest.warns(UserWarning, match="something else when compiled"):
         assert logprobs._right_fusion() is None
     assert not logprobs.fused
+
+
+class Noting(TorchDispatchMode):
+    """Which copies are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_):
+            self.copied.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+class KernelLike(torch.autograd.Function):
+    """Takes and gives tensors that lie token by token, as the GPU's kernel does."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        assert all(t.is_contiguous() for t in (query, key, value))
+        ctx.save_for_backward(query, key, value)
+        return query * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert gradient.is_contiguous()
+        return tuple(torch.ones_like(t) for t in ctx.saved_tensors)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_gradients_of_heads_are_not_copied(kind: str, monkeypatch) -> None:
+    """Around the kernel queries, keys and values change their axes, and stay where they lie."""
+    torch._dynamo.reset()
+    model = build(kind)
+    logprobs = LogProbs(model, 1.0)
+    monkeypatch.setattr(packing, "kernel_serves", lambda *_: True)
+    monkeypatch.setattr(packing, "varlen_attn", lambda q, k, v, *_, **__: KernelLike.apply(q, k, v))
+    logprobs._fusion = LearningFusion(model, Counting())
+    logprobs(rows((9, 7, 12))).sum().backward()  # compiles
+    total = logprobs(rows((9, 7, 12))).sum()
+    with Noting() as noting:
+        total.backward()
+    size = model.config.head_dim
+    assert not [s for s in noting.copied if len(s) > 2 and s[-1] == size], noting.copied

@@ -9,6 +9,7 @@ compilation serves all layers), for any number of tokens.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -87,7 +88,7 @@ class LearningFusion:
                 if kind not in products:
                     products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
-        self._rotary = {s: self._fused(f) for s, f in _rotary(model).items()}
+        self._rotary = {s: _token_first(f, self._fused(f)) for s, f in _rotary(model).items()}
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -98,6 +99,24 @@ class LearningFusion:
         if function not in self._compiled:
             self._compiled[function] = self._compiler(function)
         return self._compiled[function]
+
+
+def _token_first(rotary: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Called as models call it, with axes batch, head, token, size, but working on memory as it lies,
+    token by token. Compiled code wants gradients to lie as its results' axes do: else it would copy
+    those of queries and keys on their way in, and what stands before it on their way out."""
+    if "unsqueeze_dim" not in inspect.signature(rotary).parameters:
+        return compiled
+
+    def turned(*given: Any, **named: Any) -> Any:
+        if named or len(given) != 4:  # in a way of the model's own
+            return compiled(*given, **named)
+        query, key, cos, sin = given
+        query, key = (t.transpose(1, 2) for t in (query, key))
+        found = compiled(query, key, cos, sin, unsqueeze_dim=2)
+        return tuple(t.transpose(1, 2) for t in found)
+
+    return turned
 
 
 def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:

@@ -160,8 +160,8 @@ class LogProbs:
                     use_cache=False,
                 )[output]
             if inputs.layout.shares:  # what follows a prompt follows its one last token
-                return Copies(inputs.predictor_M, of=inputs.tokens).taken_from(found_1ND[0])
-            return found_1ND[0, inputs.predictor_M]
+                return Copies(inputs.predictor_M, of=inputs.tokens).taken_from(found_1ND.squeeze(0))
+            return found_1ND.squeeze(0)[inputs.predictor_M]
         assert not inputs.layout.shares, "padded rows share nothing"
         lengths = inputs.layout.lengths
         lengths_B = torch.tensor(lengths, device=inputs.ids_N.device)

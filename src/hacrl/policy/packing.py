@@ -145,7 +145,7 @@ class Packed:
         return _borders(queries, self.device), _borders(keys, self.device), copies
 
     def _kernel(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        query, key, value = (t[0].transpose(0, 1) for t in (query_1HND, key, value))
+        query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key, value))
         queries, keys, copies = self.pieces
         if copies:
             key, value = (copies.taken_from(t) for t in (key, value))
@@ -186,7 +186,7 @@ class Packed:
 
     def _one_by_one(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         runs, token_F, place_N = self.by_length
-        given = [t[0] for t in (query_1HND, key, value)]
+        given = [t.squeeze(0) for t in (query_1HND, key, value)]
         if token_F is not None:
             given = [t.index_select(1, token_F) for t in given]
         parts, start = [], 0
