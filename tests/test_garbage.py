@@ -33,6 +33,23 @@ def test_no_search_for_a_while_and_as_before_afterwards() -> None:
         gc.enable()
 
 
+def test_what_is_made_meanwhile_is_not_searched_at_once() -> None:
+    searches: list[str] = []
+    gc.collect()
+    gc.callbacks.append(lambda phase, _: searches.append(phase))
+    try:
+        with no_garbage():
+            made = [[] for _ in range(5000)]
+            assert gc.get_count()[0] >= 5000  # far above what a search is due at
+        more = [[] for _ in range(100)]
+    finally:
+        gc.callbacks.pop()
+    assert not searches and len(made + more) == 5100
+    lost = knot()
+    gc.collect()
+    assert lost() is None
+
+
 def test_only_what_is_new_is_searched() -> None:
     gc.disable()  # no search but ours
     try:

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 @contextmanager
 def no_garbage() -> Iterator[None]:
     """Many objects are made and none is let go: looking for garbage among them, and from time to time
-    among everything that the process has, takes a third of the time and more."""
+    among everything that the process has, takes a third of the time and more. Afterwards they count as
+    old, or the next search, which is due at once, would go through them all."""
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()
         if was:
             gc.enable()
 
