@@ -7,9 +7,11 @@ a shared prompt once, M scored tokens, L tokens of a padded row, D hidden size, 
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -75,9 +77,9 @@ def make_inputs(
     layout = lay(token_ids, prompts if share else None)
     scored = [sum(mask) for mask in loss_masks]
     counts_B = torch.tensor(scored)
-    ids_F = torch.tensor([token for row in token_ids for token in row])
+    ids_F = _end_to_end(token_ids)
     place_F = torch.cat([torch.arange(n) for n in layout.lengths])
-    scored_M = torch.tensor([m for mask in loss_masks for m in mask]).nonzero().squeeze(1)
+    scored_M = _end_to_end(loss_masks).nonzero().squeeze(1)
     ids_N, place_N = ids_F.new_empty(layout.tokens), place_F.new_empty(layout.tokens)
     ids_N[layout.at_F], place_N[layout.at_F] = ids_F, place_F
     row_M = torch.arange(len(scored)).repeat_interleave(counts_B)
@@ -95,6 +97,11 @@ def make_inputs(
         target_M=placed(ids_F[scored_M], device),
         pad_id=pad_id,
     )
+
+
+def _end_to_end(rows: Sequence[Sequence[int]]) -> Tensor:
+    """By way of an array: torch.tensor takes a list four times as long."""
+    return torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.int64)
 
 
 class LogProbs:
