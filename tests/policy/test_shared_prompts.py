@@ -60,10 +60,13 @@ def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
     """By hand, of 20 tokens: the eight of a prompt and one of keys and values for each further row."""
     a, b = (1,) * 8, (2,) * 8
     assert plan_microbatches([12] * 4, 20, prompts=[a] * 4) == [[0, 1], [2, 3]]  # 12 + 4 + 1
-    assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]  # + 4 + 1
+    assert plan_microbatches([12] * 3, 22, prompts=[a] * 3) == [[0, 1, 2]]  # + 4 + 1
+    assert plan_microbatches([12] * 3, 21, prompts=[a] * 3) == [[0, 1], [2]]
+    assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]
     assert plan_microbatches([12] * 4, 22) == [[0], [1], [2], [3]]
     # Rows of one prompt stand together, and where they leave room another prompt begins.
-    assert plan_microbatches([12, 13, 12, 13], 34, prompts=[a, b, a, b]) == [[1, 3, 0], [2]]
+    assert plan_microbatches([12, 13, 12, 13], 36, prompts=[a, b, a, b]) == [[1, 3, 0, 2]]
+    assert plan_microbatches([12, 13, 12, 33], 34, prompts=[a, b, a, b]) == [[3], [1, 0, 2]]
     assert plan_microbatches([12, 13, 12, 13], 18, prompts=[a, b, a, b]) == [[1], [3], [0, 2]]
     # Without room beside its own prompt a row goes where there is any.
     assert plan_microbatches([30, 9, 9], 30, prompts=[a, a, b]) == [[0], [1, 2]]
