@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 
+from hacrl import garbage
 from hacrl.garbage import no_garbage, only_new_garbage
 
 
@@ -50,7 +52,8 @@ def test_what_is_made_meanwhile_is_not_searched_at_once() -> None:
     assert lost() is None
 
 
-def test_only_what_is_new_is_searched() -> None:
+def test_only_what_is_new_is_searched(monkeypatch) -> None:
+    monkeypatch.setattr(garbage, "_next_search", float("inf"))
     gc.disable()  # no search but ours
     try:
         old = knot()
@@ -58,7 +61,26 @@ def test_only_what_is_new_is_searched() -> None:
             new = knot()
             gc.collect()
             assert new() is None and old() is not None
+            with no_garbage(), only_new_garbage():  # what is frozen stays so
+                pass
+            gc.collect()
+            assert old() is not None
         gc.collect()
         assert old() is None and gc.get_freeze_count() == 0
     finally:
         gc.enable()
+
+
+def test_old_garbage_goes_too_but_seldom(monkeypatch) -> None:
+    """Steps as a run has them: freezing keeps Python from ever searching what is old."""
+    monkeypatch.setattr(garbage, "_next_search", 0.0)
+    with only_new_garbage():
+        pass
+    assert garbage._next_search > time.monotonic()  # a search took some time
+    lost = knot()
+    with no_garbage(), only_new_garbage():
+        pass
+    assert lost() is not None
+    monkeypatch.setattr(garbage, "_next_search", 0.0)
+    with only_new_garbage():
+        assert lost() is None

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from hacrl.policy import fuse, packing
-from hacrl.policy.fuse import LearningFusion, worth_fusing
+from hacrl.policy.fuse import LearningFusion, _token_first, worth_fusing
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import Draft
@@ -221,6 +221,36 @@ def test_a_rotary_embedding_is_called_as_its_model_calls_it() -> None:
             config, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
         assert _measure(model, torch.bfloat16, True) is not None
+
+
+def test_a_rotary_embedding_is_turned_only_where_it_can_be() -> None:
+    """With four tensors the compiled one gets tokens before heads and is told so; called in a way of the
+    model's own, or without an axis to name, it gets what it is given."""
+    calls = []
+
+    def compiled(*given, **named):
+        calls.append(([tuple(t.shape) for t in given], named))
+        return given[:2]
+
+    def usual(q, k, cos, sin, unsqueeze_dim=1): ...
+
+    def other(q, k, cos, sin): ...
+
+    heads, angles = torch.zeros(1, 4, 7, 8), torch.zeros(1, 7, 8)
+    turned = _token_first(usual, compiled)
+    found = turned(heads, heads[:, :2], angles, angles)
+    assert [t.shape for t in found] == [(1, 4, 7, 8), (1, 2, 7, 8)]
+    turned(heads, angles, angles, unsqueeze_dim=2)
+    turned(heads, heads, angles, angles, unsqueeze_dim=1)
+    turned(heads, heads, angles, angles, angles)
+    assert _token_first(other, compiled) is compiled
+    turning, *plain = calls
+    assert turning == ([(1, 7, 4, 8), (1, 7, 2, 8), (1, 7, 8), (1, 7, 8)], {"unsqueeze_dim": 2})
+    assert [(given[0], named) for given, named in plain] == [
+        ((1, 4, 7, 8), {"unsqueeze_dim": 2}),
+        ((1, 4, 7, 8), {"unsqueeze_dim": 1}),
+        ((1, 4, 7, 8), {}),
+    ]
 
 
 def test_activations_that_are_functions_and_modules_of_other_inputs() -> None:

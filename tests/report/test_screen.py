@@ -114,6 +114,8 @@ def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:
         (MemoryError("big"), 4, "microbatch_tokens"),
         (RuntimeError("CUDA error: out of memory"), 4, "hacrl doctor CONFIG"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), 4, "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 4, "out of memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, "out of memory"),
     ],
 )
 def test_failures_are_calm(

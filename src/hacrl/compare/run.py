@@ -33,10 +33,12 @@ Failed = tuple[str, str, Path]
 """Name of the cell, the last line it said, its log."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
     cell: Cell
     process: subprocess.Popen[bytes]
+    shared: bool = False
+    """Whether another cell ran beside it at any time."""
 
 
 def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
@@ -49,15 +51,15 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
     with SuiteProgress(cells, waiting, parallel) as progress:
         try:
             while waiting or running:
-                shared = len(running) > 1
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
-                    if shared and job.process.returncode == OUT_OF_MEMORY:
-                        room = max(1, min(room, len(running)))  # those that are left have enough
+                    if job.shared and job.process.returncode == OUT_OF_MEMORY:
+                        room = max(1, len(running) or room - 1)  # those that are left have enough
                         waiting.insert(0, job.cell)
                         progress.postponed(job.cell, room)
                     else:
                         failed += _ended(job, progress)
+                held = 0
                 for cell in list(waiting):
                     if len(running) >= room:
                         break
@@ -65,8 +67,12 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
                         running.append(begun)
                         progress.started(cell)
                     elif not cell.finished:
-                        continue  # another process holds it: ask again later
+                        held += 1  # by another process: ask again later
+                        continue
                     waiting.remove(cell)
+                if len(running) + held > 1:
+                    for job in running:
+                        job.shared = True
                 progress.look([job.cell for job in running])
                 time.sleep(LOOK_EVERY)
         finally:  # stopped: no child outlives this, unless it is killed outright

@@ -246,6 +246,8 @@ class LogProbs:
                 with torch.enable_grad():
                     total = self.of_tokens(inputs)[0].sum()
                 torch.autograd.grad(total, min(trained, key=Tensor.numel), allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             warnings.warn(
                 "small parts cannot be compiled here, so scoring and updates take about a third longer: "

@@ -208,7 +208,8 @@ def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 class Copies:
     """Rows of a tensor, some of them several times. Their gradients are added up in float32, and always
-    in the same order: on a CPU by index_add, which is slow on a GPU and has no order there.
+    in the same order: on a CPU by index_add, which is slow on a GPU and has no order there (it is taken
+    all the same where there is no Triton).
 
     Example: Copies(torch.tensor([0, 1, 0]), of=2).taken_from(values) is values[[0, 1, 0]]
     """

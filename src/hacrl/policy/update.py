@@ -40,7 +40,7 @@ REPEAT_BELOW_CHECKPOINTED = {"cpu": 0.7, "cuda": 0.55}
 """The same with gradient checkpointing, where a backward has a forward in it: 4 against 1 + 4q."""
 THIN_BELOW = {"cpu": 0.75, "cuda": 0.6}
 """Expected share below which no graph is built at first: by the counts above 1 on a CPU and 2/3 on a
-GPU, less for what is done twice."""
+GPU, less for what is done twice. Above REPEAT_BELOW: there a graph has been paid for already."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from hacrl.errors import RunStopped, UserError
 USER, STOPPED, OUT_OF_MEMORY, INTERRUPTED = 2, 3, 4, 130
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_SIGNS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
-
-_MEMORY_SIGNS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 @contextmanager
@@ -80,9 +79,11 @@ def _disk_is_full(error: BaseException | None) -> bool:
 
 
 def _memory_is_full(error: BaseException) -> bool:
-    """torch says it by a type of its own, CUDA's libraries by a RuntimeError."""
+    """torch says it by a type of its own, its CPU part and CUDA's libraries by a RuntimeError."""
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(s in str(error) for s in _MEMORY_SIGNS)
 
 
