@@ -7,7 +7,7 @@ import time
 import weakref
 
 from hacrl import garbage
-from hacrl.garbage import no_garbage, only_new_garbage
+from hacrl.garbage import no_garbage
 
 
 class Knot:
@@ -35,9 +35,10 @@ def test_no_search_for_a_while_and_as_before_afterwards() -> None:
         gc.enable()
 
 
-def test_what_is_made_meanwhile_is_not_searched_at_once() -> None:
+def test_what_is_made_meanwhile_is_not_searched_at_once(monkeypatch) -> None:
     searches: list[str] = []
     gc.collect()
+    monkeypatch.setattr(garbage, "_next_search", float("inf"))
     gc.callbacks.append(lambda phase, _: searches.append(phase))
     try:
         with no_garbage():
@@ -47,40 +48,24 @@ def test_what_is_made_meanwhile_is_not_searched_at_once() -> None:
     finally:
         gc.callbacks.pop()
     assert not searches and len(made + more) == 5100
+    assert gc.get_freeze_count() == 0
     lost = knot()
     gc.collect()
     assert lost() is None
 
 
-def test_only_what_is_new_is_searched(monkeypatch) -> None:
-    monkeypatch.setattr(garbage, "_next_search", float("inf"))
-    gc.disable()  # no search but ours
-    try:
-        old = knot()
-        with only_new_garbage():
-            new = knot()
-            gc.collect()
-            assert new() is None and old() is not None
-            with no_garbage(), only_new_garbage():  # what is frozen stays so
-                pass
-            gc.collect()
-            assert old() is not None
-        gc.collect()
-        assert old() is None and gc.get_freeze_count() == 0
-    finally:
-        gc.enable()
-
-
 def test_old_garbage_goes_too_but_seldom(monkeypatch) -> None:
-    """Steps as a run has them: freezing keeps Python from ever searching what is old."""
+    """Putting away keeps Python from ever searching what is old."""
     monkeypatch.setattr(garbage, "_next_search", 0.0)
-    with only_new_garbage():
+    with no_garbage():
         pass
     assert garbage._next_search > time.monotonic()  # a search took some time
+    gc.collect(1)  # so that none is due of itself
     lost = knot()
-    with no_garbage(), only_new_garbage():
+    with no_garbage():
         pass
     assert lost() is not None
     monkeypatch.setattr(garbage, "_next_search", 0.0)
-    with only_new_garbage():
-        assert lost() is None
+    with no_garbage(), no_garbage():
+        pass
+    assert lost() is None

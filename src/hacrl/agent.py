@@ -16,7 +16,7 @@ from hacrl.capability import Capability, CapabilityHistory
 from hacrl.config import AgentConfig, Config
 from hacrl.diagnostics import Diagnostics
 from hacrl.errors import RunStopped, UserError
-from hacrl.garbage import no_garbage, only_new_garbage
+from hacrl.garbage import no_garbage
 from hacrl.journal import Journal
 from hacrl.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.noise import stream_key
@@ -163,7 +163,7 @@ class Agent:
             with self.clock("diagnostics"):
                 checked = self.diagnostics.check(step, cut, problems, capability, samples)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
-        with self.clock("update"), only_new_garbage():
+        with self.clock("update"):
             last = replaced(samples) if self.algorithm.peers_join else ()
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)

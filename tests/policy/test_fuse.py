@@ -360,3 +360,19 @@ def test_gradients_of_heads_are_not_copied(kind: str, monkeypatch) -> None:
         total.backward()
     size = model.config.head_dim
     assert not [s for s in noting.copied if len(s) > 2 and s[-1] == size], noting.copied
+
+
+def test_a_full_memory_is_no_reason_to_leave_parts_as_they_are(monkeypatch) -> None:
+    """It would round otherwise than the same run with room."""
+
+    def full(function):
+        def call(*_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        return call
+
+    monkeypatch.setattr(fuse, "_compile", full)
+    logprobs = LogProbs(build("llama"), 1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        logprobs._right_fusion()
+    assert not logprobs.fused

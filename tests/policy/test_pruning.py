@@ -140,6 +140,20 @@ def test_many_survivors_go_backward_with_the_rest(llama: Path) -> None:
     assert report.pruned_backward == 0
 
 
+def test_half_of_them_go_forward_again_on_a_cpu(llama: Path) -> None:
+    """Where a GPU would let all go backward; with checkpointing two thirds do as well."""
+    p = policy(llama)
+    samples = rows(p, [(True, 1.0, 1.0), (True, 1.5, 1.0)] * 5)
+    lengths = [len(s.token_ids) for s in samples]
+    assert 0.45 < sum(lengths[::2]) / sum(lengths) < 0.6
+    assert learn(p, samples).pruned_backward == 5
+    p = policy(llama, gradient_checkpointing=True)
+    samples = rows(p, [(True, 1.0, 1.0), (True, 1.0, 1.0), (True, 1.5, 1.0)] * 4)
+    lengths = [len(s.token_ids) for s in samples]
+    assert 0.6 < 1 - sum(lengths[2::3]) / sum(lengths) < 0.7
+    assert learn(p, samples).pruned_backward == 4
+
+
 def test_survivors_and_when_a_second_pass_pays() -> None:
     """Padding does not count, nan does. Worth it below 0.6 of the tokens, on a GPU 0.45."""
     nan = float("nan")

@@ -62,9 +62,10 @@ def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
     assert plan_microbatches([12] * 4, 20, prompts=[a] * 4) == [[0, 1], [2, 3]]  # 12 + 4 + 1
     assert plan_microbatches([12] * 3, 22, prompts=[a] * 3) == [[0, 1, 2]]  # + 4 + 1
     assert plan_microbatches([12] * 3, 21, prompts=[a] * 3) == [[0, 1], [2]]
-    assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]
+    assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]  # + 4 + 1
     assert plan_microbatches([12] * 4, 22) == [[0], [1], [2], [3]]
     # Rows of one prompt stand together, and where they leave room another prompt begins.
+    assert plan_microbatches([12, 13, 12, 13], 34, prompts=[a, b, a, b]) == [[1, 3, 0], [2]]
     assert plan_microbatches([12, 13, 12, 13], 36, prompts=[a, b, a, b]) == [[1, 3, 0, 2]]
     assert plan_microbatches([12, 13, 12, 33], 34, prompts=[a, b, a, b]) == [[3], [1, 0, 2]]
     assert plan_microbatches([12, 13, 12, 13], 18, prompts=[a, b, a, b]) == [[1], [3], [0, 2]]

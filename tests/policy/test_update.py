@@ -77,9 +77,8 @@ def test_own_ratios_are_1_at_the_weights_of_scoring(
             batch = [s for s in scored(p)[6:18] if s.is_own or part == "mixed"]
             loss = wrap(loss_of(name, beta))
             report = p.update(batch, loss, update, zero_advantage_is_zero_loss=True)
-        assert not report.skipped
+        assert not report.skipped and report.grad_norm > 0
         found.append([s for s in zip(batch, report.ratios, strict=True) if s[1] is not None])
-    assert report.grad_norm > 0  # without AtScores rounding may clip every row
     own, peers = (
         [[ratio for s, ratio in rows if s.is_own is mine] for rows in found]
         for mine in (True, False)
