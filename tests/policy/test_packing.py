@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -28,7 +29,7 @@ from hacrl.pocket import pocket_path
 from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Packed, lay
+from hacrl.policy.packing import Layout, Packed, lay
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
@@ -161,11 +162,47 @@ def test_packing_that_is_wrong_is_refused_and_told(model: str, dtype, monkeypatc
             )
         },
     )
-    for wrong in (lambda layout, device: Packed(lay([range(layout.tokens)]), device), scaled):
+    for wrong in (leaking, scaled):
         monkeypatch.setattr(logprobs_module, "Packed", wrong)
         with pytest.warns(UserWarning, match="rows are padded") as told:
             assert not LogProbs(trained, 1.0).packs
         assert told[0].filename == logprobs_module.__file__
+
+
+@pytest.mark.parametrize("name", ["wren", "finch", "heron"])
+def test_what_rounding_explains_is_what_the_library_rounds_itself(name: str, monkeypatch) -> None:
+    """With the usual limit put to 0 (some models reach it) the way that is right may still lie twice as
+    far from the plainest attention as the library's other one, and a wrong one is refused. That other
+    one is no measure where it leaves out what the model has."""
+    model = AutoModelForCausalLM.from_pretrained(
+        pocket_path(name), dtype=torch.bfloat16, attn_implementation="sdpa"
+    ).eval()
+    monkeypatch.setattr(logprobs_module, "ROUNDED", 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LogProbs(model, 1.0).packs
+
+    monkeypatch.setattr(logprobs_module, "Packed", leaking)
+    with pytest.warns(UserWarning, match="rows are padded"):
+        assert not LogProbs(model, 1.0).packs
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attends_to_nothing)
+    with pytest.warns(UserWarning, match=r"rounding explains 0\.15"):
+        assert not LogProbs(model, 1.0).packs
+
+
+def leaking(layout: Layout, device: torch.device) -> Packed:
+    return Packed(lay([range(layout.tokens)]), device)
+
+
+def attends_to_nothing(module, query, *_, **__):
+    return torch.zeros_like(query).transpose(1, 2), None
+
+
+def test_trial_tokens_come_from_the_whole_vocabulary() -> None:
+    """The first words of one are often never trained, and round more than others."""
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 5000}))
+    ids = LogProbs(model, 1.0)._trial_inputs(prompt=5).ids_N
+    assert len(set(ids.tolist())) > 20 and ids.min() < 500 and ids.max() > 4500
 
 
 def test_one_rounded_token_does_not_decide(monkeypatch) -> None:
