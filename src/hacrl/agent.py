@@ -144,7 +144,7 @@ class Agent:
         with self.clock("view"), no_garbage():
             own, _ = self.journal.read(step) or ([], {})  # none: closed without it
             cut = self.pool.gather(step)
-            capability = self.capability.at(step, list(dict.fromkeys((*cut.members, self.name))))
+            capability = self.capability.at(cut, list(dict.fromkeys((*cut.members, self.name))))
             samples, view = learner_view(
                 cut.groups,
                 own,

@@ -85,11 +85,12 @@ class CapabilityHistory:
         self._guards = (ratio_min, ratio_max)
         self._steps: dict[int, StepRewards] = {}
 
-    def at(self, step: int, members: Collection[str]) -> Capability:
-        """Capability as of `step`: walk back until every member has filled its window. A step in
+    def at(self, cut: Cut, members: Collection[str]) -> Capability:
+        """Capability as of this cut: walk back until every member has filled its window. A step in
         which a member took no part is none of its K."""
+        self._steps.setdefault(cut.step, step_rewards(cut))
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
-        newest = step if self._includes_step else step - 1
+        newest = cut.step if self._includes_step else cut.step - 1
         for earlier in range(newest, -1, -1):
             for key, mean in self._rewards(earlier).items():
                 if key[0] in members and len(found[key]) < self._window:

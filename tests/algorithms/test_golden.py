@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,16 +87,13 @@ def capability_of(case: dict) -> Capability:
     now = len(case["history"][0])
     members = tuple(name(a) for a in range(case["agents"]))
 
-    def gather(step: int) -> Cut:
-        return history_cut(case, step) if step < now else Cut(now, members, groups_of(case, now))
-
     history = CapabilityHistory(
-        gather,
+        partial(history_cut, case),
         window=settings["capability_window"],
         ratio_min=settings["omega_min"],
         ratio_max=settings["omega_max"],
     )
-    return history.at(now, members)
+    return history.at(Cut(now, members, groups_of(case, now)), members)
 
 
 def hacpo_of(case: dict, **changes):
