@@ -105,6 +105,9 @@ def compare_arms(
     against: Annotated[
         str, typer.Option(help="A second report, with this arm for the reference.")
     ] = "",
+    report: Annotated[
+        bool, typer.Option("--report", help="Run nothing: judge what is there.")
+    ] = False,
 ) -> None:
     """Train every arm, team and seed of SUITE, as far as missing, and judge them with intervals."""
     with calm():
@@ -112,7 +115,7 @@ def compare_arms(
 
         place = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
-        typer.echo(compare(suite, place, overrides or [], parallel, arms, against))
+        typer.echo(compare(suite, place, overrides or [], parallel, arms, against, report))
         shown = place / "against" / against if against else place
         typer.echo(f"\nreport: {shown / 'report.html'} (and report.md, results.json)")
 

@@ -17,6 +17,8 @@ from hacrl.compare.suite import Cell, make_cells, read_suite
 
 FULL = 4
 """The exit code of a run without memory."""
+KILLED = -9
+"""What a process that was killed ends with."""
 SUITE = {
     "base": {
         "steps": 1,
@@ -56,7 +58,8 @@ class Cells:
             return None
         self.began.append(cell.config.seed)
         seconds, code = end
-        script = f"import time, sys; time.sleep({seconds}); sys.exit({code})"
+        end = f"os.kill(os.getpid(), {-code})" if code < 0 else f"sys.exit({code})"
+        script = f"import os, sys, time; time.sleep({seconds}); {end}"
         self.done[cell.name] = code == 0  # asked for after the process has ended
         process = subprocess.Popen([sys.executable, "-c", script])
         return _Running(cell, process)
@@ -98,6 +101,15 @@ def test_another_compare_counts_as_company(tmp_path, monkeypatch) -> None:
     """A cell that a killed one left running is waited for, and may be what took the memory."""
     cells = Cells(tmp_path, monkeypatch, [HELD] * 30 + [(0.1, 0)], [(0.2, FULL), (0.1, 0)])
     assert cells.run(2) == [] and cells.began.count(2) == 2
+
+
+def test_one_that_the_system_kills_goes_on_as_well(tmp_path, monkeypatch, capfd) -> None:
+    """A machine short of memory kills; beside others the cell is tried again, alone it has failed."""
+    cells = Cells(tmp_path, monkeypatch, [(0.5, 0)], [(0.1, KILLED), (0.1, 0)])
+    assert cells.run(2) == [] and cells.began == [1, 2, 2]
+    cells = Cells(tmp_path, monkeypatch, [(0.1, KILLED)])
+    assert cells.run(1) == ["1"]
+    assert "killed, by the system if memory ran short" in capfd.readouterr().err
 
 
 def test_another_failure_is_final(tmp_path, monkeypatch) -> None:

@@ -124,6 +124,48 @@ def test_finished_cells_are_never_run_again(finished: Path) -> None:
     assert (out / "report.md").read_bytes() == report
 
 
+def test_a_report_of_what_is_there_runs_nothing(finished: Path, tmp_path: Path) -> None:
+    """Of a suite with a third seed, which has no cell: two of three, and the same figures."""
+    suite, out = tmp_path / "tiny.toml", tmp_path / "out"
+    suite.write_text(tomli_w.dumps(SUITE | {"seeds": [1, 2, 3]}))
+    with pytest.raises(UserError, match=r"no cell is finished, so there is nothing to compare\.$"):
+        compare(suite, out, report_only=True)
+    shutil.copytree(finished / "out", out, dirs_exist_ok=True)
+    before = content(out)
+    done = subprocess.run(
+        [sys.executable, "-m", "hacrl", "compare", suite, "--out", out, "--report"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "hacpo (+0.0 [+0.0, +0.0], 2 seeds)" in done.stdout and "begins" not in done.stderr
+    assert content(out) == before
+
+
+def test_stopped_it_tells_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(SUITE))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "hacrl",
+            "compare",
+            tmp_path / "tiny.toml",
+            "--out",
+            tmp_path / "out",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "begins" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "0 of 4 cells are finished. The same command goes on; with --report" in err
+
+
 def test_another_reference_has_a_report_of_its_own(finished: Path) -> None:
     """gspo minus hacpo is what hacpo minus gspo is, turned; the suite's own report stays."""
     out, place = finished / "out", finished / "out" / "against" / "hacpo"

@@ -26,10 +26,12 @@ def compare(
     parallel: int | None = None,
     only: Sequence[str] = (),
     against: str = "",
+    report_only: bool = False,
 ) -> str:
     """Run what is missing of the suite at `path`, write the report into `out`, and return its
-    verdicts. The report covers every finished cell, also where `only` ran a part of the arms. With
-    `against`, a second one has that arm for its reference, and the verdicts are its."""
+    verdicts. The report covers every finished cell, also where `only` ran a part of the arms, or
+    `report_only` none. With `against`, a second one has that arm for its reference, and the verdicts
+    are its."""
     suite = read_suite(path)
     judged = suite.against(against) if against else suite
     cells = make_cells(suite, out, changes)
@@ -39,9 +41,11 @@ def compare(
         cell.check_stored()
     write_atomic(out / "suite.toml", path.read_bytes())
     wanted = [cell for cell in cells if not only or cell.arm in only]
-    failed = run_cells(wanted, parallel or suite.parallel)
+    failed = [] if report_only else run_cells(wanted, parallel or suite.parallel)
     if not any(cell.finished for cell in cells):
-        raise UserError(f"no cell is finished, so there is nothing to compare. {_told(failed)}")
+        raise UserError(
+            f"no cell is finished, so there is nothing to compare. {_told(failed)}".rstrip()
+        )
     from hacrl.compare.report import write_report  # transformers: not before
     from hacrl.compare.results import collect
 

@@ -63,6 +63,12 @@ class SuiteProgress:
             f"{'one cell at a time' if room == 1 else f'at most {room} side by side'}"
         )
 
+    def interrupted(self) -> None:
+        self._print(
+            f"{self._done} of {len(self.cells)} cells are finished. The same command goes on; with "
+            "--report it judges what is there"
+        )
+
     def look(self, running: Sequence[Cell]) -> None:
         now = time.monotonic()
         if now - self._last_look < LOOK_EVERY:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ from hacrl.verify.settings import CORES, usable_cores
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the running cells."""
+NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGKILL)
+"""How a cell ends that has no memory left: it says so, or the system has killed it."""
 
 Failed = tuple[str, str, Path]
 """Name of the cell, the last line it said, its log."""
@@ -53,7 +56,7 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
             while waiting or running:
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
-                    if job.shared and job.process.returncode == OUT_OF_MEMORY:
+                    if job.shared and job.process.returncode in NO_MEMORY:
                         room = max(1, len(running) or room - 1)  # those that are left have enough
                         waiting.insert(0, job.cell)
                         progress.postponed(job.cell, room)
@@ -75,6 +78,9 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
                         job.shared = True
                 progress.look([job.cell for job in running])
                 time.sleep(LOOK_EVERY)
+        except KeyboardInterrupt:
+            progress.interrupted()
+            raise
         finally:  # stopped: no child outlives this, unless it is killed outright
             for job in running:
                 job.process.terminate()
@@ -89,6 +95,8 @@ def _ended(job: _Running, progress: SuiteProgress) -> list[Failed]:
         progress.finished(cell)
         return []
     last = (read_whole_lines(log) or ["it said nothing"])[-1]
+    if job.process.returncode == -signal.SIGKILL:
+        last = f"killed, by the system if memory ran short; before that: {last}"
     progress.failed(cell, last)
     return [(cell.name, last, log)]
 
