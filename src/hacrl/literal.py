@@ -51,7 +51,8 @@ class LiteralCoder:
         encoded = self._head.encode_batch_fast(
             [anchor + t for t in texts], add_special_tokens=False
         )
-        return [tuple(e.ids[len(head) :]) if e.ids[: len(head)] == head else None for e in encoded]
+        rows = [e.ids for e in encoded]  # a copy each time it is asked for
+        return [tuple(ids[len(head) :]) if ids[: len(head)] == head else None for ids in rows]
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], str]]) -> list[Ids | None]:
         """Each (prompt ids, text): the text's ids after that prompt, None where the law cannot be
