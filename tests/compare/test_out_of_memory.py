@@ -107,6 +107,7 @@ def test_one_that_the_system_kills_goes_on_as_well(tmp_path, monkeypatch, capfd)
     """A machine short of memory kills; beside others the cell is tried again, alone it has failed."""
     cells = Cells(tmp_path, monkeypatch, [(0.5, 0)], [(0.1, KILLED), (0.1, 0)])
     assert cells.run(2) == [] and cells.began == [1, 2, 2]
+    assert "killed: team/gspo/seed-2. It goes on when there is room" in capfd.readouterr().err
     cells = Cells(tmp_path, monkeypatch, [(0.1, KILLED)])
     assert cells.run(1) == ["1"]
     assert "killed, by the system if memory ran short" in capfd.readouterr().err

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hacrl.compare.run import run_cells
+from hacrl.compare.run import Failed, run_cells
 from hacrl.compare.suite import make_cells, read_suite
 from hacrl.errors import UserError
 from hacrl.files import write_atomic
@@ -39,9 +39,11 @@ def compare(
         suite.arm(name, "--only")
     for cell in cells:
         cell.check_stored()
-    write_atomic(out / "suite.toml", path.read_bytes())
     wanted = [cell for cell in cells if not only or cell.arm in only]
-    failed = [] if report_only else run_cells(wanted, parallel or suite.parallel)
+    failed: list[Failed] = []
+    if not report_only:
+        write_atomic(out / "suite.toml", path.read_bytes())
+        failed = run_cells(wanted, parallel or suite.parallel)
     if not any(cell.finished for cell in cells):
         raise UserError(
             f"no cell is finished, so there is nothing to compare. {_told(failed)}".rstrip()

@@ -57,16 +57,16 @@ class SuiteProgress:
         self._work.pop(cell.name)  # it will not be worked on any more
         self._print(f"failed: {cell.name}: {last}")
 
-    def postponed(self, cell: Cell, room: int) -> None:
+    def postponed(self, cell: Cell, why: str, room: int) -> None:
         self._print(
-            f"out of memory: {cell.name}. It goes on when there is room; from now on "
+            f"{why}: {cell.name}. It goes on when there is room; from now on "
             f"{'one cell at a time' if room == 1 else f'at most {room} side by side'}"
         )
 
     def interrupted(self) -> None:
+        judge = "; with --report it judges what is there" if self._done else ""
         self._print(
-            f"{self._done} of {len(self.cells)} cells are finished. The same command goes on; with "
-            "--report it judges what is there"
+            f"{self._done} of {len(self.cells)} cells are finished. The same command goes on{judge}"
         )
 
     def look(self, running: Sequence[Cell]) -> None:

@@ -29,8 +29,8 @@ from hacrl.verify.settings import CORES, usable_cores
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the running cells."""
-NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGKILL)
-"""How a cell ends that has no memory left: it says so, or the system has killed it."""
+_NO_MEMORY = {OUT_OF_MEMORY: "out of memory", -signal.SIGKILL: "killed"}
+"""How a cell ends that has no memory left: it says so, or the system kills it."""
 
 Failed = tuple[str, str, Path]
 """Name of the cell, the last line it said, its log."""
@@ -56,10 +56,10 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[Failed]:
             while waiting or running:
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
-                    if job.shared and job.process.returncode in NO_MEMORY:
+                    if job.shared and job.process.returncode in _NO_MEMORY:
                         room = max(1, len(running) or room - 1)  # those that are left have enough
                         waiting.insert(0, job.cell)
-                        progress.postponed(job.cell, room)
+                        progress.postponed(job.cell, _NO_MEMORY[job.process.returncode], room)
                     else:
                         failed += _ended(job, progress)
                 held = 0

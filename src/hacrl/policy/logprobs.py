@@ -24,13 +24,15 @@ from hacrl.policy.packing import Copies, Layout, Packed, attending, lay, placed
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
-EXACT, ROUNDED, MISTAKEN = 1e-3, 0.1, 0.15
-"""How far log-probabilities by two ways may lie apart in float32; in half precision; and the most there,
-where the library's own kinds of attention lie far apart as well: the root mean square of the differences
-over the tokens' own standard deviation. Measured in bfloat16: rounding makes it 0.005 to 0.035 in models
-from the pocket team's to 1.7B, 0.02 to 0.12 in Gemma-3-270M, though single tokens reach more; a wrong
-mask 0.3 to 2; a wrong scale or rotary embedding, in trained models, 0.16 to 0.7."""
-SCATTERED = 0.618
+EXACT, ROUNDED, MISTAKEN = 1e-3, 0.05, 0.15
+"""How far log-probabilities by two ways may lie apart: in float32; in half precision, where the model
+hardly rounds, and at most: the root mean square of the differences over the tokens' own standard
+deviation. Rounding in bfloat16 makes it 0.005 to 0.035 in models from the pocket team's to 1.7B and 0.02
+to 0.12 in Gemma-3-270M; a wrong mask 0.3 to 2; in trained models, wrong places or a scale that is off by
+a fifth to a half 0.07 to 0.8."""
+SLACK = 4
+"""Rounding by one way may be so many times what it is by another, where both are few tokens' noise."""
+SCATTERED = 0.618034
 """Trial tokens lie this part of the vocabulary apart: its first words are often untrained, and round
 more."""
 
@@ -214,7 +216,7 @@ class LogProbs:
                 padded_M = self.of_tokens(inputs)[0]
             if self._allowed == ROUNDED:
                 rounding = _gap(self.of_tokens(inputs)[0], padded_M)  # "sdpa" computes the same
-                self._allowed = min(max(ROUNDED, 2 * rounding), MISTAKEN)
+                self._allowed = min(max(ROUNDED, SLACK * rounding), MISTAKEN)
             self.packs = True
             try:
                 packed_M = self.of_tokens(inputs)[0]
@@ -289,9 +291,12 @@ class LogProbs:
     def _trial_inputs(self, prompt: int = 0, share: bool = False) -> Inputs:
         """A few sequences; all but the last begin with the same so many tokens."""
         weight = self.model.get_input_embeddings().weight
-        apart = int(SCATTERED * len(weight))
-        rows = [[(7 * i + 3 * n + 1) * apart % len(weight) for i in range(n)] for n in (6, 9, 4, 4)]
-        begin = [(5 * i + 2) * apart % len(weight) for i in range(prompt)]
+
+        def token(number: int) -> int:
+            return int(number * SCATTERED % 1 * len(weight))
+
+        rows = [[token(7 * i + 3 * n + 1) for i in range(n)] for n in (6, 9, 4, 4)]
+        begin = [token(5 * i + 2) for i in range(prompt)]
         ids = [*(begin + row for row in rows[:-1]), rows[-1]]
         unscored = [*[max(1, prompt)] * (len(rows) - 1), 1]
         masks = [[0] * n + [1] * (len(row) - n) for row, n in zip(ids, unscored, strict=True)]
