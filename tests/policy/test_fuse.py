@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hacrl.policy import fuse, packing
+from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.fuse import LearningFusion, _token_first, worth_fusing
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import attending_again
@@ -315,6 +316,28 @@ def test_what_compiles_to_something_else_is_left_out_and_told(monkeypatch) -> No
     with pytest.warns(UserWarning, match="something else when compiled"):
         assert logprobs._right_fusion() is None
     assert not logprobs.fused
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "right"),
+    [
+        (torch.bfloat16, 0.09, True),
+        (torch.bfloat16, 0.11, False),
+        (torch.float32, 0.0009, True),
+        (torch.float32, 0.0011, False),
+    ],
+)
+def test_compiled_parts_may_lie_further_off(dtype, gap: float, right: bool, monkeypatch) -> None:
+    """By a tenth of how far tokens lie apart in half precision, whatever attention rounds; by a
+    thousandth in float32."""
+    logprobs = LogProbs(build("llama").to(dtype).eval(), 1.0)
+    assert logprobs._allowed == (0.05 if dtype == torch.bfloat16 else 1e-3)
+    monkeypatch.setattr(fuse, "_compile", lambda function: function)
+    monkeypatch.setattr(logprobs_module, "_gap", lambda *_: gap)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert (logprobs._right_fusion() is not None) == right
+    assert any("something else when compiled" in str(w.message) for w in told) != right
 
 
 class Noting(TorchDispatchMode):
