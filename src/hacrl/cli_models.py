@@ -115,7 +115,9 @@ def compare_arms(
 
         place = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
-        typer.echo(compare(suite, place, overrides or [], parallel, arms, against, report))
+        typer.echo(
+            compare(suite, place, overrides or [], parallel, arms, against, report_only=report)
+        )
         shown = place / "against" / against if against else place
         typer.echo(f"\nreport: {shown / 'report.html'} (and report.md, results.json)")
 

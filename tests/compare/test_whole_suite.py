@@ -272,16 +272,31 @@ class Hungry(Gspo):
 """
 
 
-def test_cells_that_run_out_of_memory_go_on_one_at_a_time(
-    tmp_path: Path, monkeypatch, capfd
-) -> None:
-    """Two cells that need all of a memory for their one update."""
+@pytest.fixture
+def hungry(tmp_path: Path, monkeypatch) -> Path:
+    """A suite of two cells that need all of a memory for their one update, side by side."""
     (tmp_path / "hungry.py").write_text(HUNGRY.format(place=str(tmp_path / "memory")))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     short = ["steps=1", "minibatch_samples=16", "evaluation.problems=2"]
     arms = [{"name": "gspo", "overrides": ["algorithm.name=hungry:Hungry", *short]}]
-    (tmp_path / "one.toml").write_text(tomli_w.dumps(SUITE | {"arms": arms}))
-    compare(tmp_path / "one.toml", tmp_path / "out")
+    path = tmp_path / "one.toml"
+    path.write_text(tomli_w.dumps(SUITE | {"arms": arms}))
+    return path
+
+
+def test_cells_that_run_out_of_memory_go_on_one_at_a_time(hungry: Path, capfd) -> None:
+    compare(hungry, hungry.parent / "out")
     said = capfd.readouterr().err
     assert said.count("It goes on when there is room; from now on one cell at a time") == 1
     assert "failed" not in said and "2 of 2 cells" in said
+
+
+def test_a_cell_that_has_too_little_memory_alone_fails(hungry: Path, capfd) -> None:
+    import fcntl
+
+    with open(hungry.parent / "memory", "w") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=r"nothing to compare. team/gspo/seed-\d: .*out of mem"):
+            compare(hungry, hungry.parent / "out")
+    said = capfd.readouterr().err
+    assert "from now on one cell at a time" in said and said.count("failed: ") == 2

@@ -170,6 +170,7 @@ def test_microbatches_are_planned_from_lengths_alone() -> None:
     # Equally full, instead of 20, 20 and 4; but not one more for that, and never above the limit.
     assert plan_microbatches([4] * 11, 20) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert plan_microbatches([9, 6, 6], 12) == [[0], [1, 2]]
+    assert plan_microbatches([4, 4, 4, 4, 4], 9) == [[0, 1], [2, 3], [4]]
     assert plan_microbatches([5, 5, 5, 1], 10) == [[0, 1], [2, 3]]
     assert plan_microbatches([5, 9, 4, 8], 18, padded=True) == [[1, 3], [0, 2]]
     assert plan_microbatches([5, 9, 4, 8], 14, padded=True) == [[1], [3], [0, 2]]

@@ -1,6 +1,6 @@
 """`hacrl compare SUITE.toml`: arms x teams x seeds, run side by side, counted and judged.
 
-OUT/suite.toml                         the suite, as it was read last
+OUT/suite.toml                         the suite, as it was run last
 OUT/cells/TEAM/ARM/seed-N/             one cell: an ordinary run directory
 OUT/cells/TEAM/ARM/seed-N.toml, .log   its config and what it said
 OUT/results.json                       every figure of the report, with the files it came from
@@ -62,5 +62,5 @@ def compare(
     return verdicts
 
 
-def _told(failed: Sequence[tuple[str, str, Path]]) -> str:
+def _told(failed: Sequence[Failed]) -> str:
     return " ".join(f"{name}: {last} (all of it: {log})." for name, last, log in failed[:3])

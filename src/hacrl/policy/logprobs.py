@@ -133,7 +133,8 @@ class LogProbs:
         self._fusion: LearningFusion | None = None
         self.plain_head = self._head_is_plain()
         """Whether the head is one matrix product of the decoder's result."""
-        self._allowed = EXACT if model.dtype == torch.float32 else ROUNDED
+        self._half = model.dtype != torch.float32
+        self._allowed = ROUNDED if self._half else EXACT
         """How far two ways may lie apart in this model."""
         self.packs = self._packing_is_right()
         self.shares = self.packs and self._sharing_is_right()
@@ -217,7 +218,7 @@ class LogProbs:
         with torch.no_grad():
             with self._switch.on("eager"):
                 padded_M = self.of_tokens(inputs)[0]
-            if self._allowed == ROUNDED:
+            if self._half:
                 rounding = _gap(self.of_tokens(inputs)[0], padded_M)  # "sdpa" computes the same
                 self._allowed = min(max(ROUNDED, SLACK * rounding), MISTAKEN)
             self.packs = True
@@ -276,18 +277,15 @@ class LogProbs:
             plain_M,
             "small parts compute something else when compiled, so they are left as they are and scoring "
             "and updates take about a third longer",
-            at_least=COMPILED,
+            at_least=COMPILED if self._half else 0.0,
         )
         return fusion if alike else None
 
     def _alike(
         self, found_M: Tensor, expected_M: Tensor, otherwise: str, at_least: float = 0.0
     ) -> bool:
-        """Whether the two differ by rounding alone; where not, that is told, with its consequence. In
-        half precision `at_least` so much is rounding."""
-        gap, allowed = _gap(found_M, expected_M), self._allowed
-        if allowed > EXACT:
-            allowed = max(allowed, at_least)
+        """Whether the two differ by rounding alone; where not, that is told, with its consequence."""
+        gap, allowed = _gap(found_M, expected_M), max(self._allowed, at_least)
         if gap <= allowed:  # not where it is nan
             return True
         warnings.warn(
