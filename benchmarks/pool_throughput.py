@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hacrl.pool.sql import SqlPool
-from hacrl.pool.text import Bodies, pack
+from hacrl.store.pool.sql import SqlPool
+from hacrl.store.pool.text import Bodies, pack
 from hacrl.types import Finish, Sampling, Status, Trajectory, Turn, Verdict
 
 SENTENCE = (
@@ -88,7 +88,7 @@ def main() -> None:
         if args.ray:
             import ray
 
-            from hacrl.runtime.ray_pool import PoolKeeper, RayPool
+            from hacrl.train.ray_pool import PoolKeeper, RayPool
 
             ray.init(address="local", include_dashboard=False, log_to_driver=False)
             keeper = ray.remote(PoolKeeper).remote("sqlite:///pool.db", folder)

@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hacrl.report.observer import Quiet
-from hacrl.rundir import RunDirectory
-from hacrl.runtime import start
+from hacrl.store.rundir import RunDirectory
+from hacrl.train.observer import Quiet
+from hacrl.train.run import start
 
 
 class Stopwatch(Quiet):

@@ -21,7 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hacrl.render import Renderer, RenderSettings, load_tokenizer
+from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
+from hacrl.train.samples import ViewLimits, ViewReport, learner_view
 from hacrl.types import (
     Finish,
     Group,
@@ -33,7 +34,6 @@ from hacrl.types import (
     Turn,
     Verdict,
 )
-from hacrl.views import ViewLimits, ViewReport, learner_view
 
 FILES = ("math_train.jsonl.gz", "gsm8k_train.jsonl.gz")
 LIMITS = ViewLimits(max_prompt_tokens=1024, max_response_tokens=4096)

@@ -15,13 +15,13 @@ from statistics import fmean
 
 import torch
 
-import hacrl.agent
+import hacrl.train.agent
 from hacrl.config import load_config
-from hacrl.diagnostics import Diagnostics
-from hacrl.diagnostics.baseline import standard_error
-from hacrl.diagnostics.gradients import Directions
-from hacrl.evaluate import problem_scores
-from hacrl.runtime import start
+from hacrl.study.diagnostics import Diagnostics
+from hacrl.study.diagnostics.baseline import standard_error
+from hacrl.study.diagnostics.gradients import Directions
+from hacrl.train.evaluate import problem_scores
+from hacrl.train.run import start
 from hacrl.types import Rollout
 
 SHARES = (0.1, 1.0)
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     Moved.learner, Moved.at = given.learner, given.step
-    hacrl.agent.Diagnostics = Moved  # type: ignore[misc]
+    hacrl.train.agent.Diagnostics = Moved  # type: ignore[misc]
     config = load_config(
         Path(__file__).parent.parent / "configs" / "pocket.toml",
         [

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hacrl.files
+import hacrl.store.files
 
-SRC = Path(hacrl.files.__file__).parents[1]
+SRC = Path(hacrl.store.files.__file__).parents[2]
 
 # Makes a copy of a folder for every moment n, and in it runs a job that kills itself (SIGKILL) after
 # its n-th file operation, until a job lives to its end. One process, forked anew each time.

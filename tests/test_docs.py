@@ -28,10 +28,10 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
-from hacrl.journal import Journal
-from hacrl.pool import open_pool
-from hacrl.rundir import RunDirectory
-from hacrl.types import Cut
+from hacrl.store.journal import Journal
+from hacrl.store.pool import open_pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.types import Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [ROOT / name for name in ("README.md", "docs/hacpo.md", "docs/extending.md")]
@@ -93,7 +93,7 @@ def fragment(folder: Path, name: str) -> dict[str, Any]:
     return tomllib.loads((folder / name).read_text(encoding="utf-8"))
 
 
-def first_cut(run: RunDirectory) -> Cut:
+def first_cut(run: RunDirectory) -> Snapshot:
     pool = open_pool(run.config().pool.url, run.path, create=False)
     cut = pool.gather(0)
     pool.dispose()

@@ -24,7 +24,7 @@ from transformers import (
 import hacrl.policy.weights as weights_module
 from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
-from hacrl.render import Renderer, RenderSettings
+from hacrl.text.render import Renderer, RenderSettings
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 END = "<end>"

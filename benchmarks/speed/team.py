@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from hacrl.agent import Agent
 from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, parse_config
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampling.sampler import Reply, Request
-from hacrl.pool import open_pool
-from hacrl.rundir import RunDirectory
-from hacrl.types import Cut, Message, Problem, Rollout, Verdict
+from hacrl.sampling.sampler import Reply, Request
+from hacrl.store.pool import open_pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.train.agent import Agent
+from hacrl.types import Message, Problem, Rollout, Snapshot, Verdict
 from hacrl.verify import VerifierPool
 from hacrl.verify.settings import VerifierConfig
 from speed.shapes import make_policy, text_of
@@ -104,7 +104,7 @@ class ChosenBehaviour:
     def __init__(self, pool: Any, learner: str, behaviour: Mapping[Key, float]) -> None:
         self.pool, self.learner, self.behaviour = pool, learner, behaviour
 
-    def gather(self, step: int) -> Cut:
+    def gather(self, step: int) -> Snapshot:
         cut = self.pool.gather(step)
         groups = tuple(
             replace(

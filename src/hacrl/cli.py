@@ -14,7 +14,7 @@ import typer
 from hacrl import __version__
 from hacrl.cli_models import Overrides, Run, commands
 from hacrl.errors import UserError
-from hacrl.report.failures import calm
+from hacrl.failures import calm
 
 app = typer.Typer(
     name="hacrl",
@@ -65,13 +65,13 @@ def train(
     """Train the team that CONFIG describes, e.g. hacrl train team.toml steps=100"""
     with calm():
         from hacrl.config import load_config
-        from hacrl.runtime import free_name
+        from hacrl.train.run import free_name
 
         settings = load_config(config, overrides or [])
         place = run or free_name(Path("runs") / config.stem)
     with calm(place):
-        from hacrl.report.progress import ProgressLine
-        from hacrl.runtime import start
+        from hacrl.progress import ProgressLine
+        from hacrl.train.run import start
 
         with ProgressLine() as progress:
             start(settings, place, observer=progress)
@@ -82,8 +82,8 @@ def train(
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with RUN from its newest whole checkpoint; steps=N makes it longer."""
     with calm(run):
-        from hacrl.report.progress import ProgressLine
-        from hacrl.runtime import go_on
+        from hacrl.progress import ProgressLine
+        from hacrl.train.run import go_on
 
         with ProgressLine() as progress:
             go_on(run, _steps_only(overrides or []), observer=progress)
@@ -98,7 +98,7 @@ def demo(
 ) -> None:
     """Train the pocket team together and each alone, and compare: a few minutes on a CPU."""
     with calm():
-        from hacrl.report.demo import free_place, run_demo
+        from hacrl.study.demo import free_place, run_demo
 
         changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
         run_demo(run or free_place(Path("runs") / "demo"), changes)
@@ -130,10 +130,10 @@ def show(
     if what == "samples":
         return samples(run, step, agent, problem, limit, full)
     with calm():
-        from hacrl.report.curves import run_curves, write_png
-        from hacrl.report.summary import summarise
-        from hacrl.report.table import console, summary_table
-        from hacrl.rundir import RunDirectory
+        from hacrl.store.rundir import RunDirectory
+        from hacrl.study.inspect.curves import run_curves, write_png
+        from hacrl.study.inspect.summary import summarise
+        from hacrl.study.tables import console, summary_table
 
         summary = summarise(RunDirectory.open(run))
         out = console()
@@ -155,9 +155,9 @@ def samples(
 ) -> None:
     """Read the training rollouts of RUN: reward, s, advantage, weight, and whether used."""
     with calm():
-        from hacrl.report.samples import print_samples
-        from hacrl.report.table import console
-        from hacrl.rundir import RunDirectory
+        from hacrl.store.rundir import RunDirectory
+        from hacrl.study.inspect.samples import print_samples
+        from hacrl.study.tables import console
 
         print_samples(
             console(),
@@ -178,8 +178,8 @@ def doctor(
     """What is installed, which device, and whether CONFIG can run here."""
     with calm():
         from hacrl.config import load_config
-        from hacrl.report.doctor import print_config, print_installation
-        from hacrl.report.table import console
+        from hacrl.study.doctor.doctor import print_config, print_installation
+        from hacrl.study.tables import console
 
         settings = load_config(config, overrides or []) if config else None
         out = console()
@@ -196,9 +196,9 @@ def doctor(
 
 def _finish(run: Path) -> None:
     """The table at the end, and what to do next."""
-    from hacrl.report.summary import summarise
-    from hacrl.report.table import console, summary_table
-    from hacrl.rundir import RunDirectory
+    from hacrl.store.rundir import RunDirectory
+    from hacrl.study.inspect.summary import summarise
+    from hacrl.study.tables import console, summary_table
 
     summary = summarise(RunDirectory.open(run))
     out = console()

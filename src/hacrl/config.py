@@ -19,8 +19,8 @@ from hacrl.algorithms import Algorithm, order_of
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.overrides import apply_override, read_toml
-from hacrl.plan import Plan, make_plan
 from hacrl.tasks.settings import TaskConfig
+from hacrl.train.plan import Plan, make_plan
 from hacrl.verify.settings import VerifierConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -254,10 +254,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Snapshot:
     """The committed fact of a step: who took part and which rows count. Written once.
 
-    Example: Cut(step=3, members=("ant", "bee"), groups=(Group(...), ...))
+    Example: Snapshot(step=3, members=("ant", "bee"), groups=(Group(...), ...))
     """
 
     step: int

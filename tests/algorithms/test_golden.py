@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.maths import deviation
+from hacrl.algorithms.capability import ALL_TASKS, Capability, CapabilityHistory
+from hacrl.algorithms.functional import deviation
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import ALL_TASKS, Capability, CapabilityHistory
 from hacrl.types import (
     Batch,
-    Cut,
     Finish,
     Group,
     Sample,
     Sampling,
+    Snapshot,
     Status,
     Trajectory,
     Turn,
@@ -71,7 +71,7 @@ def groups_of(case: dict, step: int) -> tuple[Group, ...]:
     )
 
 
-def history_cut(case: dict, step: int) -> Cut:
+def history_cut(case: dict, step: int) -> Snapshot:
     """An earlier step in which each agent's mean reward is the one the case gives."""
     group = Group(
         "h",
@@ -79,7 +79,7 @@ def history_cut(case: dict, step: int) -> Cut:
         tuple(trajectory(0, a, 0, past[step], step) for a, past in enumerate(case["history"])),
     )
     members = tuple(name(a) for a in range(case["agents"]))
-    return Cut(step, members, (group,))
+    return Snapshot(step, members, (group,))
 
 
 def capability_of(case: dict) -> Capability:
@@ -93,7 +93,7 @@ def capability_of(case: dict) -> Capability:
         ratio_min=settings["omega_min"],
         ratio_max=settings["omega_max"],
     )
-    return history.at(Cut(now, members, groups_of(case, now)), members)
+    return history.at(Snapshot(now, members, groups_of(case, now)), members)
 
 
 def hacpo_of(case: dict, **changes):

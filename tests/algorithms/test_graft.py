@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.graft import candidates, exchange
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.types import Update
 
 UPDATE = Update(0, 1, 0.8, "mixed", ("q",))

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hacrl.algorithms import declared, make_algorithm, order_of, skips_zero_advantage
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.errors import UserError
 from hacrl.types import (
     Batch,

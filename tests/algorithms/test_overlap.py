@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hacrl.algorithms import make_algorithm, order_of
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.overlap import level
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.types import Status, Update, Verdict
 
 MIXED = Update(0, 1, 0.8, "mixed", ("q",))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.types import Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)

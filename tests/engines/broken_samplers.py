@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hacrl.policy.sampling.vllm import VllmSampler
+from hacrl.sampling.vllm import VllmSampler
 
 
 class SkipsSync(VllmSampler):

@@ -21,9 +21,9 @@ from cluster import Cluster, Node, cluster  # noqa: E402
 from team import member, team  # noqa: E402
 
 import hacrl  # noqa: E402
-from hacrl.journal import Journal  # noqa: E402
-from hacrl.pool import open_pool  # noqa: E402
-from hacrl.rundir import RunDirectory  # noqa: E402
+from hacrl.store.journal import Journal  # noqa: E402
+from hacrl.store.pool import open_pool  # noqa: E402
+from hacrl.store.rundir import RunDirectory  # noqa: E402
 
 KILLS = 10
 STEPS = 4 * KILLS  # more than the 3 steps at most between two kills: the run cannot end too soon

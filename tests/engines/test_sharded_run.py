@@ -15,11 +15,11 @@ import torch
 from team import member, team
 
 import hacrl
-from hacrl.checkpoint import Checkpoints
 from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
 from hacrl.policy.sharding.followers import LocalRanks
-from hacrl.rundir import RunDirectory
+from hacrl.store.checkpoint import Checkpoints
+from hacrl.store.rundir import RunDirectory
 
 pytestmark = pytest.mark.engines
 

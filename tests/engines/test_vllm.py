@@ -17,12 +17,12 @@ from wide_pocket import wide_member
 import hacrl
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import RunStopped, UserError
-from hacrl.journal import Journal
 from hacrl.noise import stream_key
 from hacrl.pocket import pocket_path
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampling.sampler import Reply, Request, Sampler
-from hacrl.rundir import RunDirectory
+from hacrl.sampling.sampler import Reply, Request, Sampler
+from hacrl.store.journal import Journal
+from hacrl.store.rundir import RunDirectory
 from hacrl.types import Message
 
 pytestmark = pytest.mark.engines

@@ -11,10 +11,10 @@ from team import member, team
 
 import hacrl
 from hacrl.config import AgentConfig
-from hacrl.journal import Journal
 from hacrl.noise import gumbel_noise, stream_key
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampling.sampler import Request
+from hacrl.sampling.sampler import Request
+from hacrl.store.journal import Journal
 from hacrl.types import Message
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 from hacrl.config import LoraSettings
 from hacrl.noise import gumbel_noise
 from hacrl.policy.lora import add_adapter
-from hacrl.policy.sampling import decode as decode_module
-from hacrl.policy.sampling.plain_sampler import PlainSampler
-from hacrl.policy.sampling.sampler import Reply, Request, Sampler
+from hacrl.sampling import decode as decode_module
+from hacrl.sampling.plain_sampler import PlainSampler
+from hacrl.sampling.sampler import Reply, Request, Sampler
 
 pytestmark = pytest.mark.gpu
 
@@ -62,7 +62,7 @@ def some_requests(count: int = 96) -> list[Request]:
     ],
 )
 def test_attention_over_pages(heads, groups, size, splits, window, cap, dtype) -> None:
-    from hacrl.policy.sampling.kernels import decode_attention
+    from hacrl.sampling.kernels import decode_attention
 
     torch.manual_seed(0)
     rows, page, width = 24, 64, 8
@@ -97,7 +97,7 @@ def test_attention_over_pages(heads, groups, size, splits, window, cap, dtype) -
 
 @pytest.mark.parametrize("words", [49_152, 151_936, 1000])
 def test_the_draw_uses_the_noise_of_every_other_path(words: int) -> None:
-    from hacrl.policy.sampling.kernels import draw_and_advance
+    from hacrl.sampling.kernels import draw_and_advance
 
     torch.manual_seed(0)
     rows = 33

@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hacrl.policy.sampling.plain_sampler import PlainSampler
-from hacrl.policy.sampling.sampler import Reply, Request
+from hacrl.sampling.plain_sampler import PlainSampler
+from hacrl.sampling.sampler import Reply, Request
 
 SMALL = {
     "vocab_size": 300,

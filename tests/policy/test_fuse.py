@@ -26,7 +26,7 @@ from hacrl.policy.fuse import LearningFusion, _token_first, worth_fusing
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import Draft
-from hacrl.report.activations import _measure
+from hacrl.study.doctor.activations import _measure
 
 SMALL = {
     "vocab_size": 97,

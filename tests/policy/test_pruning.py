@@ -25,12 +25,12 @@ from ratio_rows import (
 
 import hacrl
 from hacrl.algorithms import ALGORITHMS, skips_zero_advantage
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
-from hacrl.metrics import learning_metrics
-from hacrl.plan import Plan
 from hacrl.policy.update import UpdateReport, repeat_pays, survivors
+from hacrl.train.metrics import learning_metrics
+from hacrl.train.plan import Plan
 from hacrl.types import Batch, Sample, Update
 
 # ---------------------------------------------------------------- equal with and without

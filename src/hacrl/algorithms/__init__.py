@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, get_args
 
+from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
 from hacrl.algorithms.grpo import Grpo
@@ -18,7 +19,6 @@ from hacrl.algorithms.naive import Naive
 from hacrl.algorithms.overlap import Overlap
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.algorithms.sgt import Sgt
-from hacrl.capability import Capability
 from hacrl.errors import UserError
 from hacrl.importing import import_object
 from hacrl.types import Batch, Group, LossOutput, Order, Sample, Update

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import torch
 
+from hacrl.algorithms.functional import add_kl, sequence_ratio
 from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.maths import add_kl, sequence_ratio
 from hacrl.types import Batch, LossOutput, Update
 
 

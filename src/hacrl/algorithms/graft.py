@@ -29,9 +29,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import add_kl, all_failed, sequence_ratio, successes
 from hacrl.algorithms.grpo import Grpo
-from hacrl.algorithms.maths import add_kl, all_failed, sequence_ratio, successes
-from hacrl.capability import Capability
 from hacrl.types import Batch, Group, LossOutput, Sample, Update
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hacrl.algorithms.functional import add_kl, clip_leaves, clipped, sequence_ratio
 from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.maths import add_kl, clip_leaves, clipped, sequence_ratio
 from hacrl.types import Batch, LossOutput, Update
 
 

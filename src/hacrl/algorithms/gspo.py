@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hacrl.algorithms.maths import (
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import (
     add_kl,
     advantage,
     clip_leaves,
@@ -22,7 +23,6 @@ from hacrl.algorithms.maths import (
     sequence_ratio,
 )
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.types import Batch, Group, LossOutput, Sample, Update
 
 

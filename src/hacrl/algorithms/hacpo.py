@@ -21,7 +21,8 @@ from dataclasses import replace
 
 import torch
 
-from hacrl.algorithms.maths import (
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import (
     add_kl,
     advantage,
     clip_leaves,
@@ -30,7 +31,6 @@ from hacrl.algorithms.maths import (
     sequence_ratio,
 )
 from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.capability import Capability
 from hacrl.errors import UserError
 from hacrl.types import Batch, Group, LossOutput, Sample, Update
 

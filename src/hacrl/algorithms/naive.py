@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import advantage, mean
 from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.maths import advantage, mean
-from hacrl.capability import Capability
 from hacrl.types import Group, Sample
 
 

@@ -59,8 +59,8 @@ from math import exp
 
 import torch
 
-from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.maths import (
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import (
     SMALL,
     add_kl,
     all_failed,
@@ -70,7 +70,7 @@ from hacrl.algorithms.maths import (
     mean,
     sequence_ratio,
 )
-from hacrl.capability import Capability
+from hacrl.algorithms.gspo import Gspo
 from hacrl.types import Batch, Group, LossOutput, Sample, Trajectory, Update
 
 

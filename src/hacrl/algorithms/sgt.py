@@ -22,9 +22,9 @@ from dataclasses import replace
 
 import torch
 
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.functional import add_kl, all_failed, is_right, sequence_ratio
 from hacrl.algorithms.grpo import Grpo
-from hacrl.algorithms.maths import add_kl, all_failed, is_right, sequence_ratio
-from hacrl.capability import Capability
 from hacrl.noise import stream_key
 from hacrl.types import Batch, Group, LossOutput, Sample, Update
 

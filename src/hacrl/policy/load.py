@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
-from hacrl.render import Renderer, RenderSettings, load_tokenizer
+from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()

@@ -17,7 +17,7 @@ def plan_microbatches(
     padded: bool = False,
     prompts: Sequence[tuple[int, ...]] | None = None,
 ) -> list[list[int]]:
-    """Cut rows into micro-batches of at most `max_tokens` tokens, padding included where there is any.
+    """Split rows into micro-batches of at most `max_tokens` tokens, padding included where there is any.
 
     Longest first, so that a run out of memory happens at once; each row goes where it still fits,
     or, with padding, beside rows of its own length. A row longer than `max_tokens` stands alone.

@@ -16,8 +16,8 @@ from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.offload import Turns
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import recordable
-from hacrl.policy.sampling.samplers import AnySampler, make_sampler
 from hacrl.policy.update import AtScores, Loss, UpdateReport
+from hacrl.sampling.samplers import AnySampler, make_sampler
 from hacrl.types import Sample, Update
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.checkpoint import Snapshot
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.policy.load import (
@@ -27,6 +26,7 @@ from hacrl.policy.load import (
     move_model,
 )
 from hacrl.policy.lora import add_adapter, merge_into
+from hacrl.store.checkpoint import Checkpoint
 
 
 class Weights:
@@ -116,13 +116,13 @@ class Weights:
 
     # ------------------------------------------------------------ saving
 
-    def snapshot(self, step: int) -> Snapshot:
+    def snapshot(self, step: int) -> Checkpoint:
         """Everything that a resumed agent needs; the pool and the journal hold the rest."""
         moments: dict[str, Tensor] = {}
         for name, parameter in self.master.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 moments[f"{key}/{name}"] = self._whole(torch.as_tensor(value))
-        return Snapshot(
+        return Checkpoint(
             step=step,
             model={name: self._whole(master) for name, master in self.master.items()},
             optimizer=moments,
@@ -133,7 +133,7 @@ class Weights:
             },
         )
 
-    def check_names(self, snapshot: Snapshot) -> None:
+    def check_names(self, snapshot: Checkpoint) -> None:
         if set(snapshot.model) != set(self.master):
             raise UserError(
                 f"agent {self.agent.name!r}: the checkpoint of step {snapshot.step} holds other "
@@ -141,7 +141,7 @@ class Weights:
             )
 
     @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Checkpoint) -> None:
         self.check_names(snapshot)
         for name, parameter in self.master.items():
             parameter.copy_(self._part(parameter, snapshot.model[name]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.files import write_atomic
+from hacrl.store.files import write_atomic
 from hacrl.tasks.dataset import normalised
 from hacrl.tasks.rows import Row, hub_rows, read_rows
 

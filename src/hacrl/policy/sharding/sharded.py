@@ -40,7 +40,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
-from hacrl.checkpoint import Snapshot
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import RunStopped
 from hacrl.policy.load import move_model
@@ -48,11 +47,12 @@ from hacrl.policy.logprobs import Inputs, LogProbs
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.offload import Turns
 from hacrl.policy.policy import Policy
-from hacrl.policy.sampling.sampler import Reply, Request
 from hacrl.policy.sharding.dealing import deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
 from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
 from hacrl.policy.update import Loss, Pass, Sums, UpdateReport
+from hacrl.sampling.sampler import Reply, Request
+from hacrl.store.checkpoint import Checkpoint
 from hacrl.types import Batch, LossOutput, Sample, Update
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -243,13 +243,13 @@ class Shard(Policy):
         )
         return {name: gathered(gradient) for name, gradient in found.items()}
 
-    def share_snapshot(self, step: int) -> Snapshot:
+    def share_snapshot(self, step: int) -> Checkpoint:
         return Policy.snapshot(self, step)
 
     def share_rest(self) -> None:
         Policy.rest(self)
 
-    def share_restore(self, snapshot: Snapshot) -> None:
+    def share_restore(self, snapshot: Checkpoint) -> None:
         Policy.restore(self, snapshot)
 
 
@@ -298,10 +298,10 @@ class ShardedPolicy(Shard):
             "gradient", list(samples), list(rows), loss, update, zero_advantage_is_zero_loss
         )
 
-    def snapshot(self, step: int) -> Snapshot:
+    def snapshot(self, step: int) -> Checkpoint:
         return self.everywhere("snapshot", step)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Checkpoint) -> None:
         self.check_names(snapshot)
         names = {name: torch.empty(0) for name in snapshot.model}
         moments = {

@@ -48,7 +48,7 @@ class Frame(nn.Module):
 
 
 def shard_model(model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> Frame:
-    """Cut the model in place, layer by layer; only a layer at a time is whole on the device."""
+    """Shard the model in place, layer by layer; only a layer at a time is whole on the device."""
     computes_in = (
         MixedPrecisionPolicy()
         if dtype == torch.float32

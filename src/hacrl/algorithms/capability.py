@@ -1,0 +1,107 @@
+"""How strong each agent is: a pure function of the committed cuts.
+
+    P_k    = mean over the last K steps with k present of k's mean judged reward      (eq. 9)
+    w(a,b) = clamp(P_a / P_b, ratio_min, ratio_max)                                   (eq. 8 + guard)
+
+Because it only reads cuts, which never change, it needs no checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from hacrl.types import Snapshot
+
+SMALLEST = 1e-8
+"""An agent that never succeeds has this capability, so that ratios exist."""
+
+ALL_TASKS = ""
+"""The key of capability over the whole run."""
+
+StepRewards = Mapping[tuple[str, str], float]
+"""(agent, task) -> mean judged reward in one step; task is ALL_TASKS for the whole run."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """The capability of every member at one step, and the guarded ratio.
+
+    Example: Capability({("ant", ""): 0.25, ("bee", ""): 0.5}).ratio("bee", "ant") == 2.0
+    """
+
+    values: Mapping[tuple[str, str], float]
+    by_task: bool = False
+    ratio_min: float = 0.1
+    ratio_max: float = 10.0
+
+    def of(self, agent: str, task: str = ALL_TASKS) -> float | None:
+        """P of the agent; None when nothing of it was ever judged."""
+        return self.values.get((agent, task if self.by_task else ALL_TASKS))
+
+    def ratio(self, a: str, b: str, task: str = ALL_TASKS) -> float:
+        """w(a, b); 1 while one of the two is unknown."""
+        first, second = self.of(a, task), self.of(b, task)
+        if a == b or first is None or second is None:
+            return 1.0
+        ratio = max(first, SMALLEST) / max(second, SMALLEST)
+        return min(max(ratio, self.ratio_min), self.ratio_max)
+
+
+def step_rewards(cut: Snapshot) -> StepRewards:
+    """Each member's mean judged reward in one cut, over all tasks and for each task."""
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for group in cut.groups:
+        for t in group.judged:
+            rewards[(t.agent, ALL_TASKS)].append(t.reward)
+            rewards[(t.agent, group.task)].append(t.reward)
+    return {key: sum(r) / len(r) for key, r in rewards.items()}
+
+
+def window_mean(newest_first: Sequence[float], window: int) -> float:
+    """Mean of the newest `window` values (eq. 9)."""
+    kept = newest_first[:window]
+    return sum(reversed(kept)) / len(kept)
+
+
+class CapabilityHistory:
+    """Capability at any step, read from the pool's cuts and remembered."""
+
+    def __init__(
+        self,
+        gather: Callable[[int], Snapshot],
+        *,
+        window: int,
+        by_task: bool = False,
+        includes_step: bool = True,
+        ratio_min: float = 0.1,
+        ratio_max: float = 10.0,
+    ) -> None:
+        self._gather = gather
+        self._window = window
+        self._by_task = by_task
+        self._includes_step = includes_step
+        self._guards = (ratio_min, ratio_max)
+        self._steps: dict[int, StepRewards] = {}
+
+    def at(self, cut: Snapshot, members: Collection[str]) -> Capability:
+        """Capability as of this cut: walk back until every member has filled its window. A step in
+        which a member took no part is none of its K."""
+        self._steps.setdefault(cut.step, step_rewards(cut))
+        found: dict[tuple[str, str], list[float]] = defaultdict(list)
+        newest = cut.step if self._includes_step else cut.step - 1
+        for earlier in range(newest, -1, -1):
+            for key, mean in self._rewards(earlier).items():
+                if key[0] in members and len(found[key]) < self._window:
+                    found[key].append(mean)
+            filled = all(len(found[(m, ALL_TASKS)]) >= self._window for m in members)
+            if filled and not self._by_task:  # a rare task may lie far back
+                break
+        values = {key: window_mean(means, self._window) for key, means in found.items() if means}
+        return Capability(values, self._by_task, *self._guards)
+
+    def _rewards(self, step: int) -> StepRewards:
+        if step not in self._steps:
+            self._steps[step] = step_rewards(self._gather(step))
+        return self._steps[step]

@@ -1,0 +1,1 @@
+"""Files of a run: run directory, journal, pool, checkpoints. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Everything that reads finished runs or asks models questions."""

@@ -1,0 +1,1 @@
+"""Check an installation and a config: devices, memory, data."""

@@ -1,0 +1,1 @@
+"""Read one run: tables, curves, samples."""

@@ -1,0 +1,1 @@
+"""Chat templates, tokenizers, text <-> token ids."""

@@ -1,0 +1,82 @@
+"""Where metrics go besides metrics.jsonl. One dict; each logger is made from the config or not."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hacrl.config import Config
+from hacrl.errors import UserError
+from hacrl.store.pool import shown
+from hacrl.store.rundir import RunDirectory
+
+
+class Logger(Protocol):
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numeric fields of a metrics row, named kind/agent/field."""
+    prefix = f"{row['kind']}/{row['agent']}"
+    return {
+        f"{prefix}/{key}": float(value)
+        for key, value in row.items()
+        if isinstance(value, (int, float)) and key != "step"
+    }
+
+
+class TensorBoard:
+    def __init__(self, run: RunDirectory) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.path / "tensorboard"
+        shutil.rmtree(folder, ignore_errors=True)  # a resumed run writes it anew from its metrics
+        self.writer = SummaryWriter(str(folder))
+        for row in run.metrics():
+            self.log(row)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for key, value in numbers(row).items():
+            self.writer.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, run: RunDirectory, config: Config) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("log.wandb needs wandb: pip install 'hacrl[wandb]'") from error
+        settings = config.model_dump(mode="json")
+        settings["pool"]["url"] = shown(config.pool.url)  # a password stays here
+        self.run = wandb.init(
+            project=config.log.wandb,
+            name=run.path.name,
+            dir=str(run.path),
+            config=settings,
+            resume="allow",
+            id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
+        )
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self.run.log({**numbers(row), "step": row["step"]})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger | None]] = {
+    "tensorboard": lambda run, config: TensorBoard(run) if config.log.tensorboard else None,
+    "wandb": lambda run, config: WeightsAndBiases(run, config) if config.log.wandb else None,
+}
+
+
+def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:
+    made = (factory(run, config) for factory in LOGGERS.values())
+    return [logger for logger in made if logger is not None]

@@ -1,0 +1,47 @@
+"""What a runtime tells while it runs. The command line shows it; a library call stays quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hacrl.config import Config
+from hacrl.store.rundir import RunDirectory
+
+
+class Observer(Protocol):
+    def started(self, config: Config, run: RunDirectory, step: int) -> None:
+        """The team is loaded; training goes on from `step`."""
+
+    def phase(self, text: str) -> None:
+        """What is being done now, in a few words."""
+
+    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A step is done; one metrics row an agent."""
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All agents were evaluated after `step` steps."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know (a corrupted checkpoint, say)."""
+
+    def finished(self) -> None: ...
+
+
+class Quiet:
+    """Says nothing but notes, as warnings."""
+
+    def started(self, config: Config, run: RunDirectory, step: int) -> None: ...
+
+    def phase(self, text: str) -> None: ...
+
+    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def note(self, text: str) -> None:
+        import warnings
+
+        warnings.warn(text, stacklevel=2)
+
+    def finished(self) -> None: ...

@@ -1,0 +1,118 @@
+"""The plan of a step: how many updates, which problems each takes, and the peers' floor at each.
+
+It is made from the configured sizes before any drop, so that every agent's number of updates and
+its floors are known beforehand: a part left empty by drops makes no update, but m advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from hacrl.errors import UserError
+from hacrl.noise import order_key
+from hacrl.types import Order, Sample, Update
+
+BLOCKS: dict[Order, tuple[str, ...]] = {
+    "own_first": ("own", "peers"),
+    "peers_first": ("peers", "own"),
+    "mixed": ("mixed",),
+}
+"""Of each order, the blocks that a step's samples are updated in."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and floors of every step of one learner.
+
+    Example: 128 prompts x 8 samples, one peer with the same, minibatch_samples=512:
+    Plan(prompts=128, parts=(("own", 2), ("peers", 2)), floors=(0.8, 0.825, 0.85, 0.875))
+    """
+
+    prompts: int
+    parts: tuple[tuple[str, int], ...]
+    """Blocks in order with the number of equal parts each is cut into."""
+    floors: tuple[float, ...]
+    """One for each update."""
+
+    def updates(
+        self, problem_ids: Iterable[str], seed: int, step: int, last: Collection[str] = ()
+    ) -> list[Update]:
+        """Split the step's problems, in seeded order but those of `last` behind the others, into the
+        planned updates."""
+        ordered = sorted(problem_ids, key=lambda p: (p in last, order_key(seed, step, p), p))
+        updates: list[Update] = []
+        for name, count in self.parts:
+            for part in _equal_parts(ordered, count):
+                m = len(updates)
+                updates.append(Update(m, len(self.floors), self.floors[m], name, tuple(part)))
+        return updates
+
+
+def make_plan(
+    *,
+    learner: str,
+    prompts: int,
+    samples_per_prompt: Mapping[str, int],
+    minibatch_samples: int,
+    order: Order,
+    shares: bool,
+    floor: float,
+    last_floor: float,
+    joined: bool = False,
+) -> Plan:
+    """The plan of `learner` in a team with these samples a prompt of every member. `joined`: peers'
+    samples join the updates of the own ones, so sizes and number are those of the learner alone."""
+    own = samples_per_prompt[learner]
+    peers = sum(g for name, g in samples_per_prompt.items() if name != learner) if shares else 0
+    if joined:
+        order, peers = "mixed", 0
+    groups = {"own": own, "peers": peers, "mixed": own + peers}  # samples of one prompt
+    blocks = [name for name in BLOCKS[order] if groups[name] > 0]
+    parts = tuple((name, ceil(prompts * groups[name] / minibatch_samples)) for name in blocks)
+    for name, count in parts:
+        if count > prompts:
+            raise UserError(
+                f"minibatch_samples = {minibatch_samples} is smaller than one whole group of the "
+                f"{name} block of agent {learner!r} ({groups[name]} samples a prompt): groups are never "
+                f"split. Set minibatch_samples to at least {groups[name]}."
+            )
+    return Plan(prompts, parts, _floors(sum(n for _, n in parts), floor, last_floor))
+
+
+def _floors(updates: int, floor: float, last_floor: float) -> tuple[float, ...]:
+    """floor(m) = 1 - delta + m * delta_step, reaching last_floor at the last planned update."""
+    if last_floor < floor or last_floor >= 1 or floor >= 1:
+        raise UserError(
+            f"the peers' floor must rise and stay below 1, but algorithm.floor = {floor} and "
+            f"algorithm.last_floor = {last_floor}: at 1 every peer sample would be clipped. "
+            "Set floor <= last_floor < 1, e.g. 0.8 and 0.875."
+        )
+    if updates == 1:
+        return (floor,)
+    step = (last_floor - floor) / (updates - 1)
+    return tuple(floor + m * step for m in range(updates))
+
+
+def _equal_parts(items: Sequence[str], count: int) -> list[Sequence[str]]:
+    """Consecutive parts whose sizes differ by at most one."""
+    edges = [round(i * len(items) / count) for i in range(count + 1)]
+    return [items[a:b] for a, b in pairwise(edges)]
+
+
+def replaced(samples: Iterable[Sample]) -> set[str]:
+    """Problems of which only peers' samples are left."""
+    own = {True: set[str](), False: set[str]()}
+    for s in samples:
+        own[s.is_own].add(s.problem_id)
+    return own[False] - own[True]
+
+
+def minibatch(samples: Sequence[Sample], update: Update) -> list[Sample]:
+    """The samples that this update takes, in the plan's problem order."""
+    position = {problem: i for i, problem in enumerate(update.problems)}
+    wanted = {"own": (True,), "peers": (False,), "mixed": (True, False)}[update.part]
+    chosen = [s for s in samples if s.problem_id in position and s.is_own in wanted]
+    return sorted(chosen, key=lambda s: position[s.problem_id])

@@ -1,0 +1,93 @@
+"""A member that is not there: it publishes what an agent of a stored run wrote."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hacrl.config import AgentConfig, Config
+from hacrl.errors import UserError
+from hacrl.store.pool import Pool, open_pool, shown
+from hacrl.store.rundir import RunDirectory
+from hacrl.tasks import Task
+from hacrl.train.agent import not_attempted
+from hacrl.types import Finish, Sampling, Trajectory
+
+
+class ReplayMember:
+    """For each problem of a step, the stored trajectories of that problem: those of the same step
+    where there are any, else the newest. A problem it never saw is "not attempted"."""
+
+    def __init__(
+        self, config: Config, agent: AgentConfig, *, task: Task, pool: Pool, verifier: str
+    ):
+        self.name, self.config, self.agent = agent.name, config, agent
+        self.task, self.pool = task, pool
+        assert agent.replay is not None
+        run = RunDirectory.open(Path(agent.replay))
+        self.stored = self._load(run, self._source(run.config()), verifier)
+
+    def _source(self, stored: Config) -> str:
+        names = [a.name for a in stored.agents]
+        wanted = self.agent.replay_agent or (names[0] if len(names) == 1 else None)
+        if wanted not in names:
+            raise UserError(
+                f"agent {self.name!r}: replay_agent = {self.agent.replay_agent!r}, but the run "
+                f"{self.agent.replay} has {', '.join(names)}. Name one of them."
+            )
+        return wanted
+
+    def _load(
+        self, run: RunDirectory, source: str, verifier: str
+    ) -> dict[str, dict[int, list[Trajectory]]]:
+        stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
+        pool = open_pool(run.config().pool.url, run.path, create=False)
+        for t in pool.rows(agent=source):
+            if t.finish is Finish.NOT_ATTEMPTED:
+                continue
+            if t.verifier != verifier:
+                raise UserError(
+                    f"agent {self.name!r}: the run {run.path} was judged by {t.verifier!r}, this one "
+                    f"judges by {verifier!r}; rewards of the two cannot be mixed."
+                )
+            stored[t.problem_id][t.step].append(t)
+        pool.dispose()
+        if not stored:
+            raise UserError(
+                f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r} "
+                f"(its pool is {shown(run.config().pool.url)}); there is nothing to replay."
+            )
+        return stored
+
+    def rollout(self, step: int) -> dict[str, Any]:
+        # What was published once stays, even if the stored run has grown since.
+        rows = list(self.pool.rows(agent=self.name, step=step)) or self._choose(step)
+        self.pool.publish(rows)
+        self.pool.arrive(step, self.name)
+        attempted = [t for t in rows if t.judged]
+        rewards = [t.reward for t in attempted]
+        return {
+            "reward": sum(rewards) / len(rewards) if rewards else None,
+            "rollouts": 0,
+            "replayed": len(attempted),
+            "not_attempted": sum(t.finish is Finish.NOT_ATTEMPTED for t in rows),
+        }
+
+    def _choose(self, step: int) -> list[Trajectory]:
+        rows: list[Trajectory] = []
+        problems = self.task.batch(step, self.config.prompts_per_step)
+        for problem in problems:
+            by_step = self.stored.get(problem.id, {})
+            found = by_step.get(step) or (by_step[max(by_step)] if by_step else [])
+            for i, t in enumerate(found[: self.config.samples_of(self.agent)]):
+                rows.append(replace(t, agent=self.name, step=step, index=i))
+            if not found:
+                rows.append(
+                    not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0))
+                )
+        return rows
+
+    def learn(self, step: int) -> dict[str, Any]:
+        return {}

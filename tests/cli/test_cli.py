@@ -1,0 +1,376 @@
+"""The command line, as a person meets it: good runs, and bad input with a way out.
+
+Most calls run in this process through the same app and the same error handling (`calm`); a few are
+real processes, because exit codes, signals and full disks are theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from hacrl.cli import app
+from hacrl.config import load_config
+from hacrl.pocket import pocket_path
+from hacrl.study.pocket_config import POCKET_TOML
+
+ROOT = Path(__file__).parents[2]
+HALVES = {"together": "hacpo", "alone": "gspo"}
+
+
+def team(**settings: Any) -> dict[str, Any]:
+    return {
+        "steps": 2,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 4,
+        "minibatch_samples": 16,
+        "max_prompt_tokens": 64,
+        "max_response_tokens": 16,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
+        "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
+        "evaluation": {"every": 1, "problems": 6, "samples": 2},
+        "checkpoint": {"every": 1},
+        "runtime": {"threads": 1, "device": "cpu"},
+        "log": {"tensorboard": False},
+        "agents": [
+            {"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4},
+            {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4},
+        ],
+        **settings,
+    }
+
+
+def write(path: Path, **settings: Any) -> Path:
+    path.write_text(tomli_w.dumps(team(**settings)))
+    return path
+
+
+def hacrl(*args: str | Path) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error) of a command in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception  # a bug: would be a traceback
+    return result.exit_code, result.stdout, result.stderr
+
+
+def refused(*args: str | Path) -> str:
+    """The message of a command that must fail as the user's mistake."""
+    code, _, message = hacrl(*args)
+    assert code == 2, message
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    assert "pydantic" not in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two agents and two steps."""
+    folder = tmp_path_factory.mktemp("cli")
+    code, out, err = hacrl("train", write(folder / "team.toml"), "--run", folder / "run")
+    assert code == 0, err
+    assert "step 2 of 2" in out
+    assert f"hacrl show {folder / 'run'} samples" in out
+    assert "reward wren" in err
+    assert "held out after step 0" in err
+    return folder / "run"
+
+
+# ---------------------------------------------------------------- looking at a run
+
+
+def test_show_prints_every_agent_and_writes_the_picture(run: Path, tmp_path: Path) -> None:
+    code, out, _ = hacrl("show", run, "--png", tmp_path / "curves.png")
+    assert code == 0
+    rows = [line for line in out.splitlines() if line.startswith(("wren", "finch"))]
+    assert len(rows) == 2
+    assert all(" 32 " in row for row in rows)  # rollouts: 2 steps x 4 prompts x 4 samples
+    assert all(" 4 " in row for row in rows)  # updates: 2 steps x (own + peers)
+    assert "reward of a step" in out
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_samples_show_what_the_files_say(run: Path) -> None:
+    """The first learner's first problem at step 1, each number against samples/wren and the pool."""
+    code, out, _ = hacrl("show", run, "samples", "--step", "1", "--agent", "wren", "--limit", "8")
+    assert code == 0
+    shown = [line.split() for line in out.splitlines() if line.startswith(("wren ", "finch "))]
+    problem = re.search(r"step 1, problem (\S+), as wren learned", out)
+    assert problem
+    stored = [json.loads(x) for x in (run / "samples/wren/step-000001.jsonl").open()]
+    rows = {(r["source"], str(r["index"])): r for r in stored if r["problem"] == problem[1]}
+    assert len(shown) == 8
+    assert rows
+    for author, index, _, _, ratio, advantage, weight, used, *_ in shown:
+        row = rows.get((author, index))
+        if row is None:
+            assert [ratio, advantage, weight] == ["-", "-", "-"]
+            continue
+        if row["ratio"] is None:  # advantage 0: the model never saw it
+            assert (ratio, row["advantage"]) == ("-", 0)
+        else:
+            assert float(ratio) == pytest.approx(row["ratio"], abs=5e-5)
+        assert float(advantage) == pytest.approx(row["advantage"], abs=5e-3)
+        assert float(weight) == pytest.approx(row["weight"], abs=5e-3)
+        assert used == ("yes" if row["used"] and row["advantage"] else "no")
+    alias = hacrl("samples", run, "--step", "1", "--agent", "wren", "--limit", "8")
+    assert alias[1] == out
+
+
+def test_samples_of_what_is_not_there(run: Path) -> None:
+    assert "--step 7: the run has stored steps 0 to 1" in refused("samples", run, "--step", "7")
+    assert "wren, finch" in refused("samples", run, "--agent", "emu")
+    assert "add-0-0" in refused("samples", run, "--problem", "add-0-0")
+
+
+def test_eval_repeats_the_run_s_own_evaluation(run: Path, tmp_path: Path) -> None:
+    """Same weights, same problems, same noise: the very same replies as after the last step."""
+    code, out, _ = hacrl("eval", run, "--agent", "wren", "--out", tmp_path)
+    assert code == 0
+    assert "wren" in out
+    own = (run / "evaluation/step-000002/wren/replies.jsonl").read_text()
+    assert (tmp_path / "held_out/wren/replies.jsonl").read_text() == own
+
+
+def test_export_makes_a_folder_that_loads_and_can_be_evaluated(run: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    code, out, _ = hacrl("export", run, "finch", folder, "--step", "1")
+    assert code == 0
+    assert "finch after step 1" in out
+    AutoTokenizer.from_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(folder)
+    config = run.parent / "team.toml"
+    code, out, _ = hacrl("eval", folder, "--config", config, "--out", tmp_path / "eval")
+    assert code == 0
+    assert "model" in out
+    assert "not empty" in refused("export", run, "finch", folder)
+    assert "wren, finch" in refused("export", run, "emu", tmp_path / "emu")
+    assert "at step 9" in refused("export", run, "wren", tmp_path / "wren", "--step", "9")
+
+
+def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
+    """Newest checkpoint of wren damaged: the run falls back to step 1, says so, and ends well."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    before = (copy / "metrics.jsonl").read_text()
+    weights = copy / "checkpoints/wren/step-000002/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, out, err = hacrl("resume", copy, "steps=3")
+    assert code == 0, err
+    assert "step 2 is corrupted" in err
+    assert "using step 1 instead" in err
+    assert "step 3 of 3" in out
+    assert (copy / "metrics.jsonl").read_text().startswith(before)
+    assert "only steps can" in refused("resume", copy, "seed=1")
+    assert "is not a run directory" in refused("resume", tmp_path)
+
+
+def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
+    code, out, _ = hacrl("doctor", ROOT / "configs/pocket.toml")
+    assert code == 0
+    for word in ("torch", "device", "pip install 'hacrl[wandb]'", "own + ", "heron", "ok  task"):
+        assert word in out
+    config = write(tmp_path / "a.toml")
+    code, out, err = hacrl("doctor", config, f"agents.wren.model={tmp_path / 'nowhere'}")
+    assert code == 2
+    assert "no  agent wren" in out
+    assert "agent wren" in err
+
+
+def test_the_demo_s_config_is_the_one_in_the_repository() -> None:
+    assert (ROOT / "configs/pocket.toml").read_text() == POCKET_TOML
+    assert [a.name for a in load_config(ROOT / "configs/pocket.toml").agents] == [
+        "wren",
+        "finch",
+        "heron",
+    ]
+
+
+def test_demo_compares_both_halves(tmp_path: Path) -> None:
+    """One short step: together here, alone in a second process, one table and one sentence."""
+    small = ["prompts_per_step=2", "evaluation.problems=6", "evaluation.samples=1"]
+    code, out, err = hacrl("demo", *small, "--steps", "1", "--run", tmp_path / "demo")
+    assert code == 0, err
+    rows = [
+        line.split() for line in out.splitlines() if line.startswith(("wren", "finch", "heron"))
+    ]
+    assert len(rows) == 3
+    assert all("16" in row for row in rows)  # rollouts: 2 prompts x 8
+    assert "Together the agents gained" in out
+    names = {half: load_config(tmp_path / "demo" / half / "config.toml") for half in HALVES}
+    assert {half: config.algorithm.name for half, config in names.items()} == HALVES
+    assert "holds a demo already" in refused("demo", "--run", tmp_path / "demo")
+
+
+def test_data_then_a_suite(tmp_path: Path) -> None:
+    """GSM8K's form into the uniform one, and a pocket model on it as a benchmark."""
+    source, target = tmp_path / "raw.jsonl", tmp_path / "gsm8k_test.jsonl"
+    rows = [{"q": f"{i}+1", "a": f"so\n#### {i + 1}"} for i in range(3)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ("--question", "q", "--answer", "a", "--answer-form", "hashes")
+    code, _, err = hacrl("data", source, target, *columns)
+    assert code == 0, err
+    assert [json.loads(x)["answer"] for x in target.open()] == ["1", "2", "3"]
+    suite = ("eval", "pocket:wren", "--suite", "math7", "--benchmarks", "gsm8k_test")
+    assert "--data" in refused(*suite)
+    code, out, err = hacrl(
+        *suite, "--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out"
+    )
+    assert code == 0, err
+    assert "GSM8K" in out
+    assert (tmp_path / "out/gsm8k_test/wren/replies.jsonl").is_file()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("agents.0.learning_rat=1e-4", ["agents.0.learning_rat", "did you mean 'learning_rate'"]),
+        ("algorithm.alhpa=1", ["algorithm.alhpa", "did you mean 'alpha'"]),
+        ("steps=many", ["steps", "'many'", "integer"]),
+        ("agents.1.name=wren", ["agents", "'wren'", "used twice"]),
+        ("minibatch_samples=3", ["minibatch_samples = 3", "at least 4"]),
+        ("algorithm.last_floor=1.0", ["last_floor", "below 1", "0.875"]),
+        ("algorithm.name=hocpo", ["algorithm.name", "'hocpo'", "hacpo, gspo"]),
+        ("verifier.kind=numbr", ["verifier", "'numbr'", "number"]),
+        ("task.kind=arithmetics", ["task.kind", "arithmetics", "jsonl"]),
+        ("runtime.device=cuda:99", ["cuda:99", "cpu"]),
+        ("agents.0.model=/no/such/folder", ["agent 'wren'", "/no/such/folder", "does not exist"]),
+        ("agents.0.model=pocket:owl", ["owl", "wren, finch, heron"]),
+        ("pool.url=redis://x", ["pool.url", "sqlite://"]),
+        ("steps", ["'steps'", "key=value"]),
+    ],
+)
+def test_bad_settings(tmp_path: Path, override: str, words: list[str]) -> None:
+    message = refused("train", write(tmp_path / "a.toml"), override, "--run", tmp_path / "run")
+    for word in words:
+        assert word in message
+
+
+def test_a_file_that_is_no_config(tmp_path: Path) -> None:
+    assert "does not exist" in refused("train", tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_text("steps = = 3\n")
+    assert "line 1" in refused("train", tmp_path / "b.toml")
+
+
+def test_model_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    no_tokenizer, no_end = tmp_path / "no_tokenizer", tmp_path / "no_end"
+    for folder in (no_tokenizer, no_end):
+        shutil.copytree(pocket_path("wren"), folder)
+    for path in no_tokenizer.glob("*token*"):
+        path.unlink()
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        content = json.loads((no_end / name).read_text())
+        content = {k: v for k, v in content.items() if not k.startswith("eos_token")}
+        (no_end / name).write_text(json.dumps(content))
+    config = write(tmp_path / "a.toml")
+    for folder, word in ((no_tokenizer, "tokenizer"), (no_end, "end token")):
+        message = refused("train", config, f"agents.0.model={folder}", "--run", tmp_path / "run")
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        assert "agent 'wren'" in message
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["a.jsonl", "empty"]),
+        ('{"question": "1+1", "answer": "2"}\n{"question": \n', ["a.jsonl", "2"]),
+        ('{"question": "1+1", "answer": "2"}\n{"answer": "2"}\n', ["a.jsonl", "2", "question"]),
+    ],
+)
+def test_bad_data(tmp_path: Path, content: str, words: list[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    config = write(tmp_path / "a.toml", task={"kind": "jsonl", "train": "a.jsonl"})
+    message = refused("train", config, "--run", tmp_path / "run")
+    for word in words:
+        assert word in message
+
+
+def test_a_directory_with_another_run(run: Path) -> None:
+    config = run.parent / "team.toml"
+    assert "seed is 0 there and 5 here" in refused("train", config, "seed=5", "--run", run)
+    assert f"hacrl resume {run}" in refused("train", config, "--run", run)
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def start(*args: str | Path, **options: Any) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hacrl", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def test_process_help_is_quick_and_bad_input_ends_with_2(tmp_path: Path) -> None:
+    """--help must not load torch: it takes a fraction of a second, loading torch takes several."""
+    modules = subprocess.run(
+        [sys.executable, "-c", "import sys, hacrl.cli; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        check=True,
+    )
+    assert modules.stdout.strip() == "False"
+    child = start("train", write(tmp_path / "a.toml"), "sedd=3")
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 2, err
+    assert "did you mean 'seed'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_process_full_disk(tmp_path: Path) -> None:
+    """No file may pass 100 kB, as on a full disk: the first checkpoint does not fit."""
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    config = write(tmp_path / "a.toml", evaluation={"problems": 0})
+    child = start("train", config, "--run", tmp_path / "run", preexec_fn=small_files)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 2, err
+    assert "Traceback" not in err
+    assert "error: " in err
+    assert str(tmp_path / "run") in err
+    assert "free space" in err
+
+
+def test_process_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    config = write(tmp_path / "a.toml", steps=500, evaluation={"problems": 0})
+    child = start("train", config, "--run", tmp_path / "run")
+    until = time.monotonic() + 300
+    while not (tmp_path / "run/metrics.jsonl").exists() or not (
+        (tmp_path / "run/metrics.jsonl").stat().st_size
+    ):
+        assert time.monotonic() < until
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 130
+    assert err.splitlines()[-1] == f"stopped; go on with `hacrl resume {tmp_path / 'run'}`"
+    assert "Traceback" not in err

@@ -1,0 +1,122 @@
+"""Bias and variance of the baselines, on cuts made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.capability import Capability, step_rewards
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
+from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
+
+Rewards = dict[str, tuple[float, ...]]
+
+
+def trajectory(agent: str, index: int, reward: float, status: Status = Status.OK) -> Trajectory:
+    return Trajectory(
+        problem_id="q",
+        task="t",
+        agent=agent,
+        index=index,
+        step=0,
+        policy_version=0,
+        turns=(Turn("assistant", "...", True),),
+        finish=Finish.STOP,
+        mean_logprob=-0.5,
+        num_tokens=3,
+        verdict=Verdict(reward, status),
+        verifier="exact/1",
+        sampling=Sampling(1.0, 32),
+        shareable=True,
+    )
+
+
+def group(rewards: Rewards, problem: str = "q") -> Group:
+    rows = [trajectory(a, i, r) for a in sorted(rewards) for i, r in enumerate(rewards[a])]
+    return Group(problem, "t", tuple(rows))
+
+
+K_J = Capability({("k", ""): 0.25, ("j", ""): 0.5})
+
+
+def test_the_three_baselines_of_a_group_by_hand() -> None:
+    """k right once of 4, j twice of 4, w(k,j) = 0.5: own 1/4, pooled 3/8, capability (1 + 0.5 x 2) / 8.
+    Variances of the rewards (ddof 1): 1/4 and 1/3. own 1/4 / 4; pooled (4 x 1/4 + 4 x 1/3) / 64;
+    capability (4 x 1/4 + 1/4 x 4 x 1/3) / 64."""
+    found = guesses(group({"k": (1, 0, 0, 0), "j": (1, 1, 0, 0)}), K_J, "k")
+    assert found["own"].value == 0.25 and found["own"].variance == pytest.approx(1 / 16)
+    assert found["pooled"].value == 0.375
+    assert found["pooled"].variance == pytest.approx((1 + 4 / 3) / 64)
+    assert found["capability"].value == 0.25
+    assert found["capability"].variance == pytest.approx((1 + 1 / 3) / 64)
+
+
+def test_the_capability_baseline_is_the_algorithms() -> None:
+    """Wherever the algorithm uses it: the rewards differ and the guard is not needed."""
+    hacpo = make_algorithm(AlgorithmSettings(), (0.0, 1.0))
+    for rewards in ({"k": (1, 0), "j": (1, 1, 0)}, {"k": (0, 0, 0), "j": (1, 0, 0), "i": (1, 1)}):
+        made = group(rewards)
+        for learner in rewards:
+            expected = hacpo.baseline(made, K_J, learner)
+            assert guesses(made, K_J, learner)["capability"].value == pytest.approx(expected)
+
+
+def test_what_was_not_judged_is_in_no_baseline() -> None:
+    rows = (
+        trajectory("j", 0, 1.0),
+        trajectory("k", 0, 1.0),
+        trajectory("k", 1, 0.0, Status.TIMEOUT),
+    )
+    found = guesses(Group("q", "t", rows), K_J, "k")
+    assert found["own"] == Guess(1.0, None)  # one reply: its variance is not known
+    assert guesses(Group("q", "t", rows[:1]), K_J, "k") == {}
+
+
+def test_bias_variance_and_spread_by_hand() -> None:
+    """Fresh replies: p 1 of 4 (0.25, noise 1/4 / 4), q 2 of 4 (0.5, noise 1/3 / 4). Guesses 0.25 and
+    0.75: errors 0 and 0.25, bias 1/8, standard error 0.25 / sqrt(2) / sqrt(2) = 1/8. Squares less
+    noise: -1/16 and 1/16 - 1/12, mean -1/24; less the mean variance 1/32: -7/96."""
+    guessed = {
+        "p": dict.fromkeys(("own", "pooled", "capability"), Guess(0.25, 0.0)),
+        "q": dict.fromkeys(("own", "pooled", "capability"), Guess(0.75, 1 / 16)),
+        "unseen": dict.fromkeys(("own", "pooled", "capability"), Guess(0.0, 1.0)),
+    }
+    found = baseline_metrics(guessed, {"p": (1, 0, 0, 0), "q": (1, 1, 0, 0), "unseen": (1,)})
+    assert found["diagnostics/fresh/problems"] == 2
+    assert found["diagnostics/fresh/reward"] == pytest.approx(0.375)
+    for name in ("own", "pooled", "capability"):
+        assert found[f"diagnostics/bias/{name}"] == pytest.approx(1 / 8)
+        assert found[f"diagnostics/bias_se/{name}"] == pytest.approx(1 / 8)
+        assert found[f"diagnostics/square_error/{name}"] == pytest.approx(-1 / 24)
+        assert found[f"diagnostics/variance/{name}"] == pytest.approx(1 / 32)
+        assert found[f"diagnostics/spread_squared/{name}"] == pytest.approx(-7 / 96)
+
+
+def measured(*problems: Rewards) -> dict[str, float | None]:
+    """Rewards that are what their authors score on the mean, and fresh replies just so."""
+    groups = {f"p{i}": group(rewards, f"p{i}") for i, rewards in enumerate(problems)}
+    capability = Capability(step_rewards(Snapshot(0, ("j", "k"), tuple(groups.values()))))
+    fresh = {p: problems[i]["k"] * 50 for i, p in enumerate(groups)}
+    return baseline_metrics({p: guesses(g, capability, "k") for p, g in groups.items()}, fresh)
+
+
+def test_the_theorem_on_a_weaker_learner() -> None:
+    """k scores 1/4 and 2/4, j twice that. Pooled is too high by (P_j - P_k) / 2 = 0.1875;
+    w = 1/2 brings j's rewards to k's level on each problem, so nothing is left."""
+    found = measured({"k": (1, 0, 0, 0), "j": (1, 1, 0, 0)}, {"k": (1, 1, 0, 0), "j": (1, 1, 1, 1)})
+    assert found["diagnostics/bias/own"] == pytest.approx(0)
+    assert found["diagnostics/bias/pooled"] == pytest.approx(0.1875)
+    assert found["diagnostics/bias/capability"] == pytest.approx(0)
+
+
+def test_the_theorem_holds_on_the_mean_not_problem_by_problem() -> None:
+    """Each strong where the other is weak: 3/4 and 1/4 against 1/4 and 3/4. P_k = P_j, w = 1: both
+    shared baselines are 1/2, off by -1/4 and +1/4. The mean is 0, the mean square 1/16; of it the
+    sampling variance (4 x 1/4 + 4 x 1/4) / 64 = 1/32 and the noise 200 (1/4 x 3/4) / 199 / 200 of the
+    fresh replies are taken off, though here they happen to be 0."""
+    found = measured({"k": (1, 1, 1, 0), "j": (1, 0, 0, 0)}, {"k": (1, 0, 0, 0), "j": (1, 1, 1, 0)})
+    for name in ("pooled", "capability"):
+        assert found[f"diagnostics/bias/{name}"] == pytest.approx(0)
+        squared = 1 / 16 - 3 / 16 / 199 - 1 / 32
+        assert found[f"diagnostics/spread_squared/{name}"] == pytest.approx(squared)

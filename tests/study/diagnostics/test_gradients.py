@@ -1,0 +1,200 @@
+"""Gradients by source, and displacements against what AdamW really does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig
+from hacrl.noise import stream_key
+from hacrl.policy.displacement import cosine, displace, dot, norm
+from hacrl.policy.policy import Policy
+from hacrl.sampling.sampler import Request
+from hacrl.study.diagnostics.gradients import Directions, blocks, directions
+from hacrl.train.plan import Plan, make_plan
+from hacrl.types import Message, Sample
+
+PROBLEMS = ("p", "q", "r", "s")
+
+
+def policy(model: Path, **changes: object) -> Policy:
+    settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, "weight_decay": 0.0}
+    return Policy(
+        AgentConfig.model_validate(settings | changes), device="cpu", temperature=1.0, beta=0.0
+    )
+
+
+def plan(order: str = "own_first", **samples: int) -> Plan:
+    return make_plan(
+        learner="a",
+        prompts=4,
+        samples_per_prompt=samples,
+        minibatch_samples=4,
+        order=order,
+        shares=True,
+        floor=0.8,
+        last_floor=0.875,
+    )
+
+
+def samples(p: Policy, source: str = "a", sign: float = 1.0, count: int = 4) -> list[Sample]:
+    """Replies of the policy itself, advantages alternating; `source` says who is said to be the
+    author."""
+    made = []
+    for i, problem in enumerate(PROBLEMS[:count]):
+        prompt = p.renderer.prompt([Message("user", problem * (i + 1))])
+        key = stream_key(0, "a", 0, problem, 0)
+        [reply] = p.sampler.sample([Request(prompt, key, 8 + i)], 1.0)
+        [scores] = p.score([(prompt, reply.token_ids)])
+        made.append(
+            Sample(
+                problem_id=problem,
+                index=0,
+                source=source,
+                is_own=source == "a",
+                token_ids=prompt + reply.token_ids,
+                loss_mask=(0,) * len(prompt) + (1,) * len(reply.token_ids),
+                behaviour=sum(scores) / len(scores),
+                old_logprobs=tuple(scores),
+                advantage=sign * (-1.0) ** (i // 2) * (1 + i),
+            )
+        )
+    return made
+
+
+def found(p: Policy, chosen: list[Sample], how: Plan, name: str = "naive") -> Directions:
+    algorithm = make_algorithm(AlgorithmSettings(name=name), (0.0, 1.0))
+    return directions(p, algorithm, blocks(how, chosen, PROBLEMS), "a")
+
+
+def test_products_by_hand() -> None:
+    """(3,4) . (4,3) = 24, both of norm 5; across two tensors they add up."""
+    a, b = {"x": torch.tensor([3.0, 4.0])}, {"x": torch.tensor([4.0, 3.0])}
+    assert (dot(a, b), norm(a), cosine(a, b)) == (24.0, 5.0, pytest.approx(0.96))
+    two = {"x": torch.tensor([[3.0]]), "y": torch.tensor([4.0])}
+    assert (norm(two), cosine(two, {k: -v for k, v in two.items()})) == (5.0, pytest.approx(-1))
+    assert cosine(a, {"x": torch.zeros(2)}) is None
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1.0, 1.0), (-1.0, -1.0)])
+def test_cosine_of_a_peer_that_says_the_same_or_the_opposite(
+    sign: float, expected: float, llama: Path
+) -> None:
+    """The same replies at s = 1 under another name, rewarded alike or the other way round."""
+    p = policy(llama)
+    made = found(p, samples(p) + samples(p, "b", sign), plan(a=1, b=1)).metrics
+    assert made["diagnostics/cosine/b"] == pytest.approx(expected, abs=1e-4)
+    norms = [made[f"diagnostics/gradient_norm/{s}"] for s in "ab"]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3) and norms[0] > 0
+    assert abs(made["diagnostics/cosine/a"]) < 0.99  # other problems, other gradients
+
+
+def test_halves_of_equal_problems_have_cosine_one(llama: Path) -> None:
+    p = policy(llama)
+    one = samples(p, count=1)[0]
+    made = found(p, [replace(one, problem_id=q) for q in PROBLEMS], plan(a=1), "gspo").metrics
+    assert made["diagnostics/cosine/a"] == pytest.approx(1, abs=1e-5)
+
+
+def test_shares_of_a_block_add_up_to_its_gradient(llama: Path) -> None:
+    p = policy(llama)
+    chosen = samples(p) + samples(p, "b", -0.5) + samples(p, "c", 2.0)
+    [block] = blocks(plan("mixed", a=1, b=1, c=1), chosen, PROBLEMS)
+    loss = make_algorithm(AlgorithmSettings(name="naive"), (0.0, 1.0)).loss
+    whole = p.gradient(block.samples, range(12), loss, block.update)
+    parts = [
+        p.gradient(
+            block.samples,
+            [i for i in range(12) if block.samples[i].source == s],
+            loss,
+            block.update,
+        )
+        for s in "abc"
+    ]
+    assert norm(whole) > 0
+    for name, tensor in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts), tensor, rtol=1e-4, atol=1e-6)
+
+
+def weights(p: Policy) -> dict[str, torch.Tensor]:
+    return {n: m.detach().clone() for n, m in p.master.items()}
+
+
+@pytest.mark.parametrize("limit", [1e9, 0.01])
+@pytest.mark.parametrize("before", [0, 3])
+def test_displacement_is_what_adamw_does(before: int, limit: float, llama: Path) -> None:
+    """Without a first moment (b1 = 0) an update's displacement is the update itself: at the first,
+    after three others, and with the gradient clipped. Where the gradient is next to nothing AdamW's
+    eps decides, so those entries are compared loosely."""
+    p = policy(llama, betas=(0.0, 0.99), max_grad_norm=limit)
+    loss = make_algorithm(AlgorithmSettings(name="grpo"), (0.0, 1.0)).loss
+    chosen = samples(p)
+    [block] = blocks(plan(a=1), chosen, PROBLEMS)
+    for i in range(before):
+        p.update(chosen[i:], loss, block.update)
+    gradient = p.gradient(chosen, range(4), loss, block.update)
+    displace(p, [(1, [gradient])])
+    start = weights(p)
+    p.update(chosen, loss, block.update)
+    moved = {n: m - start[n] for n, m in weights(p).items()}
+    assert cosine(moved, gradient) == pytest.approx(1, abs=1e-4)
+    assert norm(gradient) == pytest.approx(norm(moved), rel=1e-3)
+
+
+def test_the_whole_effect_through_momentum(llama: Path) -> None:
+    """With b1 = 0.9 an update shows a tenth of its gradient at once and the rest later: after many
+    updates with gradient zero the weights have moved by the displacement (b2 near 1: v stays)."""
+    p = policy(llama, betas=(0.9, 0.999999), max_grad_norm=1e9)
+    loss = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0)).loss
+    chosen = samples(p)
+    [block] = blocks(plan(a=1), chosen, PROBLEMS)
+    for _ in range(50):  # bias corrections must be over
+        p.update(chosen, loss, block.update)
+    nothing = [replace(s, advantage=0.0) for s in chosen]
+    for _ in range(150):
+        p.update(nothing, loss, block.update, zero_advantage_is_zero_loss=True)
+    fresh = [replace(s, behaviour=_mean(p, s)) for s in chosen]
+    gradient = p.gradient(fresh, range(4), loss, block.update)
+    displace(p, [(1, [gradient])])
+    start = weights(p)
+    p.update(fresh, loss, block.update)
+    for _ in range(100):
+        p.update(nothing, loss, block.update, zero_advantage_is_zero_loss=True)
+    moved = {n: m - start[n] for n, m in weights(p).items()}
+    assert cosine(moved, gradient) > 0.999
+    # v^ = v / (1 - b2^t) is nearly v / t here, and t rises by ten while the effect comes: 3 percent
+    assert norm(moved) == pytest.approx(norm(gradient), rel=0.1)
+
+
+def _mean(p: Policy, s: Sample) -> float:
+    n = len(s.token_ids) - s.num_reply_tokens
+    [scores] = p.score([(s.token_ids[:n], s.token_ids[n:])])
+    return sum(scores) / len(scores)
+
+
+def test_a_check_of_gradients_changes_nothing(llama: Path) -> None:
+    """Weights, optimizer and the next update are the same with it and without."""
+    loss = make_algorithm(AlgorithmSettings(name="naive"), (0.0, 1.0)).loss
+    ends, reports = [], []
+    for checked in (False, True):
+        p = policy(llama)
+        chosen = samples(p) + samples(p, "b", -1.0)
+        [own, peers] = blocks(plan(a=1, b=1), chosen, PROBLEMS)
+        p.update(own.samples, loss, own.update)
+        if checked:
+            before = p.snapshot(0)
+            found(p, chosen, plan(a=1, b=1))
+            after = p.snapshot(0)
+            assert after.state == before.state
+            for kind in ("model", "optimizer"):
+                for name, tensor in getattr(before, kind).items():
+                    assert torch.equal(tensor, getattr(after, kind)[name])
+        reports.append(p.update(peers.samples, loss, peers.update))
+        ends.append(weights(p))
+    assert reports[0] == reports[1]
+    assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])

@@ -1,0 +1,360 @@
+"""The suite with pocket models on benchmark files made here; figures counted by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from hacrl.config import AgentConfig
+from hacrl.errors import UserError
+from hacrl.policy.policy import Policy
+from hacrl.study.benchmarks import (
+    Benchmark,
+    Contestant,
+    Suite,
+    SuiteSettings,
+    contestants_of,
+    count_figures,
+    evaluate_suite,
+    find_suite,
+    load_problems,
+    read_suite,
+    recount,
+    recount_suite,
+)
+from hacrl.train.run import start
+from hacrl.verify import VerifierConfig
+
+SUMS = Suite(
+    "sums", (Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")), prompt="{question}"
+)
+NUMBER = VerifierConfig(kind="number", options={"which": "first"}, workers=1, timeout=300)
+SETTINGS = SuiteSettings(max_response_tokens=24, verifier=NUMBER)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """easy: twelve one-digit sums; hard: five, gzip-packed, the last too long for a context of 512."""
+    folder = tmp_path_factory.mktemp("data")
+    easy = [(a, b) for a in (2, 3, 5) for b in (1, 4, 6, 7)]
+    hard = [(17, 25), (38, 44), (61, 29), (13, 58)]
+    for name, pairs in (("easy.jsonl", easy), ("hard.jsonl.gz", hard)):
+        rows = [
+            {"id": f"{name[:4]}-{i}", "question": f"{a}+{b}", "answer": str(a + b)}
+            for i, (a, b) in enumerate(pairs)
+        ]
+        if name.startswith("hard"):
+            rows.append({"id": "hard-long", "question": "1+" * 600 + "1", "answer": "601"})
+        write_rows(folder / name, rows)
+    return folder
+
+
+def pocket(name: str, **settings: Any) -> Contestant:
+    agent = AgentConfig(name=name, model=f"pocket:{name}", learn=False, **settings)
+    return Contestant(agent, lambda: Policy(agent, device="cpu", temperature=1.0, beta=0.0))
+
+
+def never(name: str) -> Contestant:
+    """An agent that must not be loaded."""
+
+    def load() -> Policy:
+        raise AssertionError(f"{name} was loaded")
+
+    return Contestant(AgentConfig(name=name, model=f"pocket:{name}", learn=False), load)
+
+
+@pytest.fixture(scope="module")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("suite") / "out"
+    evaluate_suite([pocket("wren"), pocket("finch")], SUMS, data, out, SETTINGS)
+    return out
+
+
+def row(problem: str, index: int, status: str | None, detail: str = "", **other: Any) -> dict:
+    reward = {"ok": 1.0, "wrong": 0.0, "unparsed": 0.0, None: 0.0}.get(status)
+    finish = "stop" if status else "not_attempted"
+    base = {"problem": problem, "index": index, "status": status, "detail": detail}
+    return {**base, "reward": reward, "finish": finish, "tokens": 10 if status else 0, **other}
+
+
+# ---------------------------------------------------------------- figures by hand
+
+
+ROWS = [
+    # p: right, wrong, wrong: avg 1/3, best 1; answers 5, 6, 6: the majority is wrong
+    row("p", 0, "ok", "5", tokens=4),
+    row("p", 1, "wrong", "6", finish="length", tokens=8),
+    row("p", 2, "wrong", "6"),
+    # q: one answer in three, and it is right: avg 1/3, best 1, majority 1
+    row("q", 0, "unparsed", "no answer in the reply"),
+    row("q", 1, "ok", "7"),
+    row("q", 2, "unparsed", "no answer in the reply"),
+    # r: one judged of three, wrong
+    row("r", 0, "timeout", "no verdict within 5 s"),
+    row("r", 1, "wrong", "1"),
+    row("r", 2, "error", "ValueError"),
+    # s: none judged: left out
+    *(row("s", i, "timeout") for i in range(3)),
+    # t: too long for the agent: not solved
+    *(row("t", i, None) for i in range(3)),
+]
+
+
+def test_figures_by_hand() -> None:
+    """Scores over p, q, r, t: avg (1/3, 1/3, 0, 0), best (1, 1, 0, 0), maj (0, 1, 0, 0). pass@1 is
+    avg@1 of 0/1 rewards: 1/6. pass@2 over those with two judged replies (p, q, t):
+    1 - C(2,2)/C(3,2) = 2/3 twice and 0: 4/9. pass@3: (1 + 1 + 0) / 3. 12 replies; one was cut."""
+    found = count_figures(ROWS)
+    assert (found.problems, found.samples, found.replies) == (5, 3, 12)
+    assert found.avg.mean == pytest.approx(1 / 6)
+    assert found.avg.method == "bootstrap" and found.avg.count == 4
+    assert (found.best.mean, found.best.method) == (0.5, "wilson")
+    assert found.majority.mean == 0.25
+    assert dict(found.passes) == pytest.approx({1: 1 / 6, 2: 4 / 9, 3: 2 / 3})
+    assert found.verdicts == {"ok": 2, "wrong": 3, "unparsed": 2, "timeout": 4, "error": 1}
+    assert (found.not_attempted, found.unjudged) == (1, 1)
+    assert found.reply_tokens == pytest.approx((4 + 8 + 10 * 10) / 12)
+    assert found.reply_tokens_median == 10
+    assert found.truncated == pytest.approx(1 / 12)
+
+
+def test_order_of_lines_does_not_matter() -> None:
+    """Ties go to the first index, not to the first line."""
+    tie = [row("p", 0, "wrong", "6"), row("p", 1, "ok", "5")]
+    assert count_figures(tie).majority.mean == 0.0
+    assert count_figures(tie[::-1]).majority.mean == 0.0
+
+
+def test_a_broken_verifier_is_no_zero() -> None:
+    with pytest.raises(UserError, match=r"none of the 2 replies could be judged.*boom"):
+        count_figures([row("p", 0, "error", "boom"), row("q", 0, "error", "boom")])
+
+
+# ---------------------------------------------------------------- a whole suite
+
+
+def test_what_is_written(done: Path, data: Path) -> None:
+    result = read_suite(done)
+    assert result.agents == ["wren", "finch"] and result.benchmarks == ["easy", "hard"]
+    easy, hard = result.cell("easy", "wren"), result.cell("hard", "wren")
+    assert easy is not None and hard is not None
+    assert (easy.label, hard.label) == ("avg@1", "best@4")
+    assert easy.settings["temperature"] == 0.0 and hard.settings["temperature"] == 1.0
+    assert easy.verifier == "number/1"
+    assert hard.figures.not_attempted == 1 and hard.figures.problems == 5
+    assert hard.figures.replies == 16
+    lines = [json.loads(x) for x in (done / "hard" / "wren" / "replies.jsonl").open()]
+    assert len(lines) == 20  # the problem that is too long has its four empty lines
+    assert [x["index"] for x in lines[:4]] == [0, 1, 2, 3]
+    assert not list(done.rglob("*.partial.jsonl"))
+    table = (done / "summary.md").read_text()
+    assert "| wren" in table and "| finch" in table and "best@4" in table
+
+
+def test_recount_equals_result(done: Path) -> None:
+    """All figures again from the replies on disk; and avg@k once more without our own counting."""
+    assert recount_suite(done) == read_suite(done)
+    for cell in read_suite(done).cells:
+        assert recount(done / cell.benchmark / cell.agent) == cell.figures
+        scores: dict[str, list[float]] = {}
+        for line in (done / cell.benchmark / cell.agent / "replies.jsonl").open():
+            reply = json.loads(line)
+            scores.setdefault(reply["problem"], []).append(reply["reward"])
+        assert cell.figures.avg.mean == pytest.approx(fmean(map(fmean, scores.values())))
+        assert cell.figures.best.mean == pytest.approx(fmean(map(max, scores.values())))
+
+
+def test_recount_notices_a_changed_reply(done: Path, tmp_path: Path) -> None:
+    lines = (done / "easy" / "wren" / "replies.jsonl").read_text().splitlines()
+    changed = json.loads(lines[0])
+    changed["reward"] = 1.0 - changed["reward"]
+    (tmp_path / "replies.jsonl").write_text("\n".join([json.dumps(changed), *lines[1:]]) + "\n")
+    stored = read_suite(done).cell("easy", "wren")
+    assert stored is not None and recount(tmp_path).avg != stored.figures.avg
+
+
+def test_finished_cells_are_not_run_again(done: Path, data: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in done.rglob("re*.json*")}
+    again = evaluate_suite([never("wren"), never("finch")], SUMS, data, done, SETTINGS)
+    assert again == read_suite(done)
+    assert before == {p: p.stat().st_mtime_ns for p in done.rglob("re*.json*")}
+
+
+def test_a_broken_off_cell_goes_on(done: Path, data: Path, tmp_path: Path) -> None:
+    """As a kill leaves it: some whole problems, one with two of four replies, and a torn line. Only
+    the missing problems are asked, and the end is the unbroken one."""
+    lines = (done / "hard" / "wren" / "replies.jsonl").read_text().splitlines(keepends=True)
+    folder = tmp_path / "hard" / "wren"
+    folder.mkdir(parents=True)
+    settings = (done / "hard" / "wren" / "settings.json").read_text()
+    (folder / "settings.json").write_text(settings)
+    kept = json.loads(lines[0])
+    kept["reply"] = "kept"
+    partial = [json.dumps(kept) + "\n", *lines[1:6], lines[6][:20]]
+    (folder / "replies.partial.jsonl").write_text("".join(partial))
+    said: list[str] = []
+    only_hard = SuiteSettings(("hard",), max_response_tokens=24, verifier=NUMBER, chunk_replies=8)
+    result = evaluate_suite([pocket("wren")], SUMS, data, tmp_path, only_hard, said.append)
+    assert said[0] == "wren, Hard: 3 of 5 problems x 4 to do"
+    whole = read_suite(done).cell("hard", "wren")
+    assert whole is not None and result.cells[0].figures == whole.figures
+    resumed = (folder / "replies.jsonl").read_text().splitlines(keepends=True)
+    assert json.loads(resumed[0])["reply"] == "kept"
+    assert resumed[1:] == lines[1:]
+
+
+def test_chunks_change_nothing(done: Path, data: Path, tmp_path: Path) -> None:
+    small = SuiteSettings(max_response_tokens=24, verifier=NUMBER, chunk_replies=5)
+    evaluate_suite([pocket("wren")], SUMS, data, tmp_path, small)
+    for name in ("easy", "hard"):
+        ours = (tmp_path / name / "wren" / "replies.jsonl").read_text()
+        assert ours == (done / name / "wren" / "replies.jsonl").read_text()
+    times = [json.loads(x) for x in (tmp_path / "times.jsonl").open()]
+    assert sum(t["replies"] for t in times if t["benchmark"] == "easy") == 12
+
+
+def test_other_settings_are_refused(done: Path, data: Path) -> None:
+    other = SuiteSettings(max_response_tokens=25, verifier=NUMBER)
+    with pytest.raises(UserError, match="max_response_tokens = 24, and 25 is asked for now"):
+        evaluate_suite([never("wren")], SUMS, data, done, other)
+
+
+def test_agents_of_two_calls_stand_side_by_side(data: Path, tmp_path: Path) -> None:
+    easy = SuiteSettings(("easy",), 3, max_response_tokens=24, verifier=NUMBER)
+    evaluate_suite([pocket("wren")], SUMS, data, tmp_path, easy)
+    both = evaluate_suite([pocket("finch")], SUMS, data, tmp_path, easy)
+    assert both.agents == ["finch", "wren"]
+    longer = SuiteSettings(("easy",), 3, max_response_tokens=30, verifier=NUMBER)
+    alone = evaluate_suite([pocket("heron")], SUMS, data, tmp_path, longer)
+    assert alone.agents == ["heron"]  # not comparable with the others
+
+
+def test_a_begun_reply_is_judged_with_its_beginning(data: Path, tmp_path: Path) -> None:
+    """The begun reply holds the number that the verifier reads first: every reply becomes wrong or
+    right by it alone."""
+    begun = pocket("wren", reply_start="42 ")
+    hard = SuiteSettings(("hard",), max_response_tokens=8, verifier=NUMBER)
+    evaluate_suite([begun], SUMS, data, tmp_path, hard)
+    for line in (tmp_path / "hard" / "wren" / "replies.jsonl").open():
+        reply = json.loads(line)
+        if reply["finish"] != "not_attempted":
+            assert reply["reward"] == float(reply["answer"] == "42")
+
+
+# ---------------------------------------------------------------- problems
+
+
+def test_the_sample_is_fixed_and_nested(data: Path) -> None:
+    easy = SUMS.benchmarks[0]
+    every = [p.id for p in load_problems(easy, data)]
+    five = [p.id for p in load_problems(easy, data, most=5)]
+    three = [p.id for p in load_problems(easy, data, most=3)]
+    assert len(five) == 5 and set(three) < set(five) < set(every)
+    assert five == [p for p in every if p in five]  # the file's order
+    assert five == [p.id for p in load_problems(easy, data, most=5)]
+    assert five != [p.id for p in load_problems(easy, data, most=5, seed=1)]
+    assert [p.id for p in load_problems(easy, data, most=500)] == every
+
+
+def test_the_prompt_asks_for_a_box(data: Path) -> None:
+    problem = load_problems(SUMS.benchmarks[0], data)[0]
+    assert problem.messages[0].content == (
+        "2+1\nReason step by step and put the final answer in \\boxed{}."
+    )
+    assert problem.task == "easy"
+
+
+def test_math7_is_the_papers() -> None:
+    suite = find_suite("math7")
+    assert [b.name for b in suite.benchmarks] == [
+        "math500", "math_test", "gsm8k_test", "aime25", "amc23", "minerva", "olympiadbench",
+    ]  # fmt: skip
+    figures = {b.name: (b.samples, b.headline) for b in suite.benchmarks}
+    assert figures.pop("aime25") == (30, "best")
+    assert set(figures.values()) == {(1, "avg")}
+    assert SuiteSettings().max_response_tokens == 8196
+    assert SuiteSettings().verifier.kind == "math"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (SuiteSettings(("medium",)), "'medium' is not in the suite 'sums'; there are: easy, hard"),
+        (SuiteSettings(samples={"medium": 2}), "'medium' is not in the suite"),
+        (SuiteSettings(temperature=0.0), "Hard: temperature 0 gives 4 equal replies"),
+        (SuiteSettings(problems=0), "problems = 0"),
+        (SuiteSettings(prompt="Hello"), "names no column"),
+    ],
+)
+def test_what_is_refused(settings: SuiteSettings, message: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluate_suite([never("wren")], SUMS, data, tmp_path, settings)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no easy\.jsonl or easy\.jsonl\.gz for Easy"):
+        evaluate_suite([never("wren")], SUMS, tmp_path, tmp_path / "out")
+
+
+def test_unknown_suite() -> None:
+    with pytest.raises(UserError, match="'math8' is unknown; there are: math7"):
+        find_suite("math8")
+
+
+# ---------------------------------------------------------------- who is evaluated
+
+
+def test_a_model_as_it_stands() -> None:
+    (found,) = contestants_of("pocket:heron", ["system=Be brief.", "sampler_rows=7"])
+    assert (found.agent.name, found.agent.model, found.step) == ("heron", "pocket:heron", 0)
+    assert (found.agent.system, found.agent.sampler_rows) == ("Be brief.", 7)
+    assert not found.agent.learns
+    (hub,) = contestants_of("Qwen/Qwen3-1.7B-Base")
+    assert hub.agent.name == "Qwen3-1.7B-Base"
+    with pytest.raises(UserError, match=r"pocket:heron: sistem: .*not permitted"):
+        contestants_of("pocket:heron", ["sistem=x"])
+    with pytest.raises(UserError, match="no agents and no checkpoints"):
+        contestants_of("pocket:heron", step=3)
+
+
+def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
+    """A learner at its checkpoint and a frozen member, side by side."""
+    run = tmp_path / "run"
+    start(
+        {
+            "steps": 1,
+            "prompts_per_step": 3,
+            "samples_per_prompt": 2,
+            "minibatch_samples": 12,
+            "max_prompt_tokens": 64,
+            "max_response_tokens": 24,
+            "task": {"kind": "arithmetic"},
+            "verifier": {"kind": "number", "workers": 1, "timeout": 300},
+            "evaluation": {"problems": 0},
+            "runtime": {"device": "cpu", "threads": 1},
+            "log": {"tensorboard": False},
+            "agents": [
+                {"name": "pupil", "model": "pocket:wren", "learning_rate": 1e-3},
+                {"name": "teacher", "model": "pocket:finch", "learn": False},
+            ],
+        },
+        run,
+    )
+    both = contestants_of(str(run), ["runtime.device=cpu"])
+    assert [(c.agent.name, c.step) for c in both] == [("pupil", 1), ("teacher", 0)]
+    easy = SuiteSettings(("easy",), max_response_tokens=24, verifier=NUMBER)
+    result = evaluate_suite(both, SUMS, data, tmp_path / "out", easy)
+    assert result.agents == ["pupil", "teacher"]
+    assert [cell.settings["step"] for cell in result.cells] == [1, 0]
+    assert [c.agent.name for c in contestants_of(str(run), agent="teacher")] == ["teacher"]

@@ -1,0 +1,298 @@
+"""What `doctor` says of memory, by hand and against what a step allocates."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from hacrl.algorithms import make_algorithm
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.config import AgentConfig, parse_config
+from hacrl.pocket import pocket_path
+from hacrl.policy import head, offload
+from hacrl.policy.policy import Policy
+from hacrl.study.doctor import doctor
+from hacrl.study.doctor.activations import measure
+from hacrl.study.doctor.memory import Need, device_peak, estimate_need
+from hacrl.types import Sample, Update
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")  # sizes alone: none is needed
+
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+}
+
+
+def config(*agents: dict, **changes):
+    return parse_config(
+        {
+            "steps": 1,
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+            "minibatch_samples": 16,
+            "max_prompt_tokens": 70,
+            "max_response_tokens": 30,
+            "task": {"kind": "arithmetic"},
+            "verifier": {"kind": "number"},
+            "agents": [{"name": f"a{i}", **a} for i, a in enumerate(agents)],
+            **changes,
+        }
+    )
+
+
+def need_of(folder: Path, device: torch.device = CPU, whole: float | None = None, **agent) -> Need:
+    made = config({"model": str(folder), **agent})
+    need = estimate_need(made, made.agents[0], str(folder), device, whole)
+    assert need is not None
+    return need
+
+
+def test_weights_optimizer_and_cache_by_hand() -> None:
+    """float32: 4 bytes a weight, two moments of 4; bfloat16: 2, and a master of 4 besides. Keys and
+    values of 16 rows: on the CPU of 100 tokens each; on a GPU of 2 + 1 pages of 64, and 4 prompts' 2,
+    but at most a fifth of the device."""
+    folder = pocket_path("wren")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    count, shape = sum(p.numel() for p in model.parameters()), model.config
+    token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
+    need = need_of(folder)
+    assert (need.parameters, need.weights, need.waiting) == (count, 4 * count, 8 * count)
+    assert need.gradients == 4 * count
+    assert need.cache == 16 * 100 * token * 4
+    half = need_of(folder, CUDA, 1e15)
+    assert (half.weights, half.waiting) == (2 * count, 12 * count)
+    assert half.cache == (16 * 3 + 4 * 2) * 64 * token * 2
+    assert need_of(folder, CUDA, 1e6).cache == need_of(folder, CPU, 1e6).cache == pytest.approx(2e5)
+    frozen = need_of(folder, learn=True, lora={"rank": 4})
+    assert frozen.weights == 4 * count
+    assert frozen.waiting < 8 * 0.2 * count
+
+
+def test_a_frozen_member_learns_nothing() -> None:
+    made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "learn": False})
+    need = estimate_need(made, made.agents[1], str(pocket_path("finch")), CPU, None)
+    assert need is not None
+    assert (need.waiting, need.learning) == (0, 0)
+
+
+BIG = Need(
+    parameters=1, weights=10, waiting=60, gradients=20, batch=50, step=30, cache=8, sampling=5,
+    offload="auto",
+)  # fmt: skip
+SMALL = replace(BIG, weights=4, waiting=24, batch=40, step=10)
+
+
+def test_a_devices_peak_by_hand() -> None:
+    """Alone: 10 + 60 + its cache of 8 + the larger of batch and step, 50. Together the other rests
+    with 4 + 24, or 4 where it waits on the host: with `auto` where 10 + 60 + 4 + 24 + 8 = 106 is more
+    than two thirds of the device. On a CPU the cache is not kept while an agent learns."""
+    assert device_peak({"big": BIG}, None, True).bytes == 128
+    assert device_peak({"big": BIG}, None, False).bytes == 120
+    both = {"big": BIG, "small": SMALL}
+    peak = device_peak(both, 160.0, True)
+    assert (peak.bytes, peak.when, peak.parked) == (156, "big learns", False)
+    peak = device_peak(both, 158.0, True)
+    assert (peak.bytes, peak.when, peak.parked) == (132, "big learns", True)
+    never = {name: replace(n, offload="none") for name, n in both.items()}
+    assert device_peak(never, 158.0, True).bytes == 156
+    asleep = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
+    peak = device_peak(asleep, None, True)
+    assert (peak.bytes, peak.when) == (10 + 4 + 8 + 5, "small samples")
+
+
+H200 = 150e9
+QWEN3 = {  # hidden size, layers, query heads, inner size; 8 key heads of 128
+    "0.6B": (1024, 28, 16, 3072),
+    "1.7B": (2048, 28, 16, 6144),
+    "4B": (2560, 36, 32, 9728),
+}
+
+
+@dataclass(eq=False)
+class OnGpu:
+    """An agent of known sizes, and what it has there at rest beside its weights."""
+
+    need: Need
+    here: float
+    device: torch.device = CUDA
+
+    def absent_bytes(self) -> int:
+        return round(self.need.waiting - self.here)
+
+    def step_aside(self) -> None: ...
+
+
+@pytest.mark.parametrize(("shapes", "parks"), [(("1.7B", "4B"), True), (("0.6B", "1.7B"), False)])
+def test_a_run_parks_where_doctor_says_so(
+    shapes: tuple[str, str], parks: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """The paper's batch on one H200. Whatever of the two is there when the decision is made: all but
+    the second's moments, the first parked, or the second. (1.7B + 4B at rest: 5.74e9 x 14 bytes and a
+    fifth of the device for keys and values, 110 GB; 0.6B + 1.7B: 62 GB; two thirds are 100 GB.)"""
+    for shape, (hidden, layers, heads, inner) in QWEN3.items():
+        Qwen3Config(
+            vocab_size=151936,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=inner,
+            tie_word_embeddings=True,
+        ).save_pretrained(tmp_path / shape)
+    made = config(
+        *({"model": str(tmp_path / shape), "microbatch_tokens": 6144} for shape in shapes),
+        prompts_per_step=128,
+        samples_per_prompt=8,
+        minibatch_samples=512,
+        max_prompt_tokens=300,
+        max_response_tokens=4096,
+    )
+    needs = [estimate_need(made, agent, agent.model, CUDA, H200) for agent in made.agents]
+    peak = device_peak(dict(zip(shapes, needs, strict=True)), H200, True)
+    assert peak.parked == parks
+    assert peak.bytes < H200
+    cache = max(n.cache for n in needs)
+    first, second = (OnGpu(n, 0) for n in needs)
+    monkeypatch.setattr(offload, "_tenants", weakref.WeakSet())
+    for tenant in (first, second):
+        offload.move_in(tenant)
+    whole = [n.waiting for n in needs]
+    for first.here, second.here in ((whole[0], whole[1] / 3), (0, whole[1]), (whole[0], 0), whole):
+        used = cache + sum(t.need.weights + t.here for t in (first, second))
+        monkeypatch.setattr(offload, "memory_in_use", lambda device, n=used: (round(n), H200))
+        assert offload.short_of_memory(torch.device("cuda:0")) == parks
+
+
+class Tracked(TorchDispatchMode):
+    """Bytes of all tensors that are alive, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._seen:
+            size = storage.nbytes()
+            self._seen[storage] = True
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "gradient_checkpointing": True},
+        {"dtype": "bfloat16", "lora": {"rank": 4}},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_an_update_allocates_what_was_told(
+    family: str, changes: dict, request, monkeypatch
+) -> None:
+    """Sixteen sequences as long as allowed, in micro-batches of four; the second update finds moments.
+    A chunk of logits is 8 tokens' here, so that it is not all that counts."""
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 8 * 258 * 12)
+    folder = request.getfixturevalue(family)
+    need = need_of(folder, microbatch_tokens=400, **changes)
+    agent = AgentConfig(name="a", model=str(folder), microbatch_tokens=400, **changes)
+    policy = Policy(agent, device="cpu", temperature=1.0, beta=0.0)
+    samples = [
+        Sample(
+            problem_id="p",
+            index=i,
+            source="a",
+            is_own=True,
+            token_ids=tuple((3 * t + i) % 250 for t in range(100)),
+            loss_mask=(0,) * 70 + (1,) * 30,
+            behaviour=-math.log(250),
+            advantage=1.0,
+        )
+        for i in range(16)
+    ]
+    settings = AlgorithmSettings(name="gspo", epsilon_low=0.999, epsilon_high=1e6)
+    loss = make_algorithm(settings, (0.0, 1.0)).loss
+    tracked = Tracked()
+    for tensor in (*policy.model.parameters(), *policy.master.values()):
+        tracked.add(tensor)
+    with tracked:
+        for _ in range(2):
+            policy.update(samples, loss, Update(0, 1, 0.8, "own", ("p",)))
+    told = need.weights + need.waiting + need.learning
+    assert told == pytest.approx(tracked.peak, rel=0.2)
+
+
+def test_a_model_that_cannot_be_built_is_not_estimated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nobody_knows"}')
+    agent = AgentConfig(name="a", model=str(tmp_path))
+    assert measure(str(tmp_path), agent, torch.float32) is None
+
+
+def test_frequencies_that_follow_positions_are_measured(tmp_path: Path) -> None:
+    """Positions have no values on the meta device, and such a model looks at them."""
+    LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}).save_pretrained(
+        tmp_path
+    )
+    found = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
+    LlamaConfig(**SIZES).save_pretrained(tmp_path)
+    plain = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
+    assert found == plain is not None
+
+
+def test_a_model_that_cannot_run_without_numbers_is_not_estimated(tmp_path: Path) -> None:
+    """The product of experts has no float32 kernel for the meta device."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    Qwen3MoeConfig(**SIZES, **experts).save_pretrained(tmp_path)
+    measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)  # no error
+
+
+def test_agents_of_one_gpu_are_counted_together(monkeypatch) -> None:
+    """cuda is cuda:0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "memory_of", lambda device: 1e9)
+    made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
+    (finding,) = doctor._memory(made)
+    assert finding.what == "memory of cuda:0"
+
+
+def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:
+    made = config({"model": "pocket:wren"}, {"model": "pocket:finch"})
+    (found,) = doctor._memory(made)
+    assert found.good
+    assert found.what == "memory of cpu"
+    assert "learns" in found.detail
+    monkeypatch.setattr(doctor, "memory_of", lambda device: 1e6)
+    (found,) = doctor._memory(made)
+    assert not found.good
+    assert "microbatch_tokens" in found.detail

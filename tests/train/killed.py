@@ -1,0 +1,87 @@
+"""Run as a process of its own: trains, and kills itself (SIGKILL) at a named moment.
+
+python killed.py CONFIG.json RUN MOMENT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
+    """Kill at the call-th call of owner.name, before or after it has done its work."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            die()
+        result = real(*args, **kwargs)
+        if calls == call:
+            die()
+        return result
+
+    setattr(owner, name, counted)
+
+
+def tear_metrics(line: int) -> None:
+    """Die with half of a metrics line on disk."""
+    from hacrl import rundir
+
+    real, lines = rundir.append_line, 0
+
+    def torn(path: Path, text: str, sync: bool = False) -> None:
+        nonlocal lines
+        lines += path.name == "metrics.jsonl"
+        if path.name == "metrics.jsonl" and lines == line:
+            with open(path, "a") as file:
+                file.write(text[: len(text) // 2])
+                file.flush()
+            die()
+        real(path, text, sync)
+
+    rundir.append_line = torn
+
+
+def arm(moment: str) -> None:
+    """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
+    from hacrl import checkpoint, evaluate
+    from hacrl.policy.policy import Policy
+    from hacrl.sampling.decode import HostDecoder
+    from hacrl.store.pool.sql import SqlPool
+
+    if moment == "sampling":
+        kill_at(HostDecoder, "run", 100)  # step 1, second agent
+    elif moment == "before publishing":
+        kill_at(SqlPool, "publish", 4)  # step 1, second agent: journalled, not published
+    elif moment == "between updates":
+        kill_at(Policy, "update", 11, after=True)  # step 1, first agent, after its third update
+    elif moment == "writing a checkpoint":
+        kill_at(checkpoint, "_save_tensors", 7, after=True)  # second agent's second checkpoint
+    elif moment == "evaluating":
+        kill_at(evaluate, "judge", 4)  # second agent, after 2 steps
+    elif moment == "writing metrics":
+        tear_metrics(5)
+    else:
+        raise SystemExit(f"unknown moment {moment}")
+
+
+if __name__ == "__main__":
+    config_path, run, moment = sys.argv[1:]
+    arm(moment)
+    import hacrl
+
+    hacrl.train(json.loads(Path(config_path).read_text()), run)
+    raise SystemExit("was never killed")

@@ -1,0 +1,332 @@
+"""Members that are lost or late, without any engine: a crew in one process that loses them.
+
+`tests/engines/test_ray_nodes.py` does the same with processes and machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from team import member, team
+
+import hacrl
+from hacrl.config import Config, parse_config
+from hacrl.errors import RunStopped
+from hacrl.store.checkpoint import Checkpoints
+from hacrl.store.pool import open_pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.train.local import LocalCrew
+from hacrl.train.logbook import Logbook
+from hacrl.train.observer import Quiet
+from hacrl.train.seat import Answer, Seat
+from hacrl.train.team import Call, Lost, Team
+
+TEAM = team(
+    member("wren"),
+    member("finch"),
+    steps=4,
+    evaluation={"every": 2, "problems": 6},
+    checkpoint={"every": 2},
+)
+
+GO_ON = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": 20.0, "late": "go_on"}
+
+
+class Losing(LocalCrew):
+    """Loses a member at the named calls, before or after they are carried out, with its weights."""
+
+    lose: dict[tuple[str, str, str], str]
+
+    def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
+        name, call = self.calls.popleft()
+        when = self.lose.pop((name, call.method, str(call.args[0])), None)
+        answer = None
+        if when != "before":
+            answer = self.seats[name].answer(call.method, *call.args)
+        if when or answer is None:
+            old = self.seats[name]
+            self.seats[name] = Seat(old.config, name, old.run, old.shared)
+            return name, Lost("killed")
+        return name, answer
+
+
+class Clock:
+    """Stands in for the driver's `time`: it moves only when a test says so, however slow the machine."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("hacrl.train.team.time", made)
+    return made
+
+
+class Holding(LocalCrew):
+    """Leaves held calls alone. While there are no others, time passes: until the deadline where there
+    is one, else an hour."""
+
+    clock: Clock
+    held: Callable[[LocalCrew, str, Call], bool]
+    idle = 0
+
+    def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
+        ready = [(name, call) for name, call in self.calls if not self.held(self, name, call)]
+        if not ready:
+            self.idle += 1
+            assert self.idle < 100, "the driver asks again and again"
+            self.clock.now += 3600.0 if seconds is None else seconds
+            return None
+        self.calls.remove(ready[0])
+        name, call = ready[0]
+        return name, self.seats[name].answer(call.method, *call.args)
+
+
+class Notes(Quiet):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def train(kind: type[LocalCrew], settings: dict, place: Path, **attributes) -> tuple:
+    config: Config = parse_config(settings)
+    run, notes = RunDirectory.create(place, config), Notes()
+    with ExitStack() as stack:
+        crew = kind(config, run, stack)
+        for name, value in attributes.items():
+            setattr(crew, name, value)
+        Team(config, run, notes).train(crew, stack)
+    return run, notes.notes
+
+
+def test_a_member_lost_at_any_call_changes_no_number(tmp_path: Path) -> None:
+    """In step 1 wren before learning, finch after its rollouts; in step 2 finch after learning and
+    while it saves; wren while it evaluates. Each comes back from a checkpoint or the beginning."""
+    lose = {
+        ("wren", "learn", "1"): "before",
+        ("finch", "rollout", "1"): "after",
+        ("finch", "learn", "2"): "after",
+        ("wren", "evaluate", "4"): "before",
+        ("finch", "save", "2"): "before",
+    }
+    run, notes = train(Losing, TEAM, tmp_path / "lost", lose=lose)
+    assert not lose and len(notes) == 5
+    unbroken = hacrl.train(TEAM, tmp_path / "unbroken")
+    assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
+    for name in ("wren", "finch"):
+        mine, theirs = (Checkpoints(r.checkpoints(name), 2).load(4).model for r in (run, unbroken))
+        assert all(mine[key].equal(theirs[key]) for key in theirs)
+
+
+def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
+    class Hopeless(dict):
+        def pop(self, key, default=None):
+            return "before" if key == ("finch", "learn", "1") else None
+
+    with pytest.raises(RunStopped, match=r"'finch' was lost in step 1 .* for the 5th time"):
+        train(Losing, TEAM, tmp_path / "run", lose=Hopeless())
+
+
+def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path, clock: Clock) -> None:
+    """finch's step 1 comes when steps 1 and 2 are closed without it: its rows are kept as late, it
+    learns both cuts from wren's rows alone, and takes part in step 3."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call == Call("rollout", (1,)) and not crew.pool.closed(2)
+
+    settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    pool = open_pool("sqlite:///pool.db", run.path, create=False)
+    members = [pool.gather(step).members for step in range(4)]
+    assert members == [("wren", "finch"), ("wren",), ("wren",), ("wren", "finch")]
+    assert [pool.late(step) for step in range(4)] == [0, 24, 0, 0]  # step 2: not even sampled
+    assert not list(pool.rows("finch", 2))
+    pool.dispose()
+    assert "step 1 goes on without finch" in notes[0] and "step 2 goes on without" in notes[1]
+    rows = {(row["step"], row["agent"]): row for row in run.metrics()}
+    assert len(rows) == len(run.metrics()) == 8
+    for step in (1, 2):
+        finch, wren = rows[step, "finch"], rows[step, "wren"]
+        assert finch["absent"] and finch["own/samples"] == 0 and finch["peers/samples"] > 0
+        assert finch["updates"] > 0 and finch["capability/wren"] > 0
+        assert wren["peers/samples"] == 0 and "absent" not in wren
+    back = rows[3, "finch"]
+    assert back["own/samples"] > 0 and back["peers/samples"] > 0
+    # finch was present in steps 0 and 3 only: its late rewards of step 1 are in no capability.
+    rewards = (rows[0, "finch"]["reward"] + back["reward"]) / 2
+    assert back["capability/finch"] == pytest.approx(rewards)
+
+
+def test_under_wait_the_deadline_only_tells(tmp_path: Path, clock: Clock) -> None:
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call == Call("rollout", (1,)) and clock.now < 1100.0
+
+    runtime = {**GO_ON, "late": "wait"}
+    settings = {**TEAM, "steps": 2, "runtime": runtime}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert len(notes) == 1 and "step 1 still waits for finch: not there 20 seconds" in notes[0]
+    unhurried = hacrl.train({**TEAM, "steps": 2}, tmp_path / "unhurried")
+    assert run.metrics_path.read_bytes() == unhurried.metrics_path.read_bytes()
+
+
+def test_a_member_lost_while_it_waits_for_the_others_changes_no_number(tmp_path: Path) -> None:
+    """As when one rank of a group dies while rank 0 has nothing to do: wren has published step 1 and
+    waits for finch. Its next life must not be let through in the old one's place."""
+
+    class Fragile(LocalCrew):
+        whole = True
+
+        def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
+            if self.whole and self.calls[0] == ("finch", Call("rollout", (1,))):
+                old, self.whole = self.seats["wren"], False
+                self.seats["wren"] = Seat(old.config, "wren", old.run, old.shared)
+                return "wren", Lost("a rank of its group has ended")
+            return super().next(seconds)
+
+    settings = {**TEAM, "steps": 2}
+    run, notes = train(Fragile, settings, tmp_path / "lost")
+    assert len(notes) == 1
+    unbroken = hacrl.train(settings, tmp_path / "unbroken")
+    assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
+
+
+def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path, clock: Clock) -> None:
+    """finch is away in step 1, so it is at the cut at once; wren's rollouts take longer than the
+    deadline. Nobody has published yet: there is nothing to close the step with."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", away=[[1, 2]])]
+    settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert notes == []
+    rows = [(row["step"], row["agent"]) for row in run.metrics()]
+    assert (1, "wren") in rows and (1, "finch") not in rows and (2, "finch") in rows
+
+
+def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path, clock: Clock) -> None:
+    """The frozen finch has published step 1 and the deadline is over, but wren is not there: the step
+    waits for it, without asking all the time."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", learn=False)]
+    settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert notes == [] and len(run.metrics()) == 8
+
+
+def test_the_end_waits_for_who_was_away(tmp_path: Path, clock: Clock) -> None:
+    """finch is away to the end and beyond; its last evaluation and checkpoint take longer than the
+    last step of wren."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        return name == "finch" and call.args == (4,) and clock.now < 1100.0
+
+    members = [member("wren"), member("finch", away=[[3, 10**9]])]
+    runtime = {**GO_ON, "late": "wait"}
+    settings = {**TEAM, "agents": members, "runtime": runtime}
+    run, _ = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    assert 4 in Checkpoints(run.checkpoints("finch"), 2).steps()
+    assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
+
+
+def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -> None:
+    class Hopeless(dict):
+        def pop(self, key, default=None):
+            return "before" if key == ("finch", "learn", "1") else None
+
+    settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
+    run, notes = train(Losing, settings, tmp_path / "run", lose=Hopeless())
+    assert "the others go on without it" in notes[-1]
+    wren = [(r["kind"], r["step"]) for r in run.metrics() if r["agent"] == "wren"]
+    assert wren == [
+        ("evaluation", 0),
+        *(("train", 0), ("train", 1), ("evaluation", 2)),
+        *(("train", 2), ("train", 3), ("evaluation", 4)),
+    ]
+
+
+def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
+    class Hopeless(dict):
+        def pop(self, key, default=None):
+            return "before" if key == ("wren", "learn", "1") else None
+
+    members = [member("wren"), member("finch", away=[[2, 3]])]
+    settings = {**TEAM, "agents": members, "runtime": {**GO_ON, "deadline": 3600.0}}
+    with pytest.raises(RunStopped, match="step 2: whoever is not away was lost"):
+        train(Losing, settings, tmp_path / "run", lose=Hopeless())
+
+
+def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, clock: Clock) -> None:
+    """finch is more checkpoints behind than are kept, and catches up little by little. At every moment
+    one step must be whole for both, or a resume would begin anew: so wren keeps those that finch has
+    yet to reach."""
+
+    def held(crew: LocalCrew, name: str, call: Call) -> bool:
+        until = {"rollout (1,)": 3, "learn (2,)": 5}.get(f"{call.method} {call.args}")
+        return name == "finch" and until is not None and not crew.pool.closed(until)
+
+    class Watched(Holding):
+        common: list[int]
+
+        def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
+            folders = [seat.checkpoints for seat in self.seats.values()]
+            steps = set.intersection(*(set(f.steps()) for f in folders))
+            self.common.append(max(steps, default=0))
+            return super().next(seconds)
+
+    settings = {
+        **TEAM,
+        "steps": 8,
+        "prompts_per_step": 3,
+        "runtime": GO_ON,
+        "evaluation": {"problems": 0},
+        "checkpoint": {"every": 1, "keep": 1},
+    }
+    common: list[int] = []
+    run, _ = train(Watched, settings, tmp_path / "run", clock=clock, held=held, common=common)
+    assert common == sorted(common)
+    assert [Checkpoints(run.checkpoints(n), 1).steps() for n in ("wren", "finch")] == [[8], [8]]
+
+
+def test_only_the_wanted_checkpoints_stay(tmp_path: Path) -> None:
+    checkpoint = {"every": 1, "keep": 1}
+    settings = {**TEAM, "evaluation": {"problems": 0}, "checkpoint": checkpoint}
+    run = hacrl.train(settings, tmp_path / "run")
+    assert [Checkpoints(run.checkpoints(n), 1).steps() for n in ("wren", "finch")] == [[4], [4]]
+
+
+def test_rows_are_written_in_order_whoever_reports_first(tmp_path: Path) -> None:
+    book = Logbook(RunDirectory(tmp_path), Quiet(), [])
+    book.expect("train", 0, ["a", "b"])
+    book.expect("evaluation", 1, ["a", "b"])
+    for kind, step, name in (
+        ("evaluation", 1, "b"),
+        ("train", 0, "b"),
+        ("evaluation", 1, "a"),
+        ("evaluation", 1, "a"),
+    ):
+        book.add(kind, step, name, {"accuracy": None, "reward": 0.0})
+        assert book.run.metrics() == []
+    book.add("train", 0, "a", {"reward": 0.0})
+    written = [(r["kind"], r["step"], r["agent"]) for r in book.run.metrics()]
+    assert written == [(k, s, n) for k, s in (("train", 0), ("evaluation", 1)) for n in "ab"]
+    book.expect("train", 1, ["a", "b"])
+    book.add("train", 1, "b", {"reward": 0.0})
+    book.release(["a"])  # b's row does not wait any more; a's is written when it comes
+    assert [r["agent"] for r in book.run.metrics()[4:]] == ["b"]
+    book.add("train", 1, "a", {"reward": 0.0})
+    assert [r["agent"] for r in book.run.metrics()[4:]] == ["b", "a"]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from hacrl.algorithms.capability import Capability
+from hacrl.policy.update import UpdateReport
+from hacrl.train.metrics import (
+    agreement_facts,
+    effective_samples,
+    learning_metrics,
+    rollout_metrics,
+)
+from hacrl.train.plan import Plan
+from hacrl.types import Completion, Finish, Rollout, Sample, Status, Update, Verdict
+
+
+def rollout(reward: float, status: Status, tokens: int, finish: Finish = Finish.STOP) -> Rollout:
+    completion = Completion("x", (1,) * tokens, (-0.5,) * tokens, finish)
+    return Rollout("q", 0, 0, (9,), completion, Verdict(reward, status))
+
+
+def test_rollout_metrics_by_hand() -> None:
+    """Judged rewards 1, 0, 0 (the time-out does not count): mean 1/3. Lengths 2, 4, 2, 4: mean 3; one
+    of four was cut."""
+    made = rollout_metrics(
+        [
+            rollout(1.0, Status.OK, 2),
+            rollout(0.0, Status.WRONG, 4),
+            rollout(0.0, Status.UNPARSED, 2),
+            rollout(0.0, Status.TIMEOUT, 4, Finish.LENGTH),
+        ],
+        too_long=2,
+    )
+    assert made["reward"] == pytest.approx(1 / 3)
+    assert (made["reply_tokens"], made["truncated"], made["not_attempted"]) == (3, 0.25, 2)
+    counts = {s: made[f"verdict/{s.value}"] for s in Status}
+    assert counts == {
+        Status.OK: 1,
+        Status.WRONG: 1,
+        Status.UNPARSED: 1,
+        Status.TIMEOUT: 1,
+        Status.ERROR: 0,
+    }
+
+
+def test_effective_samples_by_hand() -> None:
+    """Equal weights count fully; (2 + 1 + 1)^2 / (4 + 1 + 1) = 16 / 6."""
+    assert effective_samples([0.5] * 7) == pytest.approx(7)
+    assert effective_samples([2.0, 1.0, 1.0]) == pytest.approx(16 / 6)
+    assert effective_samples([0.0, 0.0]) == 0.0
+
+
+def test_agreement_is_by_sequence_means() -> None:
+    """Means -0.5 against -0.6 and -0.5 against -0.5: gaps 0.1 and 0, mean 0.05."""
+    a, b = rollout(1.0, Status.OK, 2), rollout(1.0, Status.OK, 3)
+    moved = Rollout("q", 0, 0, (9,), Completion("x", (1, 1), (-0.4, -0.8), Finish.STOP))
+    facts = agreement_facts([a, b], [moved, b])
+    assert facts["agreement/max_gap"] == pytest.approx(0.1)
+    assert facts["agreement/mean_gap"] == pytest.approx(0.05)
+
+
+def test_learning_metrics_by_hand() -> None:
+    """Four peers' samples at floor 0.8 with s = 0.7, 0.9, 1.1, 0.8: one below, one above, two used."""
+
+    def sample(source: str, tokens: int) -> Sample:
+        ids = (1,) * (tokens + 1)
+        return Sample(
+            "q",
+            0,
+            source,
+            source == "a",
+            ids,
+            (0,) + (1,) * tokens,
+            -1.0,
+            advantage=0.5,
+            weight=2.0,
+        )
+
+    own = [sample("a", 2)]
+    peers = [sample("b", n) for n in (1, 2, 3, 4)]
+    reports = [
+        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3, 0, 0),
+        UpdateReport(
+            0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3, 0, 0
+        ),
+    ]
+    done = [
+        (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),
+        (Update(1, 2, 0.8, "peers", ("q",)), peers, reports[1]),
+    ]
+    plan = Plan(1, (("own", 1), ("peers", 1)), (0.8, 0.8))
+    capability = Capability({("a", ""): 0.25, ("b", ""): 0.5})
+    made = learning_metrics(done, plan, capability, ("a", "b"), "a")
+    assert (made["peers/below_floor"], made["peers/above_one"], made["peers/used"]) == (
+        0.25,
+        0.25,
+        0.5,
+    )
+    # used weights: 0.9 * 2 and 0.8 * 2 -> (3.4)^2 / (1.8^2 + 1.6^2)
+    assert made["peers/effective_samples"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2))
+    plain = learning_metrics(done, plan, capability, ("a", "b"), "a", by_ratio=False)
+    assert plain["peers/effective_samples"] == pytest.approx(2)  # two of weight 2, the ratio aside
+    assert made["peers/used/b"] == 0.5
+    assert made["peers/effective/b"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2) / 4)
+    assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 3.0)
+    assert made["ratio/b"] == pytest.approx(0.875)
+    assert made["ratio/b/short"] == pytest.approx(0.8)  # lengths 1 and 2, at most the median 2.5
+    assert made["ratio/b/long"] == pytest.approx(0.95)
+    assert (made["loss"], made["grad_norm"]) == (pytest.approx(0.3), 2.0)
+    assert (made["capability/b"], made["weight/b"], made["updates"]) == (0.5, 2.0, 2)
+
+
+def test_what_the_first_update_clipped_is_told_apart() -> None:
+    """Of two own samples the first update clips none, the second both: 0 of 2, and 2 of 4 in all."""
+    own = [Sample("q", i, "a", True, (1, 1), (0, 1), -1.0, advantage=0.5) for i in range(2)]
+
+    def report(used: bool) -> UpdateReport:
+        return UpdateReport(
+            loss=0.1,
+            grad_norm=1.0,
+            kl=0.0,
+            skipped=False,
+            ratios=(1.0, 1.0),
+            used=(used, used),
+            learning_rate=1e-6,
+            pruned_forward=0,
+            pruned_backward=0,
+        )
+
+    plan = Plan(1, (("own", 2),), (0.8, 0.8))
+    done = [(Update(m, 2, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
+    found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
+    assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from hacrl.errors import UserError
+from hacrl.train.plan import make_plan, minibatch, replaced
+from hacrl.types import Sample
+
+
+def plan(prompts=128, team=None, minibatch_samples=512, **changes):
+    settings = {"order": "own_first", "shares": True, "floor": 0.8, "last_floor": 0.875} | changes
+    return make_plan(
+        learner="a",
+        prompts=prompts,
+        samples_per_prompt=team or {"a": 8, "b": 8},
+        minibatch_samples=minibatch_samples,
+        **settings,
+    )
+
+
+def test_the_papers_numbers() -> None:
+    """128 x 8 with minibatch 512: 2 updates alone, 4 in a team of two, floors 0.025 apart; GSPO x2
+    (16 samples) makes 4 of the same size."""
+    team = plan()
+    assert team.parts == (("own", 2), ("peers", 2))
+    assert team.floors == pytest.approx((0.8, 0.825, 0.85, 0.875))
+    assert plan(shares=False).parts == (("own", 2),)
+    assert plan(team={"a": 16}).parts == (("own", 4),)
+
+
+@pytest.mark.parametrize(("agents", "updates"), [(1, 2), (2, 4), (3, 6), (5, 10)])
+def test_floor_reaches_last_floor_for_any_team(agents: int, updates: int) -> None:
+    made = plan(team=dict.fromkeys("abcde"[:agents], 8))
+    assert len(made.floors) == updates
+    assert made.floors[0] == 0.8
+    assert made.floors[-1] == pytest.approx(0.875)
+
+
+def test_orders() -> None:
+    assert plan(order="peers_first").parts == (("peers", 2), ("own", 2))
+    assert plan(order="mixed").parts == (("mixed", 4),)
+
+
+def test_unequal_samples() -> None:
+    """Own 4 a prompt: 512 samples, 1 part; peers 8 + 6: 1792 samples, 4 parts."""
+    assert plan(team={"a": 4, "b": 8, "c": 6}).parts == (("own", 1), ("peers", 4))
+
+
+def test_every_problem_is_in_each_block_once_and_parts_are_equal() -> None:
+    ids = [f"p{i}" for i in range(10)]
+    updates = plan(prompts=10, minibatch_samples=32).updates(ids, seed=1, step=4)
+    assert [u.part for u in updates] == ["own"] * 3 + ["peers"] * 3
+    for block in (updates[:3], updates[3:]):
+        assert sorted(p for u in block for p in u.problems) == sorted(ids)
+        assert {len(u.problems) for u in block} == {3, 4}
+    assert [u.index for u in updates] == list(range(6))
+
+
+def test_order_depends_on_seed_and_step_only() -> None:
+    ids = [f"p{i}" for i in range(32)]
+    made = plan(prompts=32, minibatch_samples=256)
+    one = [u.problems for u in made.updates(ids, 1, 4)]
+    assert one == [u.problems for u in made.updates(reversed(ids), 1, 4)]
+    assert one != [u.problems for u in made.updates(ids, 1, 5)]
+    assert one != [u.problems for u in made.updates(ids, 2, 4)]
+
+
+def test_minibatch_takes_its_block_in_plan_order() -> None:
+    samples = [
+        Sample(p, i, source, source == "a", (1,), (1,), 0.0)
+        for p in ("p0", "p1")
+        for source in ("a", "b")
+        for i in (0, 1)
+    ]
+    own, peers = plan(prompts=2, minibatch_samples=32).updates(["p0", "p1"], 0, 0)
+    assert {s.source for s in minibatch(samples, own)} == {"a"}
+    assert {s.source for s in minibatch(samples, peers)} == {"b"}
+    assert [s.problem_id for s in minibatch(samples, own)[::2]] == list(own.problems)
+
+
+def test_a_minibatch_smaller_than_a_group_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 8"):
+        plan(minibatch_samples=4, shares=False)
+
+
+@pytest.mark.parametrize(("floor", "last"), [(0.8, 1.0), (0.9, 0.85), (0.9, 1.2)])
+def test_a_floor_that_reaches_one_is_refused(floor: float, last: float) -> None:
+    with pytest.raises(UserError, match="stay below 1"):
+        plan(floor=floor, last_floor=last)
+
+
+def test_joined_peers_leave_the_learners_own_plan() -> None:
+    """Two peers or none, any order: 128 x 8 in minibatches of 512 are 2 updates."""
+    team = {"a": 8, "b": 8, "c": 16}
+    for order in ("own_first", "peers_first", "mixed"):
+        assert plan(team=team, order=order, joined=True).parts == (("mixed", 2),)
+
+
+def test_replaced_problems_come_last_and_the_rest_stays_in_order() -> None:
+    ids = [f"p{i}" for i in range(12)]
+    made = plan(prompts=12, minibatch_samples=32, joined=True)
+    plain = [p for u in made.updates(ids, seed=1, step=4) for p in u.problems]
+    last = {plain[0], plain[5]}
+    updates = made.updates(ids, seed=1, step=4, last=last)
+    assert [p for u in updates for p in u.problems] == [
+        *(p for p in plain if p not in last),
+        plain[0],
+        plain[5],
+    ]
+    assert [len(u.problems) for u in updates] == [4, 4, 4]
+
+
+def test_replaced_are_the_problems_left_to_peers_alone() -> None:
+    """p: own and peer's; q: peer's only; r: own only."""
+    sources = [("p", "a"), ("p", "b"), ("q", "b"), ("q", "b"), ("r", "a")]
+    samples = [Sample(p, i, s, s == "a", (1,), (1,), 0.0) for i, (p, s) in enumerate(sources)]
+    assert replaced(samples) == {"q"}

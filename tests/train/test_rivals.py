@@ -1,0 +1,186 @@
+"""Whole runs of the rivals: what each takes from its peers, checked against the run's own files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from team import member, team
+
+import hacrl
+from hacrl.store.pool import open_pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.types import Snapshot, Status
+
+
+def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> RunDirectory:
+    """One step of twelve problems: groups of 4, four updates of three problems for each learner."""
+    tables = {
+        "steps": 1,
+        "prompts_per_step": 12,
+        "evaluation": {"problems": 0},
+        "checkpoint": {"every": 0},
+        "algorithm": {"name": name},
+    }
+    return hacrl.train(team(*members, **{**tables, **settings}), path)
+
+
+def cut(run: RunDirectory) -> Snapshot:
+    pool = open_pool(run.config().pool.url, run.path, create=False)
+    found = pool.gather(0)
+    pool.dispose()
+    return found
+
+
+def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:
+    """problem -> agent -> which of its replies are right."""
+    found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for group in cut(run).groups:
+        for t in group.judged:
+            found[group.problem_id][t.agent].append(t.verdict.status is Status.OK)
+    return found
+
+
+def rows(run: RunDirectory, agent: str) -> list[dict[str, Any]]:
+    lines = (run.samples(agent) / "step-000000.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def metrics(run: RunDirectory, agent: str) -> dict[str, Any]:
+    (row,) = [r for r in run.metrics() if r["kind"] == "train" and r["agent"] == agent]
+    return row
+
+
+PAIR = (("wren", "finch"), ("finch", "wren"))
+
+
+def test_sgt_adds_one_success_to_the_update_of_each_failed_prompt(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "sgt", member("wren"), member("finch"))
+    judged = right(run)
+    for learner, peer in PAIR:
+        taken = [r for r in rows(run, learner) if r["source"] == peer]
+        rescued = {p for p, who in judged.items() if any(who[peer]) and not any(who[learner])}
+        assert taken
+        assert sorted(r["problem"] for r in taken) == sorted(rescued)  # one each
+        assert all(judged[r["problem"]][peer][r["index"]] for r in taken)
+        assert {(r["advantage"], r["weight"], r["used"]) for r in taken} == {(1.0, 0.1, True)}
+        own = [r for r in rows(run, learner) if r["source"] == learner]
+        assert len(own) == 48
+        update = {r["problem"]: r["update"] for r in own}
+        assert all(r["update"] == update[r["problem"]] for r in taken)
+        assert metrics(run, learner)["updates_planned"] == metrics(run, learner)["updates"] == 4
+
+
+def test_graft_puts_the_peers_groups_last(tmp_path: Path) -> None:
+    """12 groups stay 12 groups, in 4 updates; the replaced ones fill the last."""
+    run = train(tmp_path / "run", "graft", member("wren"), member("finch"))
+    judged = right(run)
+    taken = {}
+    for learner, peer in PAIR:
+        found = rows(run, learner)
+        place = {(r["problem"], r["source"]): r["update"] for r in found}
+        assert len(place) == 12 and len(found) == 48
+        taken[learner] = {p for p, source in place if source == peer}
+        assert taken[learner]
+        assert metrics(run, learner)["updates_planned"] == metrics(run, learner)["updates"] == 4
+        for problem in taken[learner]:
+            assert not any(judged[problem][learner])
+            assert any(judged[problem][peer]) and not all(judged[problem][peer])
+        # Updates of three problems each: 12 - n own groups first, then the n taken ones.
+        order = sorted(place, key=lambda key: (key[1] == peer, place[key]))
+        assert [place[key] for key in order] == [i // 3 for i in range(12)]
+    could = {
+        learner: {
+            p
+            for p, who in judged.items()
+            if not any(who[learner]) and any(who[peer]) and not all(who[peer])
+        }
+        for learner, peer in PAIR
+    }
+    smaller = min(len(could["wren"]), len(could["finch"]))
+    for learner, peer in PAIR:
+        counts = sorted((sum(judged[p][peer]) for p in could[learner]), reverse=True)
+        least = counts[smaller - 1]
+        assert taken[learner] == {p for p in could[learner] if sum(judged[p][peer]) >= least}
+
+
+def test_f_tis_takes_the_tokens_of_its_own_vocabulary_as_they_are(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "f-tis", member("wren"), member("w2", "wren"), member("finch"))
+    carried = {t.agent: t.tokens.tokenizer for g in cut(run).groups for t in g.trajectories}
+    assert carried["wren"] == carried["w2"] != carried["finch"]
+    sources = {learner: {r["source"] for r in rows(run, learner)} for learner in carried}
+    assert sources == {"wren": {"wren", "w2"}, "w2": {"wren", "w2"}, "finch": {"finch"}}
+    wren, finch = metrics(run, "wren"), metrics(run, "finch")
+    assert wren["view/dropped/finch"] == 48 and wren["view/drop/other_vocabulary"] > 40
+    assert finch["view/drop/other_vocabulary"] > 0
+    # Peers' blocks are planned for all and stay empty for finch, which learns from itself alone.
+    assert (finch["updates"], finch["updates_planned"]) == (4, 12)
+    assert wren["updates"] > 4
+
+
+def test_f_tis_publishes_the_same_tokens_after_a_restart(tmp_path: Path) -> None:
+    """All checkpoints lost: the journal is published again, which other content would refuse."""
+    run = train(tmp_path / "run", "f-tis", member("wren"), member("w2", "wren"))
+    before = run.metrics_path.read_bytes()
+    shutil.rmtree(run.path / "checkpoints")
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_tokens_cross_only_when_they_are_asked_for(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "graft", member("wren"), member("w2", "wren"))
+    assert {t.tokens for g in cut(run).groups for t in g.trajectories} == {None}
+
+
+@pytest.mark.parametrize("name", ["sgt", "graft", "f-tis", "overlap"])
+def test_the_split_into_microbatches_changes_nothing(tmp_path: Path, name: str) -> None:
+    """Losses of micro-batches add up to the minibatch's, divisors and padding included."""
+    losses = []
+    for tokens in (16384, 150):
+        members = [member(n, "wren", microbatch_tokens=tokens) for n in ("wren", "w2")]
+        run = train(tmp_path / str(tokens), name, *members)
+        assert metrics(run, "wren")["peers/samples"] > 0
+        losses.append([metrics(run, n)["loss"] for n in ("wren", "w2")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_overlap_weighs_peers_by_the_learner_and_pushes_nothing_down_on_the_whole(
+    tmp_path: Path,
+) -> None:
+    """One tokenizer, so a peer's reply has N tokens for both. In the first update, whose weights are
+    those that scored it, its weight is s^N, at most 1, and 1 where it is followed. Own and peers'
+    samples of a problem share an update; their weighed advantages are never negative in sum."""
+    run = train(tmp_path / "run", "overlap", member("finch"), member("heron"))
+    replies = {(t.problem_id, t.agent, t.index): t for g in cut(run).groups for t in g.judged}
+    solved = right(run)
+    for learner, peer in (("finch", "heron"), ("heron", "finch")):
+        seen = rows(run, learner)
+        updates: dict[str, set[int]] = defaultdict(set)
+        total: dict[str, float] = defaultdict(float)
+        for row in seen:
+            updates[row["problem"]].add(row["update"])
+            total[row["problem"]] += row["weight"] * row["advantage"]
+        assert {len(found) for found in updates.values()} == {1}
+        assert min(total.values()) > -1e-4
+        assert {row["weight"] for row in seen if row["source"] == learner} == {1.0}
+        theirs = [row for row in seen if row["source"] == peer]
+        assert {row["source"] for row in seen} == {learner, peer}
+        checked = 0
+        for row in theirs:
+            reply = replies[(row["problem"], peer, row["index"])]
+            followed = reply.verdict.status is Status.OK and not any(
+                solved[row["problem"]][learner]
+            )
+            if row["update"] == 0 and row["ratio"] is not None and not followed:
+                checked += 1
+                wanted = min(1.0, row["ratio"] ** reply.num_tokens)
+                assert row["weight"] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+            assert row["weight"] == 1.0 or not followed
+        assert checked >= 4 and any(row["weight"] < 0.9 for row in theirs)
+        counted = [row["weight"] for row in theirs if row["ratio"] is not None]
+        effective = sum(counted) ** 2 / sum(v * v for v in counted)
+        assert metrics(run, learner)["peers/effective_samples"] == pytest.approx(effective)

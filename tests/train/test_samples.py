@@ -1,0 +1,388 @@
+"""Views: what a learner is shown of a cut, and what is counted as lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
+from hacrl.train.samples import DropReason, ViewLimits, ViewReport, learner_view
+from hacrl.types import (
+    Completion,
+    Finish,
+    Group,
+    Message,
+    Problem,
+    Rollout,
+    Sample,
+    Sampling,
+    Status,
+    Tokens,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+FIXTURES = Path(__file__).parents[1] / "text" / "tokenizers"
+PROBLEMS = {
+    "q1": Problem("q1", (Message("user", "What is 17 + 25?"),), "42", "add"),
+    "q2": Problem("q2", (Message("user", "What is 3 + 4?"),), "7", "add"),
+}
+LIMITS = ViewLimits(max_prompt_tokens=200, max_response_tokens=50)
+RIGHT = Verdict(1.0, Status.OK)
+
+
+@cache
+def renderer(name: str = "bytes", reply_start: str = "") -> Renderer:
+    return Renderer(load_tokenizer(FIXTURES / name), RenderSettings(reply_start=reply_start))
+
+
+def peer(
+    text: str, index: int = 0, agent: str = "bee", begun: str = "", **other: object
+) -> Trajectory:
+    turns = (Turn("assistant", text, True),)
+    if begun:
+        turns = (Turn("assistant", begun, False), *turns)
+    made = Trajectory(
+        problem_id="q1",
+        task="add",
+        agent=agent,
+        index=index,
+        step=3,
+        policy_version=3,
+        turns=turns,
+        finish=Finish.STOP,
+        mean_logprob=-0.5,
+        num_tokens=4,
+        verdict=RIGHT,
+        verifier="number/1",
+        sampling=Sampling(1.0, 50),
+        shareable=True,
+    )
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+def own(
+    index: int, reply: tuple[int, ...], finish: Finish = Finish.STOP, problem: str = "q1"
+) -> Rollout:
+    prompt = renderer().prompt(PROBLEMS[problem].messages)
+    logprobs = tuple(-0.1 * (n + 1) for n in range(len(reply)))
+    return Rollout(problem, index, 3, prompt, Completion("?", reply, logprobs, finish), RIGHT)
+
+
+def own_row(rollout: Rollout, **other: object) -> Trajectory:
+    ids = rollout.completion.token_ids
+    return peer(
+        "?",
+        rollout.index,
+        "ant",
+        problem_id=rollout.problem_id,
+        finish=rollout.completion.finish,
+        num_tokens=len(ids),
+        **other,
+    )
+
+
+def view(
+    *trajectories: Trajectory,
+    rollouts: tuple[Rollout, ...] = (),
+    with_renderer: Renderer | None = None,
+    limits: ViewLimits = LIMITS,
+    peers: bool = True,
+    needs_behaviour: bool = True,
+    needs_tokens: bool = False,
+    mask_truncated: bool = False,
+) -> tuple[list[Sample], ViewReport]:
+    ids = dict.fromkeys(t.problem_id for t in trajectories)
+    groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
+    return learner_view(
+        groups,
+        rollouts,
+        PROBLEMS,
+        with_renderer or renderer(),
+        "ant",
+        limits,
+        peers=peers,
+        needs_behaviour=needs_behaviour,
+        needs_tokens=needs_tokens,
+        mask_truncated=mask_truncated,
+    )
+
+
+def reason(*args: Trajectory, **kwargs: object) -> DropReason:
+    """The one reason for which the one trajectory was dropped."""
+    samples, report = view(*args, **kwargs)  # type: ignore[arg-type]
+    assert samples == []
+    [((source, why), count)] = report.drops.items()
+    assert (source, count) == (args[0].agent, 1)
+    return why
+
+
+def test_own_sample_is_the_ids_as_sampled() -> None:
+    """(33, 33, 2) is no canonical split of anything; -0.1, -0.2, -0.3 have the mean -0.2."""
+    rollout = own(0, (33, 33, 2))
+    [sample], report = view(own_row(rollout, shareable=False), rollouts=(rollout,))
+    n = len(rollout.prompt_ids)
+    assert sample.token_ids == (*rollout.prompt_ids, 33, 33, 2)
+    assert sample.loss_mask == (0,) * n + (1, 1, 1)
+    assert sample.is_own
+    assert sample.source == "ant"
+    assert sample.behaviour == pytest.approx(-0.2)
+    assert sample.old_logprobs == rollout.completion.logprobs
+    assert report.kept == {"ant": 1}
+
+
+def test_peer_sample_is_my_prompt_its_text_and_my_end_token() -> None:
+    r = renderer()
+    stopped, cut_off = view(peer("so 42"), peer("so 42", 1, finish=Finish.LENGTH))[0]
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    body = r.continuation(prompt, "so 42")
+    assert body is not None
+    assert stopped.token_ids == (*prompt, *body, 2)
+    assert cut_off.token_ids == (*prompt, *body)
+    assert (stopped.finish, cut_off.finish) == (Finish.STOP, Finish.LENGTH)
+    assert not stopped.cut and not cut_off.cut  # whole, as its author left it
+    assert stopped.loss_mask == (0,) * len(prompt) + (1,) * (len(body) + 1)
+    assert (stopped.behaviour, stopped.old_logprobs, stopped.is_own) == (-0.5, None, False)
+
+
+def test_end_token_is_the_one_my_rollouts_end_with() -> None:
+    """Two rollouts end with <|endoftext|> (0), one with the template's <|im_end|> (2)."""
+    both = Renderer(load_tokenizer(FIXTURES / "bytes"), RenderSettings(), end_ids=[0, 2])
+    rollouts = (own(0, (33, 0)), own(1, (33, 0)), own(2, (33, 2)))
+    samples, report = view(peer("7"), rollouts=rollouts, with_renderer=both)
+    assert samples[0].token_ids[-1] == 0
+    assert report.metrics()["view/end_token"] == 0.0
+
+
+def test_order_is_cut_order_own_first_then_source_and_index() -> None:
+    rollouts = (own(1, (33, 2)), own(0, (34, 2)), own(0, (35, 2), problem="q2"))
+    rows = [own_row(r) for r in rollouts]
+    crowd = [peer("x", 1, "cat"), peer("x", 0, "cat"), peer("x", 1, "bee"), peer("x", 0, "bee")]
+    samples, _ = view(peer("x", 0, "cat", problem_id="q2"), *crowd, *rows, rollouts=rollouts)
+    assert [(s.problem_id, s.source, s.index) for s in samples] == [
+        ("q2", "ant", 0),
+        ("q2", "cat", 0),
+        ("q1", "ant", 0),
+        ("q1", "ant", 1),
+        ("q1", "bee", 0),
+        ("q1", "bee", 1),
+        ("q1", "cat", 0),
+        ("q1", "cat", 1),
+    ]
+
+
+def test_every_reason() -> None:
+    late = Verdict(0.0, Status.TIMEOUT)
+    broken = Verdict(0.0, Status.ERROR)
+    assert reason(peer("7", verdict=late)) is DropReason.NOT_JUDGED
+    assert reason(peer("7", verdict=broken)) is DropReason.NOT_JUDGED
+    assert len(view(peer("7", verdict=Verdict(0.0, Status.UNPARSED)))[0]) == 1  # judged
+    assert (
+        reason(peer("", turns=(), finish=Finish.NOT_ATTEMPTED, verdict=None, mean_logprob=None))
+        is DropReason.NOT_ATTEMPTED
+    )
+    assert reason(peer("7", shareable=False)) is DropReason.NOT_SHAREABLE
+    assert reason(peer("日本"), with_renderer=renderer("narrow")) is DropReason.NOT_RENDERABLE
+    assert reason(peer("7 " * 60)) is DropReason.TOO_LONG
+    short = replace(LIMITS, max_prompt_tokens=5)
+    assert reason(peer("7"), limits=short) is DropReason.TOO_LONG
+    assert reason(peer("7", mean_logprob=None)) is DropReason.NO_LOGPROB
+    assert reason(peer("", finish=Finish.LENGTH)) is DropReason.EMPTY
+    assert reason(peer("7", finish=Finish.LENGTH), mask_truncated=True) is DropReason.TRUNCATED
+    started = renderer(reply_start="The answer is")
+    assert reason(peer("It is 42"), with_renderer=started) is DropReason.BEGUN_REPLY
+
+
+def test_own_rows_are_dropped_by_the_reasons_that_concern_them() -> None:
+    rollout = own(0, (33, 2))
+    late = Verdict(0.0, Status.TIMEOUT)
+    assert reason(own_row(rollout, verdict=late), rollouts=(rollout,)) is DropReason.NOT_JUDGED
+    cut_off = own(0, (33,), Finish.LENGTH)
+    assert (
+        reason(own_row(cut_off), rollouts=(cut_off,), mask_truncated=True) is DropReason.TRUNCATED
+    )
+    empty = own(0, (), Finish.LENGTH)
+    assert reason(own_row(empty), rollouts=(empty,)) is DropReason.EMPTY
+    gone = replace(own_row(rollout), finish=Finish.NOT_ATTEMPTED, verdict=None)
+    assert reason(gone) is DropReason.NOT_ATTEMPTED
+    with pytest.raises(ValueError, match="not in the journal"):
+        view(own_row(rollout))
+
+
+def test_rollout_outside_the_cut_is_not_used() -> None:
+    counted, late = own(0, (33, 2)), own(1, (34, 2))
+    samples, _ = view(own_row(counted), rollouts=(counted, late))
+    assert [s.index for s in samples] == [0]
+
+
+def test_behaviour_may_be_missing_where_nobody_needs_it() -> None:
+    [sample], _ = view(peer("7", mean_logprob=None), needs_behaviour=False)
+    assert sample.behaviour is None
+
+
+def test_without_peers_only_own_and_no_drop() -> None:
+    rollout = own(0, (33, 2))
+    samples, report = view(
+        own_row(rollout), peer("7", shareable=False), rollouts=(rollout,), peers=False
+    )
+    assert [s.source for s in samples] == ["ant"]
+    assert report.drops.total() == 0
+
+
+def test_empty_stopped_reply_is_one_end_token() -> None:
+    [sample], _ = view(peer(""))
+    assert sample.num_reply_tokens == 1
+    assert sample.token_ids[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "text", "mine", "rest"),
+    [
+        ("The answer is", " 42", "The answer is", " 42"),  # the same: continue it
+        ("", "The answer is 42", "The answer is", " 42"),  # written by the peer itself
+        ("The answer", " is 42", "The answer is", " 42"),  # partly begun, partly written
+        ("The answer is", " 42", "", "The answer is 42"),  # I begin with nothing: all of it
+    ],
+)
+def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
+    r = renderer(reply_start=mine)
+    [sample], _ = view(peer(text, begun=theirs), with_renderer=r)
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    assert sample.token_ids[: len(prompt)] == prompt
+    assert r.text(prompt, sample.token_ids[len(prompt) :]) == (rest, True)
+
+
+def test_too_long_may_be_cut_at_a_whole_character() -> None:
+    """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Snapshot to 6 it keeps x日, 4 tokens."""
+    r = renderer()
+    limits = ViewLimits(200, 6, "cut")
+    [sample], report = view(peer("x日本"), limits=limits)
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
+    assert sample.num_reply_tokens == 4
+    assert sample.finish is Finish.LENGTH and sample.cut
+    assert report.metrics()["view/cut"] == 1.0
+    assert report.token_ratio("bee") == 8 / 4  # of the whole reply
+    # Snapshot by the end token alone: 8 > 7, and no end token remains.
+    [nearly], _ = view(peer("x日本"), limits=replace(limits, max_response_tokens=7))
+    assert nearly.num_reply_tokens == 7
+    assert nearly.finish is Finish.LENGTH
+    # A reply that its author broke off may be cut once more: both ends are LENGTH.
+    [twice], _ = view(peer("x日本", finish=Finish.LENGTH), limits=limits)
+    assert twice.finish is Finish.LENGTH and twice.cut
+    # Where truncated replies are masked, a cut one is too.
+    assert reason(peer("x日本"), limits=limits, mask_truncated=True) is DropReason.TOO_LONG
+
+
+def test_token_ratio_over_kept_samples() -> None:
+    """x日 and x are 4 + 1 and 1 + 1 of my tokens with the end token: 7, against 2 + 5 = 7 and, for
+    cat, 2 against 1. What is dropped does not count."""
+    _, report = view(
+        peer("x日", 0, num_tokens=2),
+        peer("x", 1, num_tokens=5),
+        peer("x", 2, num_tokens=100, shareable=False),
+        peer("x", 0, "cat", num_tokens=1),
+    )
+    metrics = report.metrics()
+    assert metrics["view/token_ratio/bee"] == 1.0
+    assert metrics["view/token_ratio/cat"] == 2.0
+
+
+def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
+    """bee carries ids: its first equals mine, its second is letter by letter. cat is only known to
+    use my tokenizer: 3 tokens against my 2 can only be another split."""
+    r = renderer()
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    body = r.continuation(prompt, "the")
+    assert body is not None
+    letters = tuple(i for c in "the" for i in (r.continuation(prompt, c) or ()))
+    assert len(body) == 1
+    assert len(letters) == 3
+
+    def tokens(ids: tuple[int, ...]) -> Tokens:
+        return Tokens(r.vocabulary_hash, ids, (0.0,) * len(ids))
+
+    samples, report = view(
+        peer("the", 0, tokens=tokens((*body, 2)), num_tokens=2),
+        peer("the", 1, tokens=tokens((*letters, 2)), num_tokens=4),
+        peer("the", 2, tokens=replace(tokens((5,)), tokenizer="sha256:other"), num_tokens=1),
+        peer("the", 0, "cat", num_tokens=2, tokenizer=r.vocabulary_hash),
+        peer("the", 1, "cat", num_tokens=3, tokenizer=r.vocabulary_hash),
+        peer("the", 0, "dog", num_tokens=9),
+    )
+    assert len(samples) == 6
+    assert report.compared == {"bee": 2, "cat": 2}
+    assert report.other_split == {"bee": 1, "cat": 1}
+    assert report.metrics()["view/other_split/cat"] == 1.0
+
+
+def test_metrics_name_every_reason_always() -> None:
+    metrics = view(peer("7"))[1].metrics()
+    assert {f"view/drop/{r}" for r in DropReason} <= set(metrics)
+    assert sum(metrics[f"view/drop/{r}"] for r in DropReason) == 0.0
+    assert metrics["view/kept/bee"] == 1.0
+    assert metrics["view/dropped/bee"] == 0.0
+    dropped = view(peer("7", shareable=False), peer("8", 1))[1].metrics()
+    assert dropped["view/drop/not_shareable"] == 1.0
+    assert dropped["view/dropped/bee"] == 1.0
+    assert all(isinstance(v, float) for v in dropped.values())
+
+
+# ---------------------------------------------------------------- for algorithms that need tokens
+
+
+def test_tokens_are_taken_as_they_are() -> None:
+    """Letter by letter is not how I would split "the", and 0 is not the end token I would put."""
+    r = renderer()
+    prompt = r.prompt(PROBLEMS["q1"].messages)
+    letters = tuple(i for c in "the" for i in (r.continuation(prompt, c) or ()))
+    tokens = Tokens(r.vocabulary_hash, (*letters, 0), (-0.1, -0.2, -0.3, -0.4))
+    rollout = own(0, (33, 33, 2))
+    mine, theirs = view(
+        own_row(rollout), peer("the", tokens=tokens), rollouts=(rollout,), needs_tokens=True
+    )[0]
+    assert theirs.token_ids == (*prompt, *letters, 0)
+    assert theirs.source_logprobs == (-0.1, -0.2, -0.3, -0.4)
+    assert theirs.loss_mask == (0,) * len(prompt) + (1,) * 4
+    assert mine.source_logprobs == rollout.completion.logprobs
+    # Nobody asks: the text, and no log-probabilities.
+    [plain], _ = view(peer("the", tokens=tokens))
+    assert plain.source_logprobs is None
+    assert plain.token_ids != theirs.token_ids
+
+
+def test_tokens_that_cannot_be_taken() -> None:
+    r = renderer()
+    tokens = Tokens(r.vocabulary_hash, (33, 2), (-0.1, -0.2))
+
+    def why(**other: object) -> DropReason:
+        return reason(peer("x", **{"tokens": tokens, **other}), needs_tokens=True)  # type: ignore[arg-type]
+
+    other = replace(tokens, tokenizer="sha256:other")
+    assert why(tokens=other) is DropReason.OTHER_VOCABULARY
+    assert why(tokens=None, tokenizer="sha256:other") is DropReason.OTHER_VOCABULARY
+    assert why(tokens=None, tokenizer=r.vocabulary_hash) is DropReason.NO_LOGPROB
+    assert why(begun="The") is DropReason.BEGUN_REPLY
+    assert why(tokens=replace(tokens, ids=(33, 10**6))) is DropReason.NOT_RENDERABLE
+    assert why(tokens=replace(tokens, ids=(33, -1))) is DropReason.NOT_RENDERABLE
+    assert why(shareable=False) is DropReason.NOT_SHAREABLE
+    empty = replace(tokens, ids=(), logprobs=())
+    assert why(tokens=empty, finish=Finish.LENGTH) is DropReason.EMPTY
+
+
+def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
+    r = renderer()
+    tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
+    short = ViewLimits(200, 6)
+    assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
+    [sample], report = view(
+        peer("x", tokens=tokens), limits=replace(short, too_long="cut"), needs_tokens=True
+    )
+    assert sample.num_reply_tokens == 6
+    assert sample.source_logprobs == tokens.logprobs[:6]
+    assert sample.finish is Finish.LENGTH
+    assert report.cut == {"bee": 1}

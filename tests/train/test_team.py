@@ -1,0 +1,489 @@
+"""Teams of any size, streams that nobody else touches, members that do not learn or are not there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from team import member, team
+
+import hacrl
+from hacrl.config import parse_config
+from hacrl.errors import RunStopped, UserError
+from hacrl.policy import policy as policy_module
+from hacrl.sampling import samplers as samplers_module
+from hacrl.store.checkpoint import Checkpoints
+from hacrl.store.journal import Journal
+from hacrl.store.pool import open_pool
+from hacrl.store.pool.sql import SqlPool
+from hacrl.store.rundir import RunDirectory
+from hacrl.types import Finish
+
+NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
+
+
+def rollouts(run: RunDirectory, agent: str, step: int = 0) -> dict:
+    entry = Journal(run.journal(agent)).read(step)
+    return {(r.problem_id, r.index): r.completion.token_ids for r in entry[0]}
+
+
+def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
+    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
+
+
+def cuts(run: RunDirectory, steps: int) -> list:
+    pool = open_pool(run.config().pool.url, run.path, create=False)
+    found = [pool.gather(step) for step in range(steps)]
+    pool.dispose()
+    return found
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
+    """6 prompts x 4 samples in minibatches of 24: 1 update own, 1 for each peer."""
+    names = [
+        ("wren", "wren"),
+        ("finch", "finch"),
+        ("heron", "heron"),
+        ("w2", "wren"),
+        ("f2", "finch"),
+    ]
+    members = [member(name, model) for name, model in names[:size]]
+    config = team(*members, steps=2, minibatch_samples=24, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    for name, _ in names[:size]:
+        trained = rows(run, name)
+        assert [r["step"] for r in trained] == [0, 1]
+        assert all(r["updates_planned"] == size for r in trained)
+        assert all(r["rollouts"] == 24 for r in trained)
+        assert all(r["peers/samples"] + sum_drops(r, name) == 24 * (size - 1) for r in trained)
+        assert Checkpoints(run.checkpoints(name), 2).steps() == [2]
+    assert [len(c.groups) for c in cuts(run, 2)] == [6, 6]
+
+
+def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
+    """What waits on the host is put there after the updates, on a clock of its own."""
+    config = team(member("wren"), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    lines = [json.loads(x) for x in (run.path / "times.jsonl").read_text().splitlines()]
+    phases = {key for line in lines if line["agent"] == "wren" for key in line}
+    assert phases - {"step", "agent"} == {
+        *("sample", "score", "verify", "publish", "view", "update", "rest")
+    }
+
+
+def sum_drops(row: dict, learner: str) -> float:
+    own = row.get(f"view/dropped/{learner}", 0)
+    return sum(v for k, v in row.items() if k.startswith("view/dropped/")) - own
+
+
+def test_one_agent_under_hacpo_is_gspo_number_for_number(tmp_path: Path) -> None:
+    base = team(member("wren"))
+    runs = []
+    for name in ("hacpo", "gspo"):
+        config = copy.deepcopy(base)
+        config["algorithm"]["name"] = name
+        runs.append(hacrl.train(config, tmp_path / name))
+    assert runs[0].metrics_path.read_bytes() == runs[1].metrics_path.read_bytes()
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_nobody_touches_anothers_stream(tmp_path: Path) -> None:
+    """Under gspo agents do not meet, so wren's whole run must stay the same to the last number when
+    a third agent joins, the team is reordered, or row counts and micro-batches change."""
+    base = team(member("wren"), member("finch"), **NO_EVALUATION)
+    base["algorithm"]["name"] = "gspo"
+    changed = {
+        "third": [member("wren"), member("finch"), member("heron")],
+        "reordered": [member("finch"), member("wren")],
+        "rows": [member("wren", sampler_rows=5), member("finch")],
+        "microbatch": [member("wren", microbatch_tokens=150), member("finch")],
+    }
+    plain = hacrl.train(base, tmp_path / "plain")
+    for name, members in changed.items():
+        other = hacrl.train({**base, "agents": members}, tmp_path / name)
+        for step in range(2 if name == "microbatch" else 3):
+            assert rollouts(other, "wren", step) == rollouts(plain, "wren", step), (name, step)
+        if name in ("third", "reordered"):
+            known = [
+                {k: r[k] for k in p}
+                for r, p in zip(rows(other, "wren"), rows(plain, "wren"), strict=True)
+            ]
+            assert known == rows(plain, "wren"), name
+
+
+def test_reordering_the_team_reorders_the_results(tmp_path: Path) -> None:
+    one = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "one")
+    two = hacrl.train(team(member("finch"), member("wren"), **NO_EVALUATION), tmp_path / "two")
+    for name in ("wren", "finch"):
+        assert rows(one, name) == rows(two, name)
+
+
+def test_two_agents_of_one_model_draw_differently(tmp_path: Path) -> None:
+    config = team(member("a", "wren"), member("b", "wren"), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    assert rollouts(run, "a") != rollouts(run, "b")
+
+
+# ---------------------------------------------------------------- members of other kinds
+
+
+def test_a_frozen_member_samples_and_never_learns(tmp_path: Path) -> None:
+    config = team(member("wren"), member("finch", learn=False), **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    assert all("updates" not in r for r in rows(run, "finch"))
+    assert all(r["updates"] > 0 and r["peers/samples"] > 0 for r in rows(run, "wren"))
+    assert Checkpoints(run.checkpoints("finch"), 1).steps() == []
+    versions = {
+        t.policy_version
+        for c in cuts(run, 3)
+        for g in c.groups
+        for t in g.trajectories
+        if t.agent == "finch"
+    }
+    assert versions == {0}
+
+
+def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
+    """A run of finch alone, then wren learning with finch's stored trajectories: the same texts and
+    verdicts as if finch had been there at the time."""
+    stored = hacrl.train(team(member("finch"), **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old-finch", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        old = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in before.groups
+            for t in g.trajectories
+        }
+        new = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in now.groups
+            for t in g.trajectories
+            if t.agent == "old-finch"
+        }
+        assert old == new
+    assert all(r["peers/samples"] > 0 for r in rows(run, "wren"))
+    assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
+
+
+def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) -> None:
+    """Six problems, six a step: every problem comes in every step, and each step replays its own."""
+    lines = [
+        f'{{"id": "p{i}", "question": "{i + 20}+{i + 31}", "answer": "{2 * i + 51}"}}'
+        for i in range(6)
+    ]
+    (tmp_path / "six.jsonl").write_text("\n".join(lines) + "\n")
+    task = {"kind": "jsonl", "train": str(tmp_path / "six.jsonl"), "held_out_share": 0.0}
+    stored = hacrl.train(team(member("finch"), task=task, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")
+
+    def texts(cut, agent: str) -> list[str]:
+        return [t.text for g in cut.groups for t in g.trajectories if t.agent == agent]
+
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        assert texts(now, "old") == texts(before, "finch")
+
+
+def test_a_replay_member_names_its_agent(tmp_path: Path) -> None:
+    stored = hacrl.train(
+        team(member("wren"), member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored"
+    )
+    config = team(member("wren"), {"name": "old", "replay": str(stored.path)}, **NO_EVALUATION)
+    with pytest.raises(UserError, match="wren, finch"):
+        hacrl.train(config, tmp_path / "run")
+
+
+def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
+    """wren samples 2, finch 4 with a system text and shorter replies; 12 own and 24 peers' samples
+    in minibatches of 12 are 1 + 2 updates for wren, 2 + 1 for finch."""
+    config = team(
+        member("wren", samples_per_prompt=2),
+        member("finch", system="Work it out.", max_response_tokens=12, mask_truncated=True),
+        steps=1,
+        **NO_EVALUATION,
+    )
+    run = hacrl.train(config, tmp_path / "run")
+    (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
+    assert (wren["rollouts"], finch["rollouts"]) == (12, 24)
+    assert (wren["updates_planned"], finch["updates_planned"]) == (3, 3)
+    assert max(len(ids) for ids in rollouts(run, "finch").values()) <= 12
+    assert finch["view/drop/too_long"] + finch["view/drop/truncated"] > 0
+    plain = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "plain")
+    assert rollouts(plain, "finch") != rollouts(run, "finch")  # the system text was read
+
+
+def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) -> None:
+    config = team(member("wren"), member("finch", max_prompt_tokens=2), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    (cut,) = cuts(run, 1)
+    theirs = [t for g in cut.groups for t in g.trajectories if t.agent == "finch"]
+    assert {t.finish for t in theirs} == {Finish.NOT_ATTEMPTED}
+    (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
+    assert finch["not_attempted"] == 6
+    assert wren["view/drop/not_attempted"] == 6
+    assert wren["updates"] == 2  # own block only; the empty peers' block makes none
+    assert wren["updates_planned"] == 4
+    assert finch["updates"] == 0
+
+
+# ---------------------------------------------------------------- honesty
+
+
+def test_stale_sampler_weights_stop_the_run(tmp_path: Path, monkeypatch) -> None:
+    """A sampler that keeps the start weights: equal at step 0, caught at step 1."""
+    real = samplers_module.Sampler
+
+    def stale(model, *rest, **settings):
+        return real(copy.deepcopy(model), *rest, **settings)
+
+    monkeypatch.setattr(samplers_module, "Sampler", stale)
+    config = team(member("wren"), **NO_EVALUATION)
+    config["agents"][0]["learning_rate"] = 5e-3
+    with pytest.raises(RunStopped, match="stale"):
+        hacrl.train(config, tmp_path / "run")
+    assert [r["step"] for r in rows(RunDirectory.open(tmp_path / "run"), "wren")] == [0]
+
+
+def test_the_samplers_own_logprobs_may_serve_while_they_agree(tmp_path: Path) -> None:
+    """In float32 the gap lies far below epsilon_low / 10, so only the probe is scored, and training
+    is the same to rounding."""
+    scored = hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path / "scored")
+    config = team(
+        member("wren"), **NO_EVALUATION, sampler={"behaviour": "sampler", "check_samples": 4}
+    )
+    own = hacrl.train(config, tmp_path / "own")
+    assert rollouts(own, "wren", 2) == rollouts(scored, "wren", 2)
+    for a, b in zip(rows(own, "wren"), rows(scored, "wren"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert 0 < b["agreement/max_gap"] < 1e-6
+
+
+def test_the_samplers_own_logprobs_do_not_serve_where_they_disagree(tmp_path: Path) -> None:
+    """With a clip of 1e-9 no rounding is small enough: every sequence is scored, as by default."""
+    clip = {"name": "hacpo", "epsilon_low": 1e-9, "epsilon_high": 1e-9}
+    runs = [
+        hacrl.train(
+            team(member("wren"), steps=1, algorithm=clip, sampler=sampler, **NO_EVALUATION),
+            tmp_path / sampler["behaviour"],
+        )
+        for sampler in ({"behaviour": "score"}, {"behaviour": "sampler", "check_samples": 4})
+    ]
+    scored, own = (Journal(run.journal("wren")).read(0)[0] for run in runs)
+    assert [r.completion.logprobs for r in own] == [r.completion.logprobs for r in scored]
+
+
+def test_evaluation_draws_do_not_depend_on_the_step(tmp_path: Path) -> None:
+    """A frozen model evaluated "after" two different numbers of steps gives the same replies, so that
+    differences between evaluations are differences between weights."""
+    texts = []
+    for steps in (1, 2):
+        config = team(member("wren", learning_rate=1e-30), evaluation={"every": 0, "problems": 12})
+        run = hacrl.train(config, tmp_path / str(steps), steps=steps)
+        texts.append((run.evaluation(steps, "wren") / "replies.jsonl").read_text())
+        texts.append((run.evaluation(0, "wren") / "replies.jsonl").read_text())
+    assert len(set(texts)) == 1
+
+
+def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
+    tmp_path: Path, monkeypatch
+) -> None:
+    real = policy_module.LogProbs.__call__
+
+    def broken(self, rows):
+        values = real(self, rows)
+        return values * float("nan") if torch.is_grad_enabled() else values
+
+    monkeypatch.setattr(policy_module.LogProbs, "__call__", broken)
+    config = team(member("wren"), **NO_EVALUATION, skip_limit=3)
+    with pytest.raises(RunStopped, match="3 updates in a row"):
+        hacrl.train(config, tmp_path / "run")
+    assert list((tmp_path / "run").glob("broken-wren-step-*.jsonl"))
+
+
+def test_adapters_and_whole_weights_in_one_team(tmp_path: Path) -> None:
+    """wren trains an adapter, finch its whole weights; both learn, resume and export."""
+    config = team(member("wren", lora={"rank": 4}, learning_rate=2e-3), member("finch"), steps=2)
+    run = hacrl.train(config, tmp_path / "run")
+    run = hacrl.resume(run.path, steps=3)
+    unbroken = hacrl.train(config, tmp_path / "unbroken", steps=3)
+    for name in ("wren", "finch"):
+        assert all(r["updates"] == 4 and r["peers/samples"] > 0 for r in rows(run, name))
+        assert rows(run, name) == rows(unbroken, name)
+    tensors = Checkpoints(run.checkpoints("wren"), 2).load(3).model
+    assert tensors and all("lora_" in name for name in tensors)
+
+
+def test_a_memory_pool_trains_but_cannot_be_resumed(tmp_path: Path) -> None:
+    config = team(member("wren"), steps=1, **NO_EVALUATION, pool={"url": "memory://"})
+    hacrl.train(config, tmp_path / "run")
+    with pytest.raises(UserError, match="memory"):
+        hacrl.resume(tmp_path / "run", steps=2)
+
+
+def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
+    first = hacrl.train(team(member("wren"), steps=2), tmp_path / "first")
+    second = hacrl.train(first.config_path, tmp_path / "second")
+    assert second.metrics_path.read_bytes() == first.metrics_path.read_bytes()
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The mended config can take the same place."""
+    place = tmp_path / "run"
+    for broken, words in (
+        (team(member("wren"), minibatch_samples=2, **NO_EVALUATION), "minibatch_samples"),
+        (team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION), "does not exist"),
+        (team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION), "reads at most"),
+    ):
+        with pytest.raises(UserError, match=words):
+            hacrl.train(broken, place)
+        assert not place.exists()
+    hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), place)
+
+
+def test_a_folder_of_someone_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path)
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
+    with run.locked(), pytest.raises(UserError, match="another process"):
+        hacrl.resume(run.path, steps=2)
+    hacrl.resume(run.path, steps=2)
+
+
+def test_of_two_runs_that_begin_at_once_the_later_leaves_the_other_alone(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Both found the place empty; one of them has the lock, and has sampled nothing yet."""
+    config = team(member("wren"), **NO_EVALUATION)
+    first = RunDirectory.create(tmp_path / "run", parse_config(config))
+    monkeypatch.setattr(RunDirectory, "create", lambda path, config: first)
+    with first.locked(), pytest.raises(UserError, match="another process"):
+        hacrl.train(config, tmp_path / "run")
+    assert first.config_path.is_file()
+
+
+def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> None:
+    unsaved = team(member("wren"), steps=1, evaluation={"problems": 0}, checkpoint={"save": False})
+    saved = team(member("wren"), steps=2, **NO_EVALUATION)
+    for config, steps, words in ((unsaved, 2, "no checkpoints"), (saved, 1, "done 2 steps")):
+        run = hacrl.train(config, tmp_path / words.replace(" ", "-"))
+        before = [run.config_path.read_bytes(), run.metrics_path.read_bytes()]
+        with pytest.raises(UserError, match=words):
+            hacrl.resume(run.path, steps=steps)
+        assert [run.config_path.read_bytes(), run.metrics_path.read_bytes()] == before
+
+
+def test_two_runs_in_one_pool_are_told_apart(tmp_path: Path) -> None:
+    pool = {"url": f"sqlite:///{tmp_path / 'shared.db'}"}
+    hacrl.train(team(member("wren"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "one")
+    with pytest.raises(UserError, match=r"closed by a run whose members are wren, not finch"):
+        hacrl.train(team(member("finch"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "two")
+
+
+def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
+    """The sampler must not be left in training mode, where transformers has no cache."""
+    plain = hacrl.train(team(member("wren")), tmp_path / "plain")
+    config = team(member("wren", gradient_checkpointing=True))
+    saving = hacrl.train(config, tmp_path / "saving")
+    for step in range(3):
+        assert rollouts(saving, "wren", step) == rollouts(plain, "wren", step)
+    assert rows(saving, "wren", "evaluation") == rows(plain, "wren", "evaluation")
+
+
+def test_a_broken_verifier_does_not_look_like_a_weak_model(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "always_raises.py").write_text(
+        "def score(completion, **columns):\n    raise ValueError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    verifier = {"kind": "function", "workers": 1, "options": {"path": "always_raises:score"}}
+    config = team(member("wren"), steps=1, verifier=verifier)
+    with pytest.warns(UserWarning, match="made no update"):
+        run = hacrl.train(config, tmp_path / "run")
+    assert [r["accuracy"] for r in rows(run, "wren", "evaluation")] == [None, None]
+    assert rows(run, "wren")[0]["reward"] is None
+    assert Checkpoints(run.checkpoints("wren"), 2).best() is None
+
+
+def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
+    """The stored run grows between a kill and the resume: the published rows stay."""
+    stored = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
+    run = hacrl.train(team(member("wren"), replay, steps=2, seed=3, **settings), tmp_path / "run")
+    before = run.metrics_path.read_bytes()
+    hacrl.resume(stored.path, steps=3)
+    shutil.rmtree(run.path / "checkpoints")
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_a_replayed_run_must_have_something_stored(tmp_path: Path) -> None:
+    config = team(member("finch"), steps=1, pool={"url": "memory://"}, **NO_EVALUATION)
+    stored = hacrl.train(config, tmp_path / "stored")
+    with pytest.raises(UserError, match="nothing to replay"):
+        hacrl.train(
+            team(member("wren"), {"name": "old", "replay": str(stored.path)}), tmp_path / "run"
+        )
+
+
+def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = team(member("wren"), log={"tensorboard": True}, evaluation={"every": 1, "problems": 6})
+    run = hacrl.train(config, tmp_path / "run", steps=2)
+    hacrl.resume(run.path, steps=3)
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    steps = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps["evaluation/wren/accuracy"] == [0, 1, 2, 3]
+    assert steps["train/wren/reward"] == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- journal before publish
+
+
+def test_rollouts_are_on_disk_before_anyone_sees_them(tmp_path: Path, monkeypatch) -> None:
+    """At every publication the journal of that agent and step is whole, verdicts and all."""
+    real, seen = SqlPool.publish, []
+
+    def watched(self, trajectories) -> None:
+        agent, step = trajectories[0].agent, trajectories[0].step
+        entry = Journal(tmp_path / "run" / "journal" / agent).read(step)
+        assert entry is not None, f"{agent} published step {step} before journalling it"
+        assert [r.verdict for r in entry[0]] == [t.verdict for t in trajectories]
+        seen.append((agent, step))
+        real(self, trajectories)
+
+    monkeypatch.setattr(SqlPool, "publish", watched)
+    hacrl.train(team(member("wren"), member("finch"), steps=2, **NO_EVALUATION), tmp_path / "run")
+    assert seen == [("wren", 0), ("finch", 0), ("wren", 1), ("finch", 1)]
+
+
+def test_what_is_journalled_is_never_sampled_or_judged_again(tmp_path: Path, monkeypatch) -> None:
+    """All checkpoints lost: the whole run is learned again from the journal alone."""
+    run = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "run")
+    before = run.metrics_path.read_bytes()
+    shutil.rmtree(run.path / "checkpoints")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("sampled or judged what the journal holds")
+
+    monkeypatch.setattr("hacrl.train.agent.attempt", refuse)
+    monkeypatch.setattr("hacrl.train.agent.judge", refuse)
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before
