@@ -62,7 +62,7 @@ def load(path: Path) -> Any:
     return module
 
 
-teams = load(ROOT / "tests" / "runtime" / "team.py")
+teams = load(ROOT / "tests" / "train" / "team.py")
 
 
 def tiny(**tables: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_the_pool_of_the_page_trains_and_changes_nothing(folder: Path) -> None:
 
 
 def pool_contract() -> list[str]:
-    module = load(ROOT / "tests" / "pool" / "test_pool.py")
+    module = load(ROOT / "tests" / "store" / "pool" / "test_pool.py")
     return [
         name
         for name, function in vars(module).items()
@@ -184,7 +184,7 @@ def pool_contract() -> list[str]:
 
 @pytest.mark.parametrize("name", pool_contract())
 def test_the_pool_of_the_page_does_what_every_pool_must(folder: Path, name: str) -> None:
-    test = getattr(load(ROOT / "tests" / "pool" / "test_pool.py"), name)
+    test = getattr(load(ROOT / "tests" / "store" / "pool" / "test_pool.py"), name)
     make_row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
     given = {"pool": open_pool("my_pool:FolderPool://pool", folder), "row": make_row}
     test(**{key: given[key] for key in inspect.signature(test).parameters})

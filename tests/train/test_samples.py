@@ -257,7 +257,7 @@ def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
 
 
 def test_too_long_may_be_cut_at_a_whole_character() -> None:
-    """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Snapshot to 6 it keeps x日, 4 tokens."""
+    """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Cut to 6 it keeps x日, 4 tokens."""
     r = renderer()
     limits = ViewLimits(200, 6, "cut")
     [sample], report = view(peer("x日本"), limits=limits)
@@ -267,7 +267,7 @@ def test_too_long_may_be_cut_at_a_whole_character() -> None:
     assert sample.finish is Finish.LENGTH and sample.cut
     assert report.metrics()["view/cut"] == 1.0
     assert report.token_ratio("bee") == 8 / 4  # of the whole reply
-    # Snapshot by the end token alone: 8 > 7, and no end token remains.
+    # Cut by the end token alone: 8 > 7, and no end token remains.
     [nearly], _ = view(peer("x日本"), limits=replace(limits, max_response_tokens=7))
     assert nearly.num_reply_tokens == 7
     assert nearly.finish is Finish.LENGTH
