@@ -88,7 +88,7 @@ def main() -> None:
         if args.ray:
             import ray
 
-            from hacrl.train.ray_pool import PoolKeeper, RayPool
+            from hacrl.training.ray_pool import PoolKeeper, RayPool
 
             ray.init(address="local", include_dashboard=False, log_to_driver=False)
             keeper = ray.remote(PoolKeeper).remote("sqlite:///pool.db", folder)

@@ -22,8 +22,8 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.observer import Quiet
-from hacrl.train.run import start
+from hacrl.training.observer import Quiet
+from hacrl.training.run import start
 
 
 class Stopwatch(Quiet):

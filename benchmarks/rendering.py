@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.train.samples import ViewLimits, ViewReport, learner_view
+from hacrl.training.samples import ViewLimits, ViewReport, learner_view
 from hacrl.types import (
     Finish,
     Group,

@@ -15,13 +15,13 @@ from statistics import fmean
 
 import torch
 
-import hacrl.train.agent
+import hacrl.training.agent
 from hacrl.config import load_config
 from hacrl.study.diagnostics import Diagnostics
 from hacrl.study.diagnostics.baseline import standard_error
 from hacrl.study.diagnostics.gradients import Directions
-from hacrl.train.evaluate import problem_scores
-from hacrl.train.run import start
+from hacrl.training.evaluate import problem_scores
+from hacrl.training.run import start
 from hacrl.types import Rollout
 
 SHARES = (0.1, 1.0)
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     Moved.learner, Moved.at = given.learner, given.step
-    hacrl.train.agent.Diagnostics = Moved  # type: ignore[misc]
+    hacrl.training.agent.Diagnostics = Moved  # type: ignore[misc]
     config = load_config(
         Path(__file__).parent.parent / "configs" / "pocket.toml",
         [

@@ -62,7 +62,7 @@ def load(path: Path) -> Any:
     return module
 
 
-teams = load(ROOT / "tests" / "train" / "team.py")
+teams = load(ROOT / "tests" / "training" / "team.py")
 
 
 def tiny(**tables: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hacrl.train.agent import Agent
+from hacrl.training.agent import Agent
 from speed.floor import Cost, cost_of, rollout_floor, score_floor, update_floor
 from speed.measure import Measurement, free, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of

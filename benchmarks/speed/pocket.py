@@ -14,7 +14,7 @@ from unittest.mock import patch
 from hacrl.config import load_config
 from hacrl.policy.policy import Policy
 from hacrl.sampling.sampler import Reply, Request
-from hacrl.train.run import start
+from hacrl.training.run import start
 from speed.generate import GenerateSampler
 from speed.measure import Measurement
 from speed.work import Setting

@@ -17,7 +17,7 @@ from hacrl.policy.policy import Policy
 from hacrl.sampling.sampler import Reply, Request
 from hacrl.store.pool import open_pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.agent import Agent
+from hacrl.training.agent import Agent
 from hacrl.types import Message, Problem, Rollout, Snapshot, Verdict
 from hacrl.verify import VerifierPool
 from hacrl.verify.settings import VerifierConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hacrl.train.agent import Agent
+from hacrl.training.agent import Agent
 from speed.measure import Measurement, alloc_retries, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
 from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable, take_as_scored

@@ -27,13 +27,13 @@ def train(
     `config` is a Config, a TOML file, or a plain dict of the same form; keyword arguments override
     top-level fields (`steps=20`). `run` is the directory to write, runs/NAME by default.
     """
-    from hacrl.train.run import start
+    from hacrl.training.run import start
 
     return start(config, run, overrides)
 
 
 def resume(run: str | Path, **overrides: Any) -> RunDirectory:
     """Go on with a run from its newest whole checkpoint; `steps=N` makes it longer."""
-    from hacrl.train.run import go_on
+    from hacrl.training.run import go_on
 
     return go_on(Path(run), overrides)

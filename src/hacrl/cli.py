@@ -65,13 +65,13 @@ def train(
     """Train the team that CONFIG describes, e.g. hacrl train team.toml steps=100"""
     with calm():
         from hacrl.config import load_config
-        from hacrl.train.run import free_name
+        from hacrl.training.run import free_name
 
         settings = load_config(config, overrides or [])
         place = run or free_name(Path("runs") / config.stem)
     with calm(place):
         from hacrl.progress import ProgressLine
-        from hacrl.train.run import start
+        from hacrl.training.run import start
 
         with ProgressLine() as progress:
             start(settings, place, observer=progress)
@@ -83,7 +83,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with RUN from its newest whole checkpoint; steps=N makes it longer."""
     with calm(run):
         from hacrl.progress import ProgressLine
-        from hacrl.train.run import go_on
+        from hacrl.training.run import go_on
 
         with ProgressLine() as progress:
             go_on(run, _steps_only(overrides or []), observer=progress)

@@ -20,7 +20,7 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.overrides import apply_override, read_toml
 from hacrl.tasks.settings import TaskConfig
-from hacrl.train.plan import Plan, make_plan
+from hacrl.training.plan import Plan, make_plan
 from hacrl.verify.settings import VerifierConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

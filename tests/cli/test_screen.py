@@ -23,8 +23,8 @@ from hacrl.study.doctor.doctor import plan_cells
 from hacrl.study.doctor.memory import count_parameters, size_text
 from hacrl.study.inspect.curves import plot, smooth
 from hacrl.study.inspect.samples import one_line
-from hacrl.train.loggers import WeightsAndBiases
-from hacrl.train.plan import make_plan
+from hacrl.training.loggers import WeightsAndBiases
+from hacrl.training.plan import make_plan
 
 CONFIG = {
     "steps": 30,

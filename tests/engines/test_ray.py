@@ -23,10 +23,10 @@ from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.store.checkpoint import Checkpoints  # noqa: E402
 from hacrl.store.pool import open_pool  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
-from hacrl.train.ray import RayCrew  # noqa: E402
-from hacrl.train.ray_actor import FollowerPlace  # noqa: E402
-from hacrl.train.ray_pool import PoolKeeper, RayPool  # noqa: E402
-from hacrl.train.team import Call  # noqa: E402
+from hacrl.training.ray import RayCrew  # noqa: E402
+from hacrl.training.ray_actor import FollowerPlace  # noqa: E402
+from hacrl.training.ray_pool import PoolKeeper, RayPool  # noqa: E402
+from hacrl.training.team import Call  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 CONFIG = team(member("wren"), member("finch"))
@@ -136,7 +136,7 @@ def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None
 
 
 def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("hacrl.train.ray.PATIENCE", 1.0)
+    monkeypatch.setattr("hacrl.training.ray.PATIENCE", 1.0)
     for settings, words in (
         ({"cpus": 999}, "ask for 1000 CPU in all"),
         ({"resources": {"moon": 1}}, "1 moon in all, but the cluster has 0"),
@@ -183,8 +183,8 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
         def follow(self, rank: int, address: str) -> Any:
             raise MemoryError("no room for the shard")
 
-    monkeypatch.setattr("hacrl.train.ray.FollowerPlace", Failing)
-    monkeypatch.setattr("hacrl.train.team.MOST_LOSSES", 1)
+    monkeypatch.setattr("hacrl.training.ray.FollowerPlace", Failing)
+    monkeypatch.setattr("hacrl.training.team.MOST_LOSSES", 1)
     config = team(member("wren", ranks=2), **NO_EVALUATION)
     with pytest.raises(RunStopped, match=r"lost in step 0 \(MemoryError: no room for the shard\)"):
         hacrl.train(on_ray(config), tmp_path / "run")

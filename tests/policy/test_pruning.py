@@ -29,8 +29,8 @@ from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.policy.update import UpdateReport, repeat_pays, survivors
-from hacrl.train.metrics import learning_metrics
-from hacrl.train.plan import Plan
+from hacrl.training.metrics import learning_metrics
+from hacrl.training.plan import Plan
 from hacrl.types import Batch, Sample, Update
 
 # ---------------------------------------------------------------- equal with and without

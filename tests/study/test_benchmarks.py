@@ -28,7 +28,7 @@ from hacrl.study.benchmarks import (
     recount,
     recount_suite,
 )
-from hacrl.train.run import start
+from hacrl.training.run import start
 from hacrl.verify import VerifierConfig
 
 SUMS = Suite(

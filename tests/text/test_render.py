@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from hacrl.errors import UserError
 from hacrl.pocket import POCKET, pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.train.samples import DropReason, ViewLimits, learner_view
+from hacrl.training.samples import DropReason, ViewLimits, learner_view
 from hacrl.types import (
     Completion,
     Finish,

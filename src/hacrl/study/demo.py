@@ -27,7 +27,7 @@ from hacrl.store.files import read_whole_lines, write_atomic
 from hacrl.study.inspect.comparison import compare, comparison_table, sentence
 from hacrl.study.pocket_config import POCKET_TOML
 from hacrl.study.tables import console, duration
-from hacrl.train.run import start
+from hacrl.training.run import start
 from hacrl.verify.settings import usable_cores
 
 

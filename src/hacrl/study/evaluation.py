@@ -20,7 +20,7 @@ from hacrl.store.files import whole_folder
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
-from hacrl.train.evaluate import Evaluation, evaluate, write_evaluation
+from hacrl.training.evaluate import Evaluation, evaluate, write_evaluation
 from hacrl.types import Problem
 from hacrl.verify import VerifierPool
 

@@ -16,7 +16,7 @@ from hacrl.policy.displacement import cosine, displace, dot, norm
 from hacrl.policy.policy import Policy
 from hacrl.sampling.sampler import Request
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
-from hacrl.train.plan import Plan, make_plan
+from hacrl.training.plan import Plan, make_plan
 from hacrl.types import Message, Sample
 
 PROBLEMS = ("p", "q", "r", "s")

@@ -23,8 +23,8 @@ from hacrl.store.files import append_line, read_whole_lines, sweep, write_atomic
 from hacrl.study.benchmarks.catalogue import Benchmark, Suite, load_problems
 from hacrl.study.benchmarks.cell import CellResult, count_figures
 from hacrl.study.benchmarks.summary import SuiteResult, read_cell, write_cell, write_summary
-from hacrl.train.attempt import attempt, judge, split_by_length
-from hacrl.train.evaluate import EVALUATION, reply_rows
+from hacrl.training.attempt import attempt, judge, split_by_length
+from hacrl.training.evaluate import EVALUATION, reply_rows
 from hacrl.types import Problem
 from hacrl.verify import VerifierConfig, VerifierPool
 

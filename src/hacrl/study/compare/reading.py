@@ -14,7 +14,7 @@ from typing import Any
 from hacrl.store.files import read_whole_lines
 from hacrl.study.compare.suite import Cell
 from hacrl.study.diagnostics.harm import CHECKED
-from hacrl.train.evaluate import read_scores
+from hacrl.training.evaluate import read_scores
 
 DIAGNOSTICS = (
     "peers/used",

@@ -23,8 +23,8 @@ from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_g
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
 from hacrl.study.diagnostics.harm import CHECKED
 from hacrl.tasks import Task
-from hacrl.train.attempt import attempt, judge, split_by_length
-from hacrl.train.plan import Plan
+from hacrl.training.attempt import attempt, judge, split_by_length
+from hacrl.training.plan import Plan
 from hacrl.types import Problem, Rollout, Sample, Snapshot
 from hacrl.verify import VerifierPool
 

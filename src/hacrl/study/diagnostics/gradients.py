@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hacrl.algorithms import Algorithm, skips_zero_advantage
 from hacrl.policy.displacement import Gradient, cosine, displace, norm
 from hacrl.policy.policy import Policy
-from hacrl.train.plan import Plan, minibatch
+from hacrl.training.plan import Plan, minibatch
 from hacrl.types import Sample, Update
 
 

@@ -26,7 +26,7 @@ from hacrl.study.doctor.memory import (
     size_text,
 )
 from hacrl.study.tables import plain_table
-from hacrl.train.plan import Plan
+from hacrl.training.plan import Plan
 
 CORE = (
     "torch",

@@ -13,7 +13,7 @@ from hacrl.statistics import Estimate, estimate
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import AgentSummary, paired_difference, summarise
 from hacrl.study.tables import duration, percent, plain_table, points_text
-from hacrl.train.evaluate import read_scores
+from hacrl.training.evaluate import read_scores
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hacrl.statistics import Estimate, compare_paired
 from hacrl.store.files import read_whole_lines
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.diagnostics.harm import CHECKED, find_harm
-from hacrl.train.evaluate import read_scores
+from hacrl.training.evaluate import read_scores
 
 Curve = list[tuple[int, float]]
 """(steps done, value)."""

@@ -13,8 +13,8 @@ from typing import Any
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.diagnostics.harm import HarmWatch
 from hacrl.study.diagnostics.unused import UnusedWatch
-from hacrl.train.loggers import Logger
-from hacrl.train.observer import Observer
+from hacrl.training.loggers import Logger
+from hacrl.training.observer import Observer
 
 Row = Mapping[str, Any]
 

@@ -24,11 +24,11 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory, sample_rows
 from hacrl.study.diagnostics import Diagnostics
 from hacrl.tasks import Task
-from hacrl.train.attempt import attempt, judge, split_by_length
-from hacrl.train.metrics import agreement_facts, learning_metrics, rollout_metrics
-from hacrl.train.plan import minibatch, replaced
-from hacrl.train.samples import ViewLimits, learner_view
-from hacrl.train.timing import Clock
+from hacrl.training.attempt import attempt, judge, split_by_length
+from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics
+from hacrl.training.plan import minibatch, replaced
+from hacrl.training.samples import ViewLimits, learner_view
+from hacrl.training.timing import Clock
 from hacrl.types import (
     Finish,
     Problem,

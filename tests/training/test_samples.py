@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.train.samples import DropReason, ViewLimits, ViewReport, learner_view
+from hacrl.training.samples import DropReason, ViewLimits, ViewReport, learner_view
 from hacrl.types import (
     Completion,
     Finish,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hacrl.errors import UserError
-from hacrl.train.plan import make_plan, minibatch, replaced
+from hacrl.training.plan import make_plan, minibatch, replaced
 from hacrl.types import Sample
 
 

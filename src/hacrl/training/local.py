@@ -9,9 +9,9 @@ from hacrl.config import Config
 from hacrl.policy.sharding.followers import LocalRanks
 from hacrl.store.pool import open_pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.observer import Observer
-from hacrl.train.seat import Answer, Seat, share
-from hacrl.train.team import Call, Lost, Team
+from hacrl.training.observer import Observer
+from hacrl.training.seat import Answer, Seat, share
+from hacrl.training.team import Call, Lost, Team
 
 
 def run_local(config: Config, run: RunDirectory, observer: Observer) -> None:

@@ -483,7 +483,7 @@ def test_what_is_journalled_is_never_sampled_or_judged_again(tmp_path: Path, mon
     def refuse(*args, **kwargs):
         raise AssertionError("sampled or judged what the journal holds")
 
-    monkeypatch.setattr("hacrl.train.agent.attempt", refuse)
-    monkeypatch.setattr("hacrl.train.agent.judge", refuse)
+    monkeypatch.setattr("hacrl.training.agent.attempt", refuse)
+    monkeypatch.setattr("hacrl.training.agent.judge", refuse)
     hacrl.resume(run.path)
     assert run.metrics_path.read_bytes() == before

@@ -12,7 +12,7 @@ from hacrl.errors import UserError
 from hacrl.store.pool import Pool, open_pool, shown
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task
-from hacrl.train.agent import not_attempted
+from hacrl.training.agent import not_attempted
 from hacrl.types import Finish, Sampling, Trajectory
 
 

@@ -20,10 +20,10 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
-from hacrl.train.agent import Agent, Member
-from hacrl.train.evaluate import evaluate, write_evaluation
-from hacrl.train.replay import ReplayMember
-from hacrl.train.timing import Clock
+from hacrl.training.agent import Agent, Member
+from hacrl.training.evaluate import evaluate, write_evaluation
+from hacrl.training.replay import ReplayMember
+from hacrl.training.timing import Clock
 from hacrl.verify import VerifierPool
 
 

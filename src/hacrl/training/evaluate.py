@@ -18,7 +18,7 @@ from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.statistics import Estimate, estimate
 from hacrl.store.files import read_whole_lines, write_atomic
-from hacrl.train.attempt import attempt, judge, split_by_length
+from hacrl.training.attempt import attempt, judge, split_by_length
 from hacrl.types import Finish, Problem, Rollout, Status
 from hacrl.verify import VerifierPool
 

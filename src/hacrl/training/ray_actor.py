@@ -82,7 +82,7 @@ class Place:
 
     def _sit(self) -> Any:
         settle(self.orders)
-        from hacrl.train.seat import Seat, share  # torch and transformers load here
+        from hacrl.training.seat import Seat, share  # torch and transformers load here
 
         orders = self.orders
         run = RunDirectory(Path(orders.run))
@@ -93,7 +93,7 @@ class Place:
     def _pool(self, run: RunDirectory) -> Pool:
         if self.orders.keeper is None:
             return open_pool(self.orders.config.pool.url, run.path)
-        from hacrl.train.ray_pool import RayPool
+        from hacrl.training.ray_pool import RayPool
 
         return RayPool(self.orders.keeper)
 

@@ -18,11 +18,11 @@ from hacrl.errors import RunStopped
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import open_pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.local import LocalCrew
-from hacrl.train.logbook import Logbook
-from hacrl.train.observer import Quiet
-from hacrl.train.seat import Answer, Seat
-from hacrl.train.team import Call, Lost, Team
+from hacrl.training.local import LocalCrew
+from hacrl.training.logbook import Logbook
+from hacrl.training.observer import Quiet
+from hacrl.training.seat import Answer, Seat
+from hacrl.training.team import Call, Lost, Team
 
 TEAM = team(
     member("wren"),
@@ -66,7 +66,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("hacrl.train.team.time", made)
+    monkeypatch.setattr("hacrl.training.team.time", made)
     return made
 
 

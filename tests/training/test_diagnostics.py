@@ -16,8 +16,8 @@ from hacrl.study.diagnostics.baseline import Guess, baseline_metrics
 from hacrl.study.diagnostics.gain import gain_metrics
 from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import summary_table
-from hacrl.train.observer import Quiet
-from hacrl.train.run import start
+from hacrl.training.observer import Quiet
+from hacrl.training.run import start
 
 HERE = {"kind": "number", "workers": 0}
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}

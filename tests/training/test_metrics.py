@@ -4,13 +4,13 @@ import pytest
 
 from hacrl.algorithms.capability import Capability
 from hacrl.policy.update import UpdateReport
-from hacrl.train.metrics import (
+from hacrl.training.metrics import (
     agreement_facts,
     effective_samples,
     learning_metrics,
     rollout_metrics,
 )
-from hacrl.train.plan import Plan
+from hacrl.training.plan import Plan
 from hacrl.types import Completion, Finish, Rollout, Sample, Status, Update, Verdict
 
 

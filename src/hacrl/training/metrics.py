@@ -11,7 +11,7 @@ from typing import Any
 
 from hacrl.algorithms.capability import Capability
 from hacrl.policy.update import UpdateReport
-from hacrl.train.plan import Plan
+from hacrl.training.plan import Plan
 from hacrl.types import Finish, Rollout, Sample, Status, Update
 
 Done = Sequence[tuple[Update, Sequence[Sample], UpdateReport]]

@@ -21,10 +21,10 @@ from hacrl.errors import RunStopped, UserError
 from hacrl.store.checkpoint import Checkpoints, newest_common
 from hacrl.store.pool import Pool, members_of, shown
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.logbook import Logbook
-from hacrl.train.loggers import open_loggers
-from hacrl.train.observer import Observer
-from hacrl.train.seat import Answer
+from hacrl.training.logbook import Logbook
+from hacrl.training.loggers import open_loggers
+from hacrl.training.observer import Observer
+from hacrl.training.seat import Answer
 
 MOST_LOSSES = 5
 """A member lost so often in one step does not come back: something is wrong with it, not with its

@@ -9,9 +9,9 @@ from typing import Any
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.local import run_local
-from hacrl.train.observer import Observer, Quiet
-from hacrl.train.ray import run_ray
+from hacrl.training.local import run_local
+from hacrl.training.observer import Observer, Quiet
+from hacrl.training.ray import run_ray
 
 Runtime = Callable[[Config, RunDirectory, Observer], None]
 RUNTIMES: dict[str, Runtime] = {"local": run_local, "ray": run_ray}

@@ -21,12 +21,12 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool, open_pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.train.observer import Observer
-from hacrl.train.ray_actor import Failed, FollowerPlace, Orders, Place
+from hacrl.training.observer import Observer
+from hacrl.training.ray_actor import Failed, FollowerPlace, Orders, Place
 
 if TYPE_CHECKING:
-    from hacrl.train.seat import Answer
-    from hacrl.train.team import Call, Lost
+    from hacrl.training.seat import Answer
+    from hacrl.training.team import Call, Lost
 
 PATIENCE = 60.0
 """Seconds after which it is told that a member has not found a machine yet."""
@@ -38,7 +38,7 @@ NOTICE = 30.0
 
 def run_ray(config: Config, run: RunDirectory, observer: Observer) -> None:
     """Train until `config.steps`, from the newest checkpoint that all learners have."""
-    from hacrl.train.team import Team
+    from hacrl.training.team import Team
 
     observer.phase("loading")
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ class _Group:
 
 
 class RayCrew:
-    """Carries calls out in actors. See `hacrl.train.team.Crew`."""
+    """Carries calls out in actors. See `hacrl.training.team.Crew`."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class RayCrew:
     def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
         import ray
 
-        from hacrl.train.team import Lost
+        from hacrl.training.team import Lost
 
         until = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -289,7 +289,7 @@ class RayCrew:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from hacrl.train.ray_pool import PoolKeeper, RayPool
+        from hacrl.training.ray_pool import PoolKeeper, RayPool
 
         here = ray.get_runtime_context().get_node_id()
         self.keeper = (
