@@ -27,18 +27,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from hacrl.config import Config, dump_config, load_config
+from hacrl.config import Config, dump_config
 from hacrl.errors import UserError
-from hacrl.store.files import append_line, read_whole_lines, sweep, write_atomic
+from hacrl.store.files import append_line, sweep, write_atomic
 from hacrl.store.pool import shown
+from hacrl.store.reader import RunReader
 from hacrl.types import Sample
 
 Row = Mapping[str, Any]
 
 
-class RunDirectory:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class RunDirectory(RunReader):
+    """A run directory opened for writing; everything that reads is in `RunReader`."""
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDirectory:
@@ -66,16 +66,6 @@ class RunDirectory:
         write_atomic(run.config_path, dump_config(config))
         return run
 
-    @classmethod
-    def open(cls, path: Path) -> RunDirectory:
-        run = cls(path)
-        if not run.config_path.is_file():
-            raise UserError(
-                f"{path} is not a run directory: it has no config.toml. A run directory is what "
-                "`hacrl train` writes, by default under runs/."
-            )
-        return run
-
     def forget_if_not_begun(self) -> None:
         """Take the directory back, which `create` made, if nothing has been sampled yet."""
         if not any((self.path / begun).exists() for begun in ("journal", "evaluation")):
@@ -93,50 +83,10 @@ class RunDirectory:
                 ) from error
             yield
 
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    def config(self) -> Config:
-        return load_config(self.config_path)
-
     def set_config(self, config: Config) -> None:
         write_atomic(self.config_path, dump_config(config))
 
-    def journal(self, agent: str) -> Path:
-        return self.path / "journal" / agent
-
-    def checkpoints(self, agent: str) -> Path:
-        return self.path / "checkpoints" / agent
-
-    def evaluation(self, step: int, agent: str) -> Path:
-        return self.path / "evaluation" / f"step-{step:06d}" / agent
-
-    def samples(self, agent: str) -> Path:
-        return self.path / "samples" / agent
-
     # ------------------------------------------------------------ metrics and times
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every whole line, in order."""
-        if not self.metrics_path.exists():
-            return []
-        rows = []
-        for number, line in enumerate(read_whole_lines(self.metrics_path), start=1):
-            try:
-                row = json.loads(line)
-                assert {"kind", "step", "agent"} <= set(row)
-            except (ValueError, TypeError, AssertionError) as error:
-                raise UserError(
-                    f"{self.metrics_path}, line {number} is not a metrics row: the file was changed "
-                    "outside hacrl. Delete the line to go on."
-                ) from error
-            rows.append(row)
-        return rows
 
     def add_metrics(self, rows: Iterable[Row]) -> None:
         for row in rows:

@@ -17,7 +17,8 @@ from typing import Any
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.statistics import Estimate, estimate
-from hacrl.store.files import read_whole_lines, write_atomic
+from hacrl.store.files import write_atomic
+from hacrl.store.reader import mean_rewards
 from hacrl.training.attempt import attempt, judge, split_by_length
 from hacrl.types import Finish, Problem, Rollout, Status
 from hacrl.verify import VerifierPool
@@ -109,11 +110,8 @@ def evaluate(
 
 def problem_scores(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean judged reward of each problem; a problem with no judged reply is left out."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for r in rollouts:
-        if r.verdict is not None and r.verdict.judged:
-            rewards[r.problem_id].append(r.verdict.reward)
-    return {problem_id: fmean(values) for problem_id, values in rewards.items()}
+    verdicts = ((r.problem_id, r.verdict) for r in rollouts)
+    return mean_rewards((p, v.reward if v and v.judged else None) for p, v in verdicts)
 
 
 def write_evaluation(
@@ -163,13 +161,3 @@ def _problem_columns(problem: Problem) -> dict[str, Any]:
         "question": problem.messages[-1].content,
         "answer": problem.answer,
     }
-
-
-def read_scores(folder: Path) -> dict[str, float]:
-    """Problem id -> mean judged reward, recounted from the replies on disk."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for line in read_whole_lines(folder / "replies.jsonl"):
-        row = json.loads(line)
-        if row["reward"] is not None:
-            rewards[row["problem"]].append(row["reward"])
-    return {problem_id: fmean(values) for problem_id, values in rewards.items()}

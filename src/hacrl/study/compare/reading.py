@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.store.files import read_whole_lines
+from hacrl.store.reader import read_scores
 from hacrl.study.compare.suite import Cell
 from hacrl.study.diagnostics.harm import CHECKED
-from hacrl.training.evaluate import read_scores
 
 DIAGNOSTICS = (
     "peers/used",

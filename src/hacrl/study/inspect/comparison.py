@@ -10,10 +10,10 @@ from rich.table import Table
 
 from hacrl.config import Config
 from hacrl.statistics import Estimate, estimate
+from hacrl.store.reader import read_scores
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import AgentSummary, paired_difference, summarise
 from hacrl.study.tables import duration, percent, plain_table, points_text
-from hacrl.training.evaluate import read_scores
 
 
 @dataclass(frozen=True)

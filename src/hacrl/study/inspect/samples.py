@@ -6,7 +6,6 @@ updates did with it. The two are joined here by (problem, author, index).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,8 @@ from rich.table import Table
 
 from hacrl.config import Config
 from hacrl.errors import UserError
-from hacrl.store.files import read_whole_lines
 from hacrl.store.pool import open_pool
-from hacrl.store.rundir import RunDirectory
+from hacrl.store.reader import RunReader
 from hacrl.study.tables import plain_table
 from hacrl.types import Problem, Trajectory
 
@@ -45,7 +43,7 @@ class SampleRow:
 
 def print_samples(
     console: Console,
-    run: RunDirectory,
+    run: RunReader,
     *,
     step: int | None,
     agent: str | None,
@@ -76,11 +74,9 @@ def print_samples(
         )
 
 
-def stored_steps(run: RunDirectory) -> list[int]:
+def stored_steps(run: RunReader) -> list[int]:
     """Steps with stored samples; a UserError that says why where there are none."""
-    steps = sorted(
-        {int(path.stem.removeprefix("step-")) for path in run.path.glob("samples/*/step-*.jsonl")}
-    )
+    steps = run.sample_steps()
     if not steps:
         raise UserError(
             f"{run.path} has no stored samples: no step is done yet, or the run had "
@@ -90,7 +86,7 @@ def stored_steps(run: RunDirectory) -> list[int]:
 
 
 def sample_rows(
-    run: RunDirectory,
+    run: RunReader,
     config: Config,
     step: int,
     learners: Sequence[str],
@@ -125,8 +121,8 @@ def _learners(config: Config, agent: str | None) -> list[str]:
     return [agent] if agent else [a.name for a in config.agents if a.learns]
 
 
-def _views(run: RunDirectory, learner: str, step: int) -> dict[Key, dict[str, Any]]:
-    rows = map(json.loads, read_whole_lines(run.samples(learner) / f"step-{step:06d}.jsonl"))
+def _views(run: RunReader, learner: str, step: int) -> dict[Key, dict[str, Any]]:
+    rows = run.sample_rows(step, learner)
     return {(row["problem"], row["source"], row["index"]): row for row in rows}
 
 
@@ -134,7 +130,7 @@ def _key(t: Trajectory) -> Key:
     return t.problem_id, t.agent, t.index
 
 
-def _problems(config: Config, run: RunDirectory, step: int) -> dict[str, Problem]:
+def _problems(config: Config, run: RunReader, step: int) -> dict[str, Problem]:
     """The step's problems from the task; none where its data is gone."""
     from hacrl.tasks import make_task
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +10,8 @@ from typing import Any
 
 from hacrl.config import AgentConfig, Config
 from hacrl.statistics import Estimate, compare_paired
-from hacrl.store.files import read_whole_lines
-from hacrl.store.rundir import RunDirectory
+from hacrl.store.reader import RunReader, read_scores
 from hacrl.study.diagnostics.harm import CHECKED, find_harm
-from hacrl.training.evaluate import read_scores
 
 Curve = list[tuple[int, float]]
 """(steps done, value)."""
@@ -108,51 +104,36 @@ class RunSummary:
     config: Config
     steps_done: int
     agents: tuple[AgentSummary, ...]
-    seconds: float
-    """All phases of all agents, evaluation and checkpoints included, as far as logged."""
     checks: Checks | None = None
     """None where diagnostics were off."""
 
 
-def summarise(run: RunDirectory) -> RunSummary:
+def summarise(run: RunReader) -> RunSummary:
     """Read a run's metrics, times and evaluations."""
     config = run.config()
-    rows = run.metrics()
-    times = seconds_by_agent(run.path / "times.jsonl")
-    train = [row for row in rows if row["kind"] == "train"]
-    agents = tuple(_agent(run, agent, rows, times) for agent in config.agents)
-    done = 1 + max((row["step"] for row in train), default=-1)
-    checks = _checks(config, train, seconds_by_agent(run.path / "times.jsonl", ("diagnostics",)))
-    return RunSummary(run.path, config, done, agents, sum(times.values()), checks)
+    agents = tuple(_agent(run, agent) for agent in config.agents)
+    return RunSummary(run.path, config, run.steps_done(), agents, _checks(run, config))
 
 
-def _checks(
-    config: Config, train: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]
-) -> Checks | None:
-    checked = [row for row in train if CHECKED in row]
+def _checks(run: RunReader, config: Config) -> Checks | None:
+    checked = [row for row in run.metrics("train") if CHECKED in row]
     if not checked:
         return None
     return Checks(
         count=len({row["step"] for row in checked}),
         rollouts=sum(row[CHECKED] for row in checked),
-        seconds=sum(seconds.values()),
+        seconds=sum(run.seconds(agent.name, diagnostics=True) for agent in config.agents),
         warnings=tuple(harm.sentence for harm in find_harm(config, checked)),
     )
 
 
-def _agent(
-    run: RunDirectory,
-    agent: AgentConfig,
-    rows: Sequence[Mapping[str, Any]],
-    times: Mapping[str, float],
-) -> AgentSummary:
+def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
     name = agent.name
-    mine = [row for row in rows if row["agent"] == name]
-    train = [row for row in mine if row["kind"] == "train"]
+    train = run.metrics("train", name)
     scores = tuple(
         Score(row["step"], _accuracy(row))
-        for row in sorted(mine, key=lambda row: row["step"])
-        if row["kind"] == "evaluation" and row["accuracy"] is not None
+        for row in sorted(run.metrics("evaluation", name), key=lambda row: row["step"])
+        if row["accuracy"] is not None
     )
     return AgentSummary(
         name=name,
@@ -164,7 +145,7 @@ def _agent(
         rollouts=sum(row["rollouts"] for row in train),
         updates=sum(row.get("updates", 0) for row in train),
         peers_used=_peers_used(train),
-        seconds=times.get(name, 0.0),
+        seconds=run.seconds(name),
     )
 
 
@@ -173,7 +154,7 @@ def _accuracy(row: Mapping[str, Any]) -> Estimate:
     return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
 
 
-def _gain(run: RunDirectory, agent: str, scores: Sequence[Score]) -> Estimate | None:
+def _gain(run: RunReader, agent: str, scores: Sequence[Score]) -> Estimate | None:
     if len(scores) < 2:
         return None
     first, last = (run.evaluation(scores[i].step, agent) for i in (0, -1))
@@ -199,15 +180,3 @@ def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
     ]
     total = sum(n for n, _ in counts)
     return sum(n * used for n, used in counts) / total if total else None
-
-
-def seconds_by_agent(path: Path, phases: Sequence[str] = ()) -> dict[str, float]:
-    """Seconds of each agent's phases, diagnostics aside, or of the `phases` named; under "" what
-    belongs to none (evaluation, checkpoints)."""
-    left_out = ("step", "agent", "diagnostics")
-    seconds: dict[str, float] = defaultdict(float)
-    for line in read_whole_lines(path):
-        row = json.loads(line)
-        wanted = phases or [k for k in row if k not in left_out]
-        seconds[row["agent"]] += sum(row.get(k, 0.0) for k in wanted)
-    return dict(seconds)
