@@ -1,36 +1,36 @@
-"""Means with 95 percent intervals, over problems, seeds or both; learning curves; the correction for
-many comparisons; and the figures of repeated attempts: pass@k, best@k, maj@k.
+"""Means with 95 % intervals over problems and seeds, correction for multiple comparisons, learning
+curves, and the scores of repeated attempts (pass@k, best@k, maj@k).
 
-Plain numbers in, plain numbers out; what a reply or a problem is, others know. All of it is
-deterministic: the same values in the same order give the same figures, to the last digit.
+Every function is deterministic: the same values in the same order give the same result. numpy and
+scipy are imported on first use, because `hacrl show` must start quickly.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import atan, comb, cos, inf, pi, sin, sqrt
+from math import comb, inf, sqrt
 from random import Random
 from statistics import fmean, stdev
-
-import numpy as np
+from typing import Any
 
 from hacrl.errors import UserError
 
 Z95 = 1.959963984540054
 FEW = 100
-"""Below so many values that are not all 0 or 1, the interval is a bootstrap."""
+"""With fewer values than this the interval is a bootstrap, unless all values are 0 or 1."""
 RESAMPLES = 10_000
 CROSSED_RESAMPLES = 4_000
 LEVEL = 0.05
-"""The chance of a false claim that a 95 percent interval, and Holm's correction, allow."""
+"""Error rate of the 95 % intervals and of Holm's correction."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 percent interval.
+    """A mean with its 95 % interval.
 
     Example: Estimate(mean=0.5, low=0.4, high=0.6, count=100)
     """
@@ -40,35 +40,29 @@ class Estimate:
     high: float
     count: int
     method: str = "normal"
-    """How the interval was made: normal, wilson, bootstrap, t, or crossed bootstrap."""
+    """How the interval was computed: normal, wilson, bootstrap, t, or crossed bootstrap."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Normal interval of the mean of independent values (one value a problem, say). One value has
-    no interval: it is then its own."""
+    """Mean of independent values (one per problem) with the normal interval. A single value gets an
+    interval of width 0."""
     centre = fmean(values)
     half = Z95 * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
     return Estimate(centre, centre - half, centre + half, len(values))
 
 
 def wilson(right: int, count: int) -> Estimate:
-    """A share with Wilson's score interval: sensible for few problems and for 0 or all right, where
-    the normal interval has no width.
+    """A fraction with Wilson's score interval, which also works for few problems and for 0 % or
+    100 %, where the normal interval has width 0."""
+    from scipy.stats import binomtest
 
-        (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-    """
-    share, z2 = right / count, Z95 * Z95
-    centre = share + z2 / (2 * count)
-    half = Z95 * sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    scale = 1 + z2 / count
-    low = 0.0 if right == 0 else (centre - half) / scale
-    high = 1.0 if right == count else (centre + half) / scale
-    return Estimate(share, low, high, count, "wilson")
+    found = binomtest(right, count).proportion_ci(method="wilson")
+    return Estimate(right / count, float(found.low), float(found.high), count, "wilson")
 
 
 def bootstrap(values: Sequence[float]) -> Estimate:
-    """Percentile bootstrap of the mean, seeded: 10,000 resamples of the values, the 2.5th and 97.5th
-    percentile of their means. Stays inside the values' range, unlike the normal interval."""
+    """Mean with the percentile bootstrap interval (10,000 resamples, fixed seed). The interval stays
+    inside the range of the values."""
     draw = Random(0)
     means = sorted(fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     cut = RESAMPLES // 40
@@ -76,19 +70,19 @@ def bootstrap(values: Sequence[float]) -> Estimate:
 
 
 def estimate_scores(values: Sequence[float]) -> Estimate:
-    """Mean of one score in [0, 1] a problem, with the interval that fits: Wilson where every score
-    is 0 or 1, bootstrap for fewer than 100 other ones, normal beyond that."""
+    """Mean of scores in [0, 1], one per problem: Wilson's interval if every score is 0 or 1, else
+    bootstrap below 100 problems and normal from 100 on."""
     if not values:
-        raise UserError("there is no judged problem, so there is nothing to average")
+        raise UserError("no problem was judged, so there is no score to average")
     if all(v in (0.0, 1.0) for v in values):
         return wilson(round(sum(values)), len(values))
     return bootstrap(values) if len(values) < FEW else estimate(values)
 
 
 def compare_paired(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
-    """What `b` scores above `a`: the mean of b - a over the problems that both have, with its
-    interval over problems; `count` is their number. Differences of the same problem are narrower
-    than the difference of two means. Bootstrap below 100 problems, normal from there on.
+    """Mean of b - a over the problems in both, with its interval over problems (bootstrap below 100
+    problems, normal from 100 on); `count` is their number. The paired interval is narrower than that
+    of two separate means.
 
     Example: compare_paired({"p": 0.0, "q": 1.0}, {"p": 1.0, "q": 1.0, "r": 0.0}).mean == 0.5
     """
@@ -103,60 +97,41 @@ def compare_paired(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
 
 
 def t_interval(values: Sequence[float]) -> Estimate:
-    """Interval of the mean of a few independent values (one value a seed) by Student's t: wider than
-    the normal one, since their spread is itself known only roughly. One value says nothing about the
-    spread: its interval is the whole line."""
+    """Mean of a few independent values (one per seed) with Student's t interval. The interval of a
+    single value is infinite."""
     centre, count = fmean(values), len(values)
-    if count < 2:
-        return Estimate(centre, -inf, inf, count, "t")
-    half = t_quantile(count - 1) * stdev(values) / sqrt(count)
+    half = t_quantile(count - 1) * stdev(values) / sqrt(count) if count > 1 else inf
     return Estimate(centre, centre - half, centre + half, count, "t")
 
 
 def t_test(values: Sequence[float]) -> float:
-    """The chance of a mean at least so far from zero, on either side, if the true mean were zero.
-    Below 0.05 exactly where t_interval excludes zero."""
+    """Two-sided p value for "the true mean is 0". It is below 0.05 exactly when t_interval excludes
+    zero; 1.0 for a single value."""
+    from scipy.special import stdtr
+
     if len(values) < 2:
         return 1.0
     centre, spread = fmean(values), stdev(values)
     if spread == 0:
         return 1.0 if centre == 0 else 0.0
-    return 1.0 - t_within(abs(centre) / (spread / sqrt(len(values))), len(values) - 1)
-
-
-def t_within(t: float, freedom: int) -> float:
-    """The chance that |T| <= t for Student's T with a whole number of degrees of freedom v, as a
-    finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4), with theta = atan(t / sqrt(v)):
-
-        v odd:   2/pi (theta + sin cos (1 + 2/3 cos^2 + (2 4)/(3 5) cos^4 + ...))   up to cos^(v-3)
-        v even:  sin (1 + 1/2 cos^2 + (1 3)/(2 4) cos^4 + ...)                       up to cos^(v-2)
-    """
-    theta = atan(t / sqrt(freedom))
-    odd = freedom % 2
-    term, total = 1.0, 0.0
-    for i in range((freedom - odd) // 2):
-        total += term
-        term *= (2 * i + 1 + odd) / (2 * i + 2 + odd) * cos(theta) ** 2
-    if odd:
-        return 2 / pi * (theta + sin(theta) * cos(theta) * total)
-    return sin(theta) * total
+    return 2 * float(stdtr(len(values) - 1, -abs(centre) / (spread / sqrt(len(values)))))
 
 
 @lru_cache
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The t with t_within(t) = 1 - level: 12.706, 4.303, 3.182, 2.776 for 1 to 4."""
-    low, high = 0.0, 1e6
-    for _ in range(100):  # halving 1e6 a hundred times is beyond a double's last digit
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_within(middle, freedom) < 1 - level else (low, middle)
-    return high
+    """The t with P(|T| <= t) = 1 - level: 12.706, 4.303, 3.182, 2.776 for 1 to 4 degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 1 - level / 2))
 
 
 def crossed_bootstrap(rows: Sequence[Sequence[float]]) -> Estimate:
-    """Interval of the mean of a table, one row a seed and one column a problem: rows and columns are
-    drawn again with replacement, each by itself, since every seed met the same problems. It sees
-    what t over seeds cannot: that other problems might have said otherwise. With few rows it is too
-    narrow in the direction of seeds, which is what t is for."""
+    """Mean of a table (one row per seed, one column per problem) with an interval from resampling
+    rows and columns independently, because every seed has the same problems. It covers the choice of
+    problems, which t over seeds does not. With few rows it underestimates the variation over seeds,
+    which t covers."""
+    import numpy as np
+
     table = np.asarray(rows, dtype=np.float64)
     by_row, by_column = _counts(table.shape[0], 1), _counts(table.shape[1], 2)
     means = np.sort(((by_row @ table) * by_column).sum(axis=1) / table.size)
@@ -166,16 +141,17 @@ def crossed_bootstrap(rows: Sequence[Sequence[float]]) -> Estimate:
 
 
 @lru_cache(maxsize=8)
-def _counts(size: int, stream: int) -> np.ndarray:
-    """How often each of `size` items is drawn, for every resample. Fixed: two calls agree."""
+def _counts(size: int, stream: int) -> Any:
+    """For each resample, how often each of `size` items is drawn. The seed is fixed."""
+    import numpy as np
+
     draw = np.random.Generator(np.random.PCG64([size, stream]))
     return draw.multinomial(size, np.full(size, 1 / size), CROSSED_RESAMPLES).astype(np.float32)
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm's step-down method): whoever claims only what stays
-    at or below 0.05 makes a false claim in at most 5 percent of all such families. The smallest is
-    multiplied by n, the next by n - 1, and so on; never less than a smaller one's, never above 1.
+    """p values corrected for multiple comparisons by Holm's step-down method. Claiming only those at
+    or below 0.05 makes any false claim with probability at most 5 %.
 
     Example: holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
     """
@@ -190,12 +166,11 @@ def holm(chances: Sequence[float]) -> list[float]:
 # ---------------------------------------------------------------- learning curves
 
 Points = Sequence[tuple[float, float]]
-"""(what was spent, accuracy), by what was spent."""
+"""(rollouts or seconds spent, accuracy), in ascending order."""
 
 
 def mean_height(curve: Points) -> float | None:
-    """The area under a curve of straight lines, divided by its width: the mean accuracy on the way.
-    None for a curve without width.
+    """Area under the piecewise linear curve divided by its width; None for a curve of width 0.
 
     Example: mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == 0.3
     """
@@ -206,8 +181,7 @@ def mean_height(curve: Points) -> float | None:
 
 
 def first_reach(curve: Points, target: float) -> float | None:
-    """What was spent when the curve first reached the target, on the straight line between two
-    evaluations; None if it never did.
+    """The x at which the piecewise linear curve first reaches the target; None if it never does.
 
     Example: first_reach([(0, 0.2), (10, 0.6)], 0.5) == 7.5
     """
@@ -223,35 +197,29 @@ def first_reach(curve: Points, target: float) -> float | None:
 
 
 def pass_at_k(attempts: int, right: int, k: int) -> float:
-    """The chance that at least one of k attempts, drawn without replacement from `attempts` of which
-    `right` are right, is right: 1 - C(n-c, k) / C(n, k), the unbiased estimator of pass@k."""
+    """Unbiased pass@k: the probability that k of the attempts, drawn without replacement, include a
+    right one: 1 - C(n-c, k) / C(n, k)."""
     if not 1 <= k <= attempts:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {attempts}")
     return 1.0 - comb(attempts - right, k) / comb(attempts, k)
 
 
 def best_at_k(rewards: Sequence[float], k: int) -> float:
-    """The largest reward of the first k attempts. For rewards of 0 and 1 and exactly k attempts it
-    is pass@k; with more attempts pass@k has less noise."""
+    """The largest reward of the first k attempts."""
     return max(rewards[:k])
 
 
 def majority_at_k(votes: Sequence[tuple[str | None, float]], k: int) -> float:
-    """The reward of the answer that most of the first k attempts give. `votes` are (answer, reward);
-    an attempt without an answer (None) does not vote. Answers are the same if their texts are, white
-    space aside; of answers with equally many votes the one seen first wins, with the reward it had
-    then. No vote at all is worth 0.
+    """The reward of the most frequent answer among the first k attempts. `votes` are (answer,
+    reward). None is no vote; white space is ignored; a tie goes to the answer seen first, with its
+    first reward. Without any vote the result is 0.
 
     Example: majority_at_k([("7", 0.0), ("8", 1.0), ("8 ", 1.0)], k=3) == 1.0
     """
-    counts: dict[str, int] = {}
-    rewards: dict[str, float] = {}
-    for answer, reward in votes[:k]:
-        if answer is None:
-            continue
-        text = "".join(answer.split())
-        counts[text] = counts.get(text, 0) + 1
-        rewards.setdefault(text, reward)
-    if not counts:
+    named = [
+        ("".join(answer.split()), reward) for answer, reward in votes[:k] if answer is not None
+    ]
+    if not named:
         return 0.0
-    return rewards[max(counts, key=lambda text: counts[text])]  # max keeps the first of equals
+    (winner, _), *_ = Counter(text for text, _ in named).most_common(1)  # ties: insertion order
+    return next(reward for text, reward in named if text == winner)
