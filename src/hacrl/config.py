@@ -139,7 +139,7 @@ class LogConfig(Table):
     wandb: str | None = None
     """Project name at Weights & Biases; needs the extra hacrl[wandb]."""
     samples: bool = True
-    """Keep every training sample's advantage, weight and ratio for `hacrl show RUN samples`."""
+    """Keep every training sample's advantage, weight and ratio for `hacrl samples RUN`."""
 
 
 class LoraSettings(Table):

@@ -382,7 +382,7 @@ class LossOutput:
 
     loss: Tensor
     ratio_B: Tensor
-    """s of every row, detached: kept for metrics and `hacrl show samples`."""
+    """s of every row, detached: kept for metrics and `hacrl samples`."""
     used_B: Tensor
     """bool: rows whose gradient is not exactly zero because of a clip (advantage aside)."""
     kl: Tensor | float = 0.0

@@ -1,80 +1,24 @@
 """The command line, as a person meets it: good runs, and bad input with a way out.
 
-Most calls run in this process through the same app and the same error handling (`calm`); a few are
-real processes, because exit codes, signals and full disks are theirs.
+Commands run in this process, through the same app and error handling. test_processes.py has the tests
+that need a process: exit codes, signals, full disks, imported modules.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tomli_w
-from typer.testing import CliRunner
+from cli_helpers import ROOT, hacrl, refused, write
 
-from hacrl.cli import app
 from hacrl.config import load_config
 from hacrl.pocket import pocket_path
 from hacrl.study.pocket_config import POCKET_TOML
 
-ROOT = Path(__file__).parents[2]
 HALVES = {"together": "hacpo", "alone": "gspo"}
-
-
-def team(**settings: Any) -> dict[str, Any]:
-    return {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "samples_per_prompt": 4,
-        "minibatch_samples": 16,
-        "max_prompt_tokens": 64,
-        "max_response_tokens": 16,
-        "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
-        "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
-        "evaluation": {"every": 1, "problems": 6, "samples": 2},
-        "checkpoint": {"every": 1},
-        "runtime": {"threads": 1, "device": "cpu"},
-        "log": {"tensorboard": False},
-        "agents": [
-            {"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4},
-            {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4},
-        ],
-        **settings,
-    }
-
-
-def write(path: Path, **settings: Any) -> Path:
-    path.write_text(tomli_w.dumps(team(**settings)))
-    return path
-
-
-def hacrl(*args: str | Path) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error) of a command in this process."""
-    result = CliRunner().invoke(app, [str(a) for a in args])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception  # a bug: would be a traceback
-    return result.exit_code, result.stdout, result.stderr
-
-
-def refused(*args: str | Path) -> str:
-    """The message of a command that must fail as the user's mistake."""
-    code, _, message = hacrl(*args)
-    assert code == 2, message
-    assert message.startswith("error: ")
-    assert "Traceback" not in message
-    assert "pydantic" not in message
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +28,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out, err = hacrl("train", write(folder / "team.toml"), "--run", folder / "run")
     assert code == 0, err
     assert "step 2 of 2" in out
-    assert f"hacrl show {folder / 'run'} samples" in out
+    assert f"hacrl samples {folder / 'run'}" in out
+    assert f"Training wren, finch with hacpo for 2 steps -> {folder / 'run'}" in err
     assert "reward wren" in err
-    assert "held out after step 0" in err
+    assert "held-out accuracy before training: wren" in err
     return folder / "run"
 
 
@@ -106,7 +51,7 @@ def test_show_prints_every_agent_and_writes_the_picture(run: Path, tmp_path: Pat
 
 def test_samples_show_what_the_files_say(run: Path) -> None:
     """The first learner's first problem at step 1, each number against samples/wren and the pool."""
-    code, out, _ = hacrl("show", run, "samples", "--step", "1", "--agent", "wren", "--limit", "8")
+    code, out, _ = hacrl("samples", run, "--step", "1", "--agent", "wren", "--limit", "8")
     assert code == 0
     shown = [line.split() for line in out.splitlines() if line.startswith(("wren ", "finch "))]
     problem = re.search(r"step 1, problem (\S+), as wren learned", out)
@@ -127,8 +72,6 @@ def test_samples_show_what_the_files_say(run: Path) -> None:
         assert float(advantage) == pytest.approx(row["advantage"], abs=5e-3)
         assert float(weight) == pytest.approx(row["weight"], abs=5e-3)
         assert used == ("yes" if row["used"] and row["advantage"] else "no")
-    alias = hacrl("samples", run, "--step", "1", "--agent", "wren", "--limit", "8")
-    assert alias[1] == out
 
 
 def test_samples_of_what_is_not_there(run: Path) -> None:
@@ -309,68 +252,3 @@ def test_a_directory_with_another_run(run: Path) -> None:
     config = run.parent / "team.toml"
     assert "seed is 0 there and 5 here" in refused("train", config, "seed=5", "--run", run)
     assert f"hacrl resume {run}" in refused("train", config, "--run", run)
-
-
-# ---------------------------------------------------------------- real processes
-
-
-def start(*args: str | Path, **options: Any) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "hacrl", *map(str, args)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        **options,
-    )
-
-
-def test_process_help_is_quick_and_bad_input_ends_with_2(tmp_path: Path) -> None:
-    """--help must not load torch: it takes a fraction of a second, loading torch takes several."""
-    modules = subprocess.run(
-        [sys.executable, "-c", "import sys, hacrl.cli; print('torch' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        check=True,
-    )
-    assert modules.stdout.strip() == "False"
-    child = start("train", write(tmp_path / "a.toml"), "sedd=3")
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 2, err
-    assert "did you mean 'seed'" in err
-    assert len(err.splitlines()) == 1
-
-
-def test_process_full_disk(tmp_path: Path) -> None:
-    """No file may pass 100 kB, as on a full disk: the first checkpoint does not fit."""
-
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    config = write(tmp_path / "a.toml", evaluation={"problems": 0})
-    child = start("train", config, "--run", tmp_path / "run", preexec_fn=small_files)
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 2, err
-    assert "Traceback" not in err
-    assert "error: " in err
-    assert str(tmp_path / "run") in err
-    assert "free space" in err
-
-
-def test_process_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    config = write(tmp_path / "a.toml", steps=500, evaluation={"problems": 0})
-    child = start("train", config, "--run", tmp_path / "run")
-    until = time.monotonic() + 300
-    while not (tmp_path / "run/metrics.jsonl").exists() or not (
-        (tmp_path / "run/metrics.jsonl").stat().st_size
-    ):
-        assert time.monotonic() < until
-        assert child.poll() is None
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=300)
-    assert child.returncode == 130
-    assert err.splitlines()[-1] == f"stopped; go on with `hacrl resume {tmp_path / 'run'}`"
-    assert "Traceback" not in err

@@ -48,7 +48,7 @@ theirs alone, and their share of the gradient goes as the root of their weight: 
 Against hacpo: no capability, no floor, no ceiling, and order = "mixed" unless set otherwise: own and
 peers' samples of a problem in one update. It costs a forward of peers' samples before the first update.
 Alone it is gspo. No signal from a prompt whose rewards are all equal, nor from a peer's reply that was
-cut for the learner. A peer's weight in metrics and `hacrl show samples` is v.
+cut for the learner. A peer's weight in metrics and `hacrl samples` is v.
 """
 
 from __future__ import annotations

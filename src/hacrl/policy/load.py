@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from hacrl.config import AgentConfig
-from hacrl.errors import UserError
+from hacrl.errors import UserError, first_line
 from hacrl.pocket import pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 
@@ -88,7 +88,7 @@ def load_model(source: str, agent: AgentConfig) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             f"agent {agent.name!r}: no causal language model can be loaded from {source} "
-            f"({_first_line(error)}). Give a folder with config.json and safetensors weights, or a "
+            f"({first_line(error)}). Give a folder with config.json and safetensors weights, or a "
             "hub name that this machine can reach."
         ) from error
     return model.eval()
@@ -125,7 +125,3 @@ def load_renderer(source: str, agent: AgentConfig, model: Any) -> Renderer:
         return Renderer(tokenizer, settings, end_tokens(model, tokenizer))
     except UserError as error:
         raise UserError(f"agent {agent.name!r}: {error}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

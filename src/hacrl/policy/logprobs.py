@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hacrl.errors import first_line
 from hacrl.policy.attention import Switch
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 from hacrl.policy.head import head_logprobs, logits_logprobs
@@ -266,7 +267,7 @@ class LogProbs:
         except Exception as error:
             warnings.warn(
                 "small parts cannot be compiled here, so scoring and updates take about a third longer: "
-                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                f"{first_line(error)}",
                 stacklevel=2,
             )
             return None

@@ -22,6 +22,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from hacrl.errors import first_line
+
 SHORT = 1 / 3
 """A device is short of memory where less than this part of it is left beside what rests there: an
 update's gradients and activations must fit into it."""
@@ -168,7 +170,7 @@ class Parking:
                     "the host gives no more pinned memory, so what waits there between updates lies in "
                     "ordinary memory, and copying it takes longer; free some of the host's memory if "
                     "that is too long: "
-                    f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                    f"{first_line(error)}",
                     stacklevel=2,
                 )
         return torch.empty(size, dtype=torch.uint8)

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from hacrl.config import SamplerConfig, Table
-from hacrl.errors import RunStopped, UserError
+from hacrl.errors import RunStopped, UserError, describe
 from hacrl.policy.lora import merged_weights
 from hacrl.sampling.probe import Agreement, Probe, Row, Scores
 from hacrl.sampling.sampler import Reply, Request
@@ -130,7 +130,7 @@ class VllmSampler:
         except Exception as error:  # whatever it was, the engine cannot be used any more
             raise RunStopped(
                 f"agent {self.name!r}: vLLM could not take the new weights "
-                f"({type(error).__name__}: {_first_line(error)}). Nothing was lost: `hacrl resume RUN` "
+                f"({describe(error)}). Nothing was lost: `hacrl resume RUN` "
                 'starts a fresh engine, with sampler.kind = "builtin" in its config.toml none.'
             ) from error
         if not cleared:
@@ -237,7 +237,7 @@ class VllmSampler:
     def _cannot(self, error: Exception) -> UserError:
         return UserError(
             f"agent {self.name!r}: vLLM cannot run {self.policy.source} "
-            f"({type(error).__name__}: {_first_line(error)}). Use sampler.kind = 'builtin' for it (an "
+            f"({describe(error)}). Use sampler.kind = 'builtin' for it (an "
             "agent may have its own: sampler = 'builtin' in its table)."
         )
 
@@ -311,7 +311,3 @@ def _let_others_live(sampler: VllmSampler, engine: Any) -> None:
     client = engine.llm_engine.engine_core
     client._finalizer.detach()
     weakref.finalize(sampler, client.engine_core.model_executor.shutdown).atexit = False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

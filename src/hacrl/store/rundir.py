@@ -117,7 +117,7 @@ class RunDirectory(RunReader):
 
 
 def sample_rows(done: Iterable[tuple[Any, Sequence[Sample], Any]]) -> list[Row]:
-    """One row a training sample: what `hacrl show RUN samples` prints beside its text. Ratio and
+    """One row a training sample: what `hacrl samples RUN` prints beside its text. Ratio and
     used are null where the sample did not go through the model (advantage 0, `prune`)."""
     return [
         {

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hacrl.cli.progress import ProgressLine
 from hacrl.config import Config, load_config
 from hacrl.errors import UserError
-from hacrl.progress import ProgressLine
 from hacrl.store.files import read_whole_lines, write_atomic
 from hacrl.study.inspect.comparison import compare, comparison_table, sentence
 from hacrl.study.pocket_config import POCKET_TOML
@@ -50,8 +50,6 @@ def run_demo(place: Path, changes: Sequence[str] = ()) -> None:
     out.print(comparison_table(rows, config))
     out.print(f"\n{sentence(rows)}", soft_wrap=True)
     out.print(f"Training and evaluating both halves took {seconds:.0f} s ({duration(seconds)}).\n")
-    for half in ("together", "alone"):
-        out.print(f"  hacrl show {place / half}", soft_wrap=True)
 
 
 def free_place(path: Path) -> Path:

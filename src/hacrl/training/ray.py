@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import hacrl
 from hacrl.config import AgentConfig, Config
-from hacrl.errors import UserError
+from hacrl.errors import UserError, first_line
 from hacrl.store.pool import Pool, open_pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.observer import Observer
@@ -76,7 +76,7 @@ def connect(config: Config, stack: ExitStack) -> bool:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
             f"runtime.address = {address!r}: no Ray cluster answers there, or it refuses this process "
-            f"({_first_line(error)}). Is it running, and has this process its token "
+            f"({first_line(error)}). Is it running, and has this process its token "
             "(RAY_AUTH_TOKEN_PATH)?"
         ) from error
     stack.callback(ray.shutdown)
@@ -209,7 +209,7 @@ class RayCrew:
         for actor in (group.leader, *group.followers):
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
-        return why if isinstance(why, str) else _first_line(why)
+        return why if isinstance(why, str) else first_line(why)
 
     def _rank_is_gone(self, name: str) -> bool:
         """Whether the leader failed because another rank did, which may be known a little later."""
@@ -325,10 +325,3 @@ def _lacking(needs: list[dict[str, float]]) -> str:
 
 def _words(bundle: dict[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-
-
-def _first_line(error: BaseException) -> str:
-    """What an error says; of one in an actor, its own words and not where Ray met it."""
-    if isinstance(cause := getattr(error, "cause", None), Exception):
-        return f"{type(cause).__name__}: {_first_line(cause)}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from hacrl.errors import UserError
+from hacrl.errors import UserError, describe
 from hacrl.types import Problem, Verdict
 from hacrl.verify import wire
 from hacrl.verify.kinds import make_verifier
 from hacrl.verify.process import WorkerProcess
-from hacrl.verify.protocol import Verifier, describe, failed, guarded_judge, timed_out
+from hacrl.verify.protocol import Verifier, failed, guarded_judge, timed_out
 from hacrl.verify.settings import VerifierConfig
 
 AHEAD = 8

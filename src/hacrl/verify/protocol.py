@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
+from hacrl.errors import describe
 from hacrl.types import Problem, Status, Verdict
 
 DETAIL_LIMIT = 300
@@ -85,14 +86,6 @@ def guarded_judge(verifier: Verifier, reply: str, problem: Problem) -> Verdict:
         return Verdict(reward, Status(verdict.status), str(verdict.detail)[:DETAIL_LIMIT])
     except BaseException as error:  # see the docstring
         return failed(describe(error))
-
-
-def describe(error: BaseException) -> str:
-    """Type and message; an exception whose own text raises must not escape either."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 def count_statuses(verdicts: Iterable[Verdict]) -> dict[str, int]:

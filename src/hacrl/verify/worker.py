@@ -18,9 +18,9 @@ import threading
 import time
 from typing import Any
 
-from hacrl.errors import UserError
+from hacrl.errors import UserError, describe
 from hacrl.verify.kinds import build
-from hacrl.verify.protocol import Verifier, describe, failed, guarded_judge
+from hacrl.verify.protocol import Verifier, failed, guarded_judge
 from hacrl.verify.wire import HELLO, Frames, frame, pack_verdict, unpack_call
 
 _PR_SET_PDEATHSIG = 1

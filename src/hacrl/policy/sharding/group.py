@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hacrl.errors import RunStopped, UserError
+from hacrl.errors import RunStopped, UserError, first_line
 
 JOIN = timedelta(minutes=5)
 """Longest wait for all ranks to be there."""
@@ -218,7 +218,7 @@ class Group:
         if ending := self.ending():
             return ending
         lost = isinstance(error, dist.DistError) or "gloo" in str(error)
-        return str(error).splitlines()[0][:300] if lost else ""
+        return first_line(error) if lost else ""
 
     @property
     def _key(self) -> str:

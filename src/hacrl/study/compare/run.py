@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.config import dump_config
-from hacrl.failures import OUT_OF_MEMORY
+from hacrl.errors import EXIT_OUT_OF_MEMORY
 from hacrl.store.files import read_whole_lines, write_atomic
 from hacrl.study.compare.progress import SuiteProgress
 from hacrl.study.compare.suite import Cell
@@ -29,7 +29,7 @@ from hacrl.verify.settings import CORES, usable_cores
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the running cells."""
-_NO_MEMORY = {OUT_OF_MEMORY: "out of memory", -signal.SIGKILL: "killed"}
+_NO_MEMORY = {EXIT_OUT_OF_MEMORY: "out of memory", -signal.SIGKILL: "killed"}
 """How a cell ends that has no memory left: it says so, or the system kills it."""
 
 Failed = tuple[str, str, Path]

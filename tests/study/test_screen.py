@@ -1,21 +1,12 @@
-"""Progress, curves, failures and doctor's small parts."""
+"""Curves, and small parts of doctor, samples and the W&B logger."""
 
 from __future__ import annotations
 
-import errno
-import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import typer
-from rich.console import Console
-
-from hacrl import progress
 from hacrl.config import parse_config
-from hacrl.errors import RunStopped, UserError
-from hacrl.failures import calm, explain
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory, first_difference
 from hacrl.study.doctor import doctor
@@ -38,41 +29,6 @@ CONFIG = {
         {"name": "finch", "model": "pocket:finch", "learn": False},
     ],
 }
-
-
-def test_plain_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty steps of one second: lines at steps 1, 11, 21 and, being the last, 30."""
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    screen = io.StringIO()
-    with progress.ProgressLine(Console(file=screen, width=200)) as line:
-        line.phase("loading")
-        line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 0)
-        for step in range(30):
-            line.phase("rollouts")
-            clock[0] += 1.0
-            line.stepped(step, [{"agent": "wren", "reward": 0.25}, {"agent": "b", "reward": None}])
-        line.note("[odd] words")
-    lines = screen.getvalue().splitlines()
-    assert lines[0] == "hacpo, wren, finch: steps 0 to 30 in runs/x"
-    assert [x.split()[1] for x in lines[1:5]] == ["1/30", "11/30", "21/30", "30/30"]
-    assert lines[1] == "step 1/30  reward wren 0.25  b -  0:00:29 left"
-    assert lines[5] == "note: [odd] words"
-    assert len(lines) == 6
-
-
-def test_progress_in_a_terminal_is_one_line_that_goes_away() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    with progress.ProgressLine(console, beside=lambda: "alone: step 2") as line:
-        line.phase("loading")
-        line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 10)
-        line.stepped(10, [{"agent": "wren", "reward": 0.25}])
-        line._bar.refresh()
-    text = screen.getvalue()
-    assert "step 11/30" in text
-    assert "wren 0.25" in text
-    assert "alone: step 2" in text
 
 
 def test_plot_of_a_rising_line() -> None:
@@ -102,45 +58,6 @@ def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:
     assert long[0] == (0, 0.0)
     assert long[3] == (3, 1.5)
     assert long[19] == (19, 17.0)  # mean of 15 .. 19
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
-        (UserError("place: value. Way out."), 2, "error: place: value. Way out."),
-        (RunStopped("stale"), 3, "error: stale"),
-        (KeyboardInterrupt(), 130, "stopped"),
-        (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "no room left on the disk"),
-        (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
-        (MemoryError("big"), 4, "microbatch_tokens"),
-        (RuntimeError("CUDA error: out of memory"), 4, "hacrl doctor CONFIG"),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), 4, "out of memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 4, "out of memory"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, "out of memory"),
-    ],
-)
-def test_failures_are_calm(
-    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
-) -> None:
-    with pytest.raises(typer.Exit) as end, calm():
-        raise error
-    assert end.value.exit_code == code
-    assert words in capsys.readouterr().err
-
-
-def test_a_bug_keeps_its_traceback_and_an_exit_its_code() -> None:
-    with pytest.raises(ZeroDivisionError), calm():
-        raise ZeroDivisionError
-    with pytest.raises(typer.Exit) as end, calm():
-        raise typer.Exit(7)
-    assert end.value.exit_code == 7
-
-
-def test_a_wrapped_full_disk_is_found() -> None:
-    outer = RuntimeError("the writer's thread failed")
-    outer.__cause__ = OSError(errno.EDQUOT, "over quota")
-    assert "no room left" in (explain(outer) or "")
-    assert explain(RuntimeError("other")) is None
 
 
 def test_plan_in_words() -> None:

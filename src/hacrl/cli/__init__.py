@@ -1,0 +1,58 @@
+"""The command `hacrl`. Each command reads its arguments, calls one function and prints the result.
+
+training.py    train, resume, demo, compare
+results.py     show, samples, eval, export
+setup.py       doctor, data, models fetch
+terminal.py    errors, hints and arguments that several commands use
+progress.py    the line shown while a run is training
+
+Commands import torch and transformers only when they need them, so `hacrl --help` is quick.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from hacrl import __version__
+from hacrl.cli import results, setup, training
+
+app = typer.Typer(
+    name="hacrl",
+    help="Train a team of different language models together with reinforcement learning.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for commands in (training.commands, results.commands, setup.commands):
+    app.add_typer(commands)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    signal.signal(signal.SIGTERM, _stop)
+    app(prog_name="hacrl")
+
+
+def _stop(number: int, frame: object) -> None:
+    """SIGTERM stops like Ctrl-C, so that child processes and files are closed."""
+    raise KeyboardInterrupt
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hacrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None: ...

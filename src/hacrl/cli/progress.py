@@ -1,0 +1,113 @@
+"""Progress of a run on standard error: one line in a terminal, else a line every ten seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from hacrl.config import Config
+    from hacrl.store.rundir import RunDirectory
+
+PLAIN_EVERY = 10.0
+"""Seconds between two lines outside a terminal. The first and the last step always get one."""
+
+
+class ProgressLine:
+    """An Observer that shows step, time left, phase and rewards, e.g.
+
+        step 3/18  0:02:10 left  rollouts  reward wren 0.41  finch 0.22
+
+    `beside` returns words on other work in progress (the other half of the demo).
+    """
+
+    def __init__(self, console: Console | None = None, beside: Callable[[], str] | None = None):
+        self.console = console or Console(stderr=True)
+        self._beside = beside or (lambda: "")
+        self._steps = self._first = self._done = 0
+        self._first_done = self._last_done = 0.0
+        self._last_line = float("-inf")
+        self._rewards = self._phase = ""
+        self._live = Live(
+            console=self.console,
+            get_renderable=lambda: Text(self._line(), no_wrap=True, overflow="ellipsis"),
+            transient=True,
+            refresh_per_second=2,
+        )
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finished()
+
+    def started(self, config: Config, run: RunDirectory, step: int) -> None:
+        self._steps, self._first, self._done = config.steps, step, step
+        names = ", ".join(agent.name for agent in config.agents)
+        steps = f"steps {step + 1} to {config.steps}" if step else f"{config.steps} steps"
+        self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        if self.console.is_terminal:
+            self._live.start()
+
+    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        now = self._last_done = time.monotonic()
+        self._done = step + 1
+        self._rewards = rewards_text(rows)
+        if self._done == self._first + 1:
+            self._first_done = now
+        edge = self._done in (self._first + 1, self._steps)
+        if not self.console.is_terminal and (edge or now - self._last_line >= PLAIN_EVERY):
+            self._last_line, self._phase = now, ""
+            self._print(self._line())
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        scores = "  ".join(
+            f"{row['agent']} {100 * row['accuracy']:.1f}"
+            f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f} %"
+            if row["accuracy"] is not None
+            else f"{row['agent']} not judged"
+            for row in rows
+        )
+        when = f"after step {step}" if step else "before training"
+        self._print(f"held-out accuracy {when}: {scores}")
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def finished(self) -> None:
+        self._live.stop()
+
+    def _line(self) -> str:
+        step = f"step {self._done}/{self._steps}" if self._steps else ""
+        rewards = f"reward {self._rewards}" if self._rewards else ""
+        parts = (step, self._time_left(), self._phase, self._beside(), rewards)
+        return "  ".join(part for part in parts if part)
+
+    def _time_left(self) -> str:
+        """From the steps after the first one, which also loads, compiles and evaluates."""
+        timed, left = self._done - self._first - 1, self._steps - self._done
+        if timed < 1 or left < 1:
+            return ""
+        seconds = (self._last_done - self._first_done) / timed * left
+        seconds -= time.monotonic() - self._last_done
+        return f"{timedelta(seconds=max(0, round(seconds)))} left"
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def rewards_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Each agent with its mean reward of the step, e.g. "wren 0.41  finch 0.22"."""
+    return "  ".join(
+        f"{row['agent']} {'-' if row['reward'] is None else format(row['reward'], '.2f')}"
+        for row in rows
+    )

@@ -1,0 +1,64 @@
+"""Errors, hints and arguments that several commands use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacrl.errors import exit_code, explain
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `hacrl train`.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those of the config."),
+]
+Checkpoint = Annotated[
+    int | None, typer.Option(help="Use the checkpoint after this step (default: the newest).")
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the checkpoint with the best held-out accuracy.")
+]
+
+
+@contextmanager
+def errors_as_messages(run: Path | None = None) -> Iterator[None]:
+    """Turn an error into one message on standard error and an exit code.
+
+    `run` is the directory that the command writes; after Ctrl-C the message says how to resume it.
+    An error that `explain` does not know is a bug in hacrl and keeps its traceback.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        started = run is not None and (run / "config.toml").is_file()
+        note(f"stopped; continue with `{program()} resume {run}`" if started else "stopped")
+        raise typer.Exit(exit_code(error)) from error
+    except Exception as error:
+        if isinstance(error, typer.Exit) or (message := explain(error)) is None:
+            raise
+        note(f"error: {message}")
+        raise typer.Exit(exit_code(error)) from error
+
+
+def program() -> str:
+    """The command that starts hacrl in this shell, e.g. `hacrl`, or `.venv/bin/hacrl` if the
+    virtual environment is not active."""
+    script = Path(sys.executable).with_name("hacrl")
+    found = shutil.which("hacrl")
+    if found and Path(found).parent.resolve() == script.parent.resolve():
+        return "hacrl"
+    command = script if script.is_file() else Path(sys.executable)
+    path = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
+    return path if command == script else f"{path} -m hacrl"
+
+
+def note(text: str) -> None:
+    """Print one line on standard error."""
+    print(text, file=sys.stderr, flush=True)

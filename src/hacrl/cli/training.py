@@ -1,0 +1,124 @@
+"""Commands that train: train, resume, demo, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacrl.cli.terminal import Overrides, Run, errors_as_messages, program
+from hacrl.errors import UserError
+
+commands = typer.Typer()
+
+
+@commands.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config of the team (TOML).")],
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run directory to write (default: runs/NAME of the config)."),
+    ] = None,
+) -> None:
+    """Train the team of CONFIG, e.g. hacrl train team.toml steps=100"""
+    with errors_as_messages():
+        from hacrl.config import load_config
+
+        settings = load_config(config, overrides or [])
+        from hacrl.training.run import free_name, start
+
+        place = run or free_name(Path("runs") / config.stem)
+    with errors_as_messages(place):
+        from hacrl.cli.progress import ProgressLine
+
+        with ProgressLine() as progress:
+            start(settings, place, observer=progress)
+        _print_summary(place)
+
+
+@commands.command()
+def resume(run: Run, overrides: Overrides = None) -> None:
+    """Continue RUN from its newest complete checkpoint; steps=N extends it."""
+    with errors_as_messages(run):
+        from hacrl.cli.progress import ProgressLine
+        from hacrl.training.run import go_on
+
+        with ProgressLine() as progress:
+            go_on(run, _parse(overrides or []), observer=progress)
+        _print_summary(run)
+
+
+@commands.command()
+def demo(
+    overrides: Overrides = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each half.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder to write (default: runs/demo).")
+    ] = None,
+) -> None:
+    """Train three tiny models together and each alone, then compare (minutes on a CPU)."""
+    with errors_as_messages():
+        from hacrl.study.demo import free_place, run_demo
+
+        changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
+        place = run or free_place(Path("runs") / "demo")
+        run_demo(place, changes)
+        for half in ("together", "alone"):
+            typer.echo(f"  {program()} show {place / half}")
+
+
+@commands.command()
+def compare(
+    suite: Annotated[Path, typer.Argument(metavar="SUITE", help="Arms, teams and seeds (TOML).")],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write (default: runs/compare/NAME).")
+    ] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Runs to train at a time.")] = None,
+    only: Annotated[str, typer.Option(help="Train only these arms (comma-separated).")] = "",
+    against: Annotated[
+        str, typer.Option(help="Write a second report with this arm as the reference.")
+    ] = "",
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Do not train; build the report from finished runs."),
+    ] = False,
+) -> None:
+    """Train every arm, team and seed of SUITE that is not finished, and report the differences."""
+    with errors_as_messages():
+        from hacrl.study.compare import compare as run_suite
+
+        folder = out or Path("runs") / "compare" / suite.stem
+        arms = [name for name in only.split(",") if name]
+        typer.echo(
+            run_suite(suite, folder, overrides or [], parallel, arms, against, report_only=report)
+        )
+        shown = folder / "against" / against if against else folder
+        typer.echo(f"\nreport: {shown / 'report.html'} (also report.md and results.json)")
+
+
+def _print_summary(run: Path) -> None:
+    """Print the table of a finished run and the commands that show more."""
+    from hacrl.store.rundir import RunDirectory
+    from hacrl.study.inspect.summary import summarise
+    from hacrl.study.tables import console, summary_table
+
+    summary = summarise(RunDirectory.open(run))
+    console().print(summary_table(summary))
+    agent = next(a.name for a in summary.agents if a.learns)
+    typer.echo(f"\nrun directory: {run}")
+    for rest in (f"show {run}", f"samples {run}", f"export {run} {agent} DIR"):
+        typer.echo(f"  {program()} {rest}")
+
+
+def _parse(overrides: list[str]) -> dict[str, object]:
+    """The overrides of `resume` as a dict. Which keys may change is decided by the run."""
+    changed: dict[str, object] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
+        changed[key] = int(value) if value.lstrip("-").isdigit() else value
+    return changed

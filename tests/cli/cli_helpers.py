@@ -1,0 +1,75 @@
+"""A small team, and hacrl as a command in this process or in a new one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from typer.testing import CliRunner
+
+from hacrl.cli import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def team(**settings: Any) -> dict[str, Any]:
+    return {
+        "steps": 2,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 4,
+        "minibatch_samples": 16,
+        "max_prompt_tokens": 64,
+        "max_response_tokens": 16,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
+        "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
+        "evaluation": {"every": 1, "problems": 6, "samples": 2},
+        "checkpoint": {"every": 1},
+        "runtime": {"threads": 1, "device": "cpu"},
+        "log": {"tensorboard": False},
+        "agents": [
+            {"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4},
+            {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4},
+        ],
+        **settings,
+    }
+
+
+def write(path: Path, **settings: Any) -> Path:
+    path.write_text(tomli_w.dumps(team(**settings)))
+    return path
+
+
+def hacrl(*args: str | Path) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error) of a command in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception  # a bug: would be a traceback
+    return result.exit_code, result.stdout, result.stderr
+
+
+def refused(*args: str | Path) -> str:
+    """The message of a command that must fail as the user's mistake."""
+    code, _, message = hacrl(*args)
+    assert code == 2, message
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    assert "pydantic" not in message
+    return message
+
+
+def start(*args: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """`python ARGS` as a child process, e.g. start("-m", "hacrl", "--help")."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.Popen(
+        [sys.executable, *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )

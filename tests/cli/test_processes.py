@@ -1,0 +1,77 @@
+"""hacrl in real processes: imported modules, exit codes, a full disk, Ctrl-C."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import start, write
+
+HEAVY = {"torch", "transformers", "numpy", "matplotlib", "ray"}
+LIST_MODULES = "import sys, atexit; atexit.register(lambda: print('MODULES', *sys.modules)); "
+MAIN = LIST_MODULES + "from hacrl.cli import main; main()"
+
+
+def loaded(code: str, *args: str | Path) -> tuple[int, str, set[str]]:
+    """Exit code, standard error and the heavy packages that `code` has imported at its end."""
+    child = start("-c", code, *args)
+    out, err = child.communicate(timeout=300)
+    modules = out.splitlines()[-1].split()
+    assert modules[0] == "MODULES"
+    return child.returncode, err, HEAVY & set(modules)
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "train --help", "models"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    assert loaded(MAIN, *command.split())[2] == set()
+
+
+@pytest.mark.parametrize("module", ["hacrl", "hacrl.errors", "hacrl.importing"])
+def test_imports_without_torch(module: str) -> None:
+    code, err, heavy = loaded(f"{LIST_MODULES}import {module}")
+    assert code == 0, err
+    assert "torch" not in heavy
+
+
+def test_a_typo_ends_with_2(tmp_path: Path) -> None:
+    code, err, _ = loaded(MAIN, "train", write(tmp_path / "a.toml"), "sedd=3")
+    assert code == 2, err
+    assert "did you mean 'seed'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """No file may exceed 100 kB, as on a full disk: the first checkpoint does not fit."""
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    config = write(tmp_path / "a.toml", evaluation={"problems": 0})
+    child = start("-m", "hacrl", "train", config, "--run", tmp_path / "run", preexec_fn=small_files)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 2, err
+    assert "Traceback" not in err
+    assert "error: " in err
+    assert str(tmp_path / "run") in err
+    assert "free space" in err
+
+
+def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
+    config = write(tmp_path / "a.toml", steps=500, evaluation={"problems": 0})
+    child = start("-m", "hacrl", "train", config, "--run", tmp_path / "run")
+    metrics = tmp_path / "run/metrics.jsonl"
+    until = time.monotonic() + 300
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert time.monotonic() < until
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=300)
+    assert child.returncode == 130
+    last = err.splitlines()[-1]
+    assert last.startswith("stopped; continue with `")
+    assert last.endswith(f"hacrl resume {tmp_path / 'run'}`")
+    assert "Traceback" not in err

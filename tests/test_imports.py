@@ -1,0 +1,70 @@
+"""Import directions between the packages of hacrl, read from the source (see docs/architecture.md).
+
+    cli, hacrl/__init__  ->  study  ->  training  ->  the other packages
+
+An import under `if TYPE_CHECKING` is not counted; one inside a function is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "hacrl"
+LIBRARIES = {"text", "tasks", "verify", "algorithms", "store", "policy", "sampling"}
+FORBIDDEN = {
+    **{name: {"training", "study", "cli"} for name in LIBRARIES},
+    **{name: {"training", "study", "cli", "policy"} for name in ("text", "tasks", "verify")},
+    "training": {"study", "cli"},
+    "study": {"cli"},
+}
+"""Package -> packages that it must not import. Modules of the top level import none of these."""
+TOP_LEVEL = {"training", "study", "cli"}
+PUBLIC = {"__init__.py", "__main__.py"}
+ALLOWED = {
+    ("config.py", "training"),
+    ("study/demo.py", "cli"),
+    ("training/agent.py", "study"),
+    ("training/logbook.py", "study"),
+}
+"""(file, imported package): violations that still have to go."""
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Names of the modules of hacrl that are imported below `node`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            yield child.module
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        yield from imports(child)
+
+
+def violations() -> set[tuple[str, str]]:
+    found = set()
+    for path in sorted(SRC.rglob("*.py")):
+        file = path.relative_to(SRC)
+        if str(file) in PUBLIC or file.parts[0] == "cli":
+            continue
+        forbidden = FORBIDDEN.get(file.parts[0], TOP_LEVEL)
+        for module in imports(ast.parse(path.read_text())):
+            root, _, rest = module.partition(".")
+            if root == "hacrl" and rest.partition(".")[0] in forbidden:
+                found.add((str(file), rest.partition(".")[0]))
+    return found
+
+
+def test_import_directions() -> None:
+    assert violations() - ALLOWED == set()
+
+
+@pytest.mark.parametrize("name", sorted(FORBIDDEN))
+def test_packages_exist(name: str) -> None:
+    """A renamed package must be renamed here too."""
+    assert (SRC / name / "__init__.py").is_file()
