@@ -8,6 +8,7 @@ An import under `if TYPE_CHECKING` is not counted; one inside a function is.
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +69,12 @@ def test_import_directions() -> None:
 def test_packages_exist(name: str) -> None:
     """A renamed package must be renamed here too."""
     assert (SRC / name / "__init__.py").is_file()
+
+
+def test_package_data_is_complete() -> None:
+    """Every file below src/hacrl that is not Python is part of the wheel."""
+    project = tomllib.loads((SRC.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["hacrl"]
+    packed = {path for pattern in patterns for path in SRC.glob(pattern)}
+    files = {p for p in SRC.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files - packed == set()

@@ -1,9 +1,9 @@
-"""hacrl: train a team of different language models together; run each one alone.
+"""hacrl: train a team of different language models together with reinforcement learning.
 
     import hacrl
     run = hacrl.train("configs/pocket.toml", steps=20)
 
-Importing this package is cheap: torch and transformers load with the first call.
+Importing this package is quick: torch and transformers are imported by the first call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["__version__", "resume", "train"]
 def train(
     config: Config | str | Path | dict[str, Any], run: str | Path | None = None, **overrides: Any
 ) -> RunDirectory:
-    """Train the team that `config` describes and return its run directory.
+    """Train the team of `config` and return the run directory.
 
-    `config` is a Config, a TOML file, or a plain dict of the same form; keyword arguments override
-    top-level fields (`steps=20`). `run` is the directory to write, runs/NAME by default.
+    `config` is a Config, the path of a TOML file, or a dict of the same form. Keyword arguments
+    replace top-level settings (`steps=20`). `run` is the directory to write (default: runs/NAME).
     """
     from hacrl.training.run import start
 
@@ -33,7 +33,7 @@ def train(
 
 
 def resume(run: str | Path, **overrides: Any) -> RunDirectory:
-    """Go on with a run from its newest whole checkpoint; `steps=N` makes it longer."""
+    """Continue a run from its newest complete checkpoint; `steps=N` extends it."""
     from hacrl.training.run import go_on
 
     return go_on(Path(run), overrides)

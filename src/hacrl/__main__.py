@@ -1,4 +1,4 @@
-"""`python -m hacrl` is the command `hacrl`."""
+"""`python -m hacrl` runs the command `hacrl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import paths in a config: `package.module:object`."""
+"""Objects that a config names by an import path, `package.module:object`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from hacrl.errors import UserError
 
 
 def import_object(path: str, field: str) -> Any:
-    """The object that `path` names; the current folder counts as importable, as with python -c."""
+    """Import and return the object at `path`. Modules in the current folder can be imported.
+
+    `field` is the config key that holds the path; errors name it.
+    """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UserError(f"{field} = {path!r} is not an import path 'package.module:object'.")
@@ -21,8 +24,8 @@ def import_object(path: str, field: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(
-            f"{field} = {path!r}: cannot import {module_name!r} ({error}). Is it installed, or in "
-            "the current folder?"
+            f"{field} = {path!r}: cannot import {module_name!r} ({error}). Install it, or run hacrl "
+            "in the folder that contains it."
         ) from error
     if not hasattr(module, name):
         raise UserError(f"{field} = {path!r}: module {module_name!r} has no {name!r}.")
