@@ -337,12 +337,12 @@ def test_every_file_and_function_named_exists(page: Path) -> None:
 def test_hacpo_md_names_the_code_of_every_equation() -> None:
     named = {f"{file}:{name}" for file, name in references(HACPO)}
     assert {
-        "capability.py:CapabilityHistory.at",
-        "capability.py:Capability.ratio",
+        "algorithms/capability.py:CapabilityHistory.at",
+        "algorithms/capability.py:Capability.ratio",
         "algorithms/hacpo.py:Hacpo.baseline",
         "algorithms/hacpo.py:Hacpo.credit",
         "algorithms/hacpo.py:Hacpo.loss",
-        "algorithms/maths.py:sequence_ratio",
+        "algorithms/functional.py:sequence_ratio",
     } <= named
     assert len(named) > 30
 

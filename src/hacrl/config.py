@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hacrl.algorithms import Algorithm, order_of
+from hacrl.algorithms import Algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.overrides import apply_override, read_toml
@@ -365,11 +365,9 @@ class Config(Table):
             prompts=self.prompts_per_step,
             samples_per_prompt={a.name: self.samples_of(a) for a in self.agents},
             minibatch_samples=self.minibatch_samples,
-            order=order_of(algorithm, self.algorithm),
-            shares=algorithm.shares,
+            needs=algorithm.needs,
             floor=self.algorithm.floor,
             last_floor=self.algorithm.last_floor,
-            joined=algorithm.peers_join,
         )
 
 

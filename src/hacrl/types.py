@@ -252,6 +252,10 @@ class Group:
     def judged(self) -> tuple[Trajectory, ...]:
         return tuple(t for t in self.trajectories if t.judged)
 
+    def rewards(self, agent: str | None = None) -> list[float]:
+        """Judged rewards of one agent, or of all."""
+        return [t.reward for t in self.judged if agent is None or t.agent == agent]
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -287,11 +291,10 @@ class Sample:
     """Mean log-probability of the source over its own tokens, at the weights that sampled."""
     old_logprobs: tuple[float, ...] | None = None
     """The learner's log-probabilities of the reply's tokens before the first update of the step:
-    always there for own samples; for peers' samples when the algorithm asks (needs_old_logprobs,
-    scores_before_credit)."""
+    own samples always have them, peers' samples if the algorithm needs them (Needs.score_peers)."""
     source_logprobs: tuple[float, ...] | None = None
     """The source's log-probabilities of the reply's tokens, where its tokens are the learner's own;
-    only when the algorithm asks (needs_tokens)."""
+    only for algorithms with Needs("tokens")."""
     advantage: float = 0.0
     weight: float = 1.0
     """A peer's sample by its source: w(source, learner) for hacpo, v for overlap; 1 for an own one."""
@@ -333,7 +336,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicroBatch:
     """Tensors of one micro-batch: B sequences, T reply tokens (padded right), and the divisors of
     the whole minibatch, so that the losses of its micro-batches add up to the minibatch's loss.
 
@@ -363,8 +366,8 @@ class Batch:
     num_own_tokens: int = 0
     """Reply tokens of its own samples."""
     source_logprobs_BT: Tensor | None = None
-    """The source's log-probabilities of the same tokens; None when the algorithm does not ask for
-    them (needs_tokens)."""
+    """The source's log-probabilities of the same tokens; None unless the algorithm has
+    Needs("tokens")."""
 
     @property
     def mean_logprob_B(self) -> Tensor:

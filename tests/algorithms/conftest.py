@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hacrl.types import (
-    Batch,
     Finish,
     Group,
+    MicroBatch,
     Sample,
     Sampling,
     Status,
@@ -67,7 +67,9 @@ def make_samples(groups: Sequence[Group], learner: str) -> list[Sample]:
     ]
 
 
-def make_batch(logprobs: Sequence[Sequence[float]], own: Sequence[bool], **given: object) -> Batch:
+def make_batch(
+    logprobs: Sequence[Sequence[float]], own: Sequence[bool], **given: object
+) -> MicroBatch:
     """Rows without padding unless `mask` says so; the minibatch is these rows."""
     logprobs_BT = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
     mask_BT = torch.tensor(given.get("mask", [[1.0] * len(r) for r in logprobs])).double()
@@ -77,7 +79,7 @@ def make_batch(logprobs: Sequence[Sequence[float]], own: Sequence[bool], **given
         return None if values is None else torch.tensor(values, dtype=torch.float64)
 
     own_B = torch.tensor(own)
-    return Batch(
+    return MicroBatch(
         logprobs_BT=logprobs_BT,
         mask_BT=mask_BT,
         behaviour_B=tensor("behaviour", -1.0),
@@ -105,5 +107,5 @@ def seen_by() -> Callable[[Sequence[Group], str], list[Sample]]:
 
 
 @pytest.fixture
-def batch_of() -> Callable[..., Batch]:
+def batch_of() -> Callable[..., MicroBatch]:
     return make_batch

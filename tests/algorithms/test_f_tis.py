@@ -7,7 +7,7 @@ from math import log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import Step, make_algorithm
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Update
@@ -23,7 +23,7 @@ def test_every_author_by_its_own_group(groups_of, seen_by) -> None:
     """a: 1, 0 -> +-(1/2) / sqrt(1/2). b: 1, 1, 0 -> mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3:
     (1/3) / sqrt(1/3) and -(2/3) / sqrt(1/3). c always fails: 0. Pooled, none of these would hold."""
     groups = groups_of({"q": {"a": "10", "b": "110", "c": "000"}})
-    credited = f_tis().credit(seen_by(groups, "a"), groups, Capability({}), "a")
+    credited = f_tis().credit(Step("a", seen_by(groups, "a"), groups, Capability({})))
     half, std = 0.5 / (sqrt(0.5) + 1e-6), sqrt(1 / 3) + 1e-6
     wanted = [half, -half, 1 / 3 / std, 1 / 3 / std, -2 / 3 / std, 0, 0, 0]
     assert [s.advantage for s in credited] == pytest.approx(wanted, abs=1e-12)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import Step, make_algorithm
 from hacrl.algorithms.capability import ALL_TASKS, Capability, CapabilityHistory
 from hacrl.algorithms.functional import deviation
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import (
-    Batch,
     Finish,
     Group,
+    MicroBatch,
     Sample,
     Sampling,
     Snapshot,
@@ -123,8 +123,8 @@ def flat(nested) -> list[float]:
     return [x for by_agent in nested for xs in by_agent for x in xs]
 
 
-def batch_of(samples: list[Sample], mean_logprob_B: torch.Tensor) -> Batch:
-    return Batch(
+def batch_of(samples: list[Sample], mean_logprob_B: torch.Tensor) -> MicroBatch:
+    return MicroBatch(
         logprobs_BT=mean_logprob_B.unsqueeze(1),
         mask_BT=torch.ones(len(samples), 1, dtype=torch.float64),
         behaviour_B=torch.tensor([s.behaviour for s in samples], dtype=torch.float64),
@@ -162,7 +162,7 @@ def test_golden_case(case: dict) -> None:
         expected["sigma"], **CLOSE
     )
 
-    samples = hacpo.credit(samples_of(case), groups, capability, learner)
+    samples = hacpo.credit(Step(learner, samples_of(case), groups, capability))
     assert [s.advantage for s in samples] == pytest.approx(flat(expected["advantage"]), **CLOSE)
 
     delta_step = case["settings"]["delta_step"]

@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import Step, make_algorithm
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.graft import candidates, exchange
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -116,7 +116,7 @@ def test_the_peers_group_replaces_the_failed_one(groups_of, seen_by) -> None:
     )
     std = sqrt(1 / 3) + 1e-6
     up, down = 2 / 3 / std, -1 / 3 / std
-    credited = graft().credit(seen_by(groups, "a"), groups, NOBODY, "a")
+    credited = graft().credit(Step("a", seen_by(groups, "a"), groups, NOBODY))
     assert [(s.problem_id, s.source, s.index) for s in credited] == [
         *(("q1", "b", i) for i in range(3)),
         *(("q2", "a", i) for i in range(3)),
@@ -132,11 +132,11 @@ def test_what_the_view_lost(groups_of, seen_by) -> None:
     groups = groups_of({"q1": {"a": "000", "b": "100"}, "q2": {"a": "100", "b": "000"}})
     seen = seen_by(groups, "a")
     some = [s for s in seen if (s.problem_id, s.source) != ("q1", "b") or s.index == 2]
-    kept = [s for s in graft().credit(some, groups, NOBODY, "a") if s.problem_id == "q1"]
+    kept = [s for s in graft().credit(Step("a", some, groups, NOBODY)) if s.problem_id == "q1"]
     assert [(s.source, s.index) for s in kept] == [("b", 2)]
     assert kept[0].advantage == pytest.approx(-1 / 3 / (sqrt(1 / 3) + 1e-6), abs=1e-12)
     none = [s for s in seen if s.is_own]
-    kept = [s for s in graft().credit(none, groups, NOBODY, "a") if s.problem_id == "q1"]
+    kept = [s for s in graft().credit(Step("a", none, groups, NOBODY)) if s.problem_id == "q1"]
     assert [(s.source, s.advantage) for s in kept] == [("a", 0.0)] * 3
 
 
@@ -194,4 +194,6 @@ def test_alone_it_is_grpo(groups_of, seen_by) -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
     grpo = make_algorithm(AlgorithmSettings(name="grpo"), (0.0, 1.0))
     seen = seen_by(groups, "a")
-    assert graft().credit(seen, groups, NOBODY, "a") == grpo.credit(seen, groups, NOBODY, "a")
+    assert graft().credit(Step("a", seen, groups, NOBODY)) == grpo.credit(
+        Step("a", seen, groups, NOBODY)
+    )

@@ -12,14 +12,14 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import declared, make_algorithm, order_of, skips_zero_advantage
+from hacrl.algorithms import Needs, Step, make_algorithm
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.types import (
-    Batch,
     Finish,
     Group,
+    MicroBatch,
     Sample,
     Sampling,
     Status,
@@ -62,7 +62,7 @@ def sample(source: str, index: int, learner: str = "a") -> Sample:
 
 def batch(
     logprobs, mask=None, *, behaviour=None, old=None, ref=None, advantage, weight=None, own=None
-) -> Batch:
+) -> MicroBatch:
     logprobs_BT = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
     mask_BT = torch.tensor(mask, dtype=torch.float64) if mask else torch.ones_like(logprobs_BT)
     rows = len(logprobs)
@@ -71,7 +71,7 @@ def batch(
     def tensor(values, default):
         return torch.tensor(values or [default] * rows, dtype=torch.float64)
 
-    return Batch(
+    return MicroBatch(
         logprobs_BT=logprobs_BT,
         mask_BT=mask_BT,
         behaviour_B=tensor(behaviour, float("nan")),
@@ -86,7 +86,7 @@ def batch(
     )
 
 
-def gradient(output, b: Batch) -> list[list[float]]:
+def gradient(output, b: MicroBatch) -> list[list[float]]:
     (grad,) = torch.autograd.grad(output.loss, b.logprobs_BT)
     return grad.tolist()
 
@@ -141,7 +141,7 @@ def test_gspo_credits_own_group_only() -> None:
         "q", "t", (*(trajectory("a", i, 1.0 - i) for i in (0, 1)), trajectory("b", 0, 0.0))
     )
     credited = algorithm("gspo").credit(
-        [sample("a", 0), sample("a", 1)], [group], Capability({}), "a"
+        Step("a", [sample("a", 0), sample("a", 1)], [group], Capability({}))
     )
     assert [s.advantage for s in credited] == pytest.approx([HALF, -HALF], abs=1e-12)
 
@@ -164,7 +164,7 @@ def test_naive_pools_plainly_and_clips_peers_like_own() -> None:
     )
     rule = algorithm("naive")
     capability = Capability({("a", ""): 0.5, ("b", ""): 0.1})
-    credited = rule.credit([sample("a", 0), sample("b", 1)], [group], capability, "a")
+    credited = rule.credit(Step("a", [sample("a", 0), sample("b", 1)], [group], capability))
     assert [s.advantage for s in credited] == pytest.approx([0.75 / 0.500001, -0.25 / 0.500001])
     assert [s.weight for s in credited] == [1.0, 1.0]
     b = batch([[-1.0], [-1.2]], behaviour=[-1.0, -1.0], advantage=[1.0, -1.0], own=[True, False])
@@ -232,7 +232,8 @@ def test_one_agent_under_hacpo_is_gspo_exactly() -> None:
     samples = [sample("a", i) for i in range(8)]
     capability = Capability({("a", ""): 0.37})
     credited = [
-        algorithm(name).credit(samples, [group], capability, "a") for name in ("hacpo", "gspo")
+        algorithm(name).credit(Step("a", samples, [group], capability))
+        for name in ("hacpo", "gspo")
     ]
     assert credited[0] == credited[1]
     torch.manual_seed(0)
@@ -265,7 +266,7 @@ def test_sources_advantage_as_printed() -> None:
     capability = Capability({("a", ""): 0.5, ("b", ""): 1.0})
     for setting, expected in (("learner", 0.5 / 0.500001), ("source", 0.0)):
         rule = algorithm("hacpo", peer_advantage=setting)
-        (credited,) = rule.credit([sample("b", 0)], [group], capability, "a")
+        (credited,) = rule.credit(Step("a", [sample("b", 0)], [group], capability))
         assert credited.advantage == pytest.approx(expected, abs=1e-12)
         assert credited.weight == 2.0
 
@@ -298,7 +299,7 @@ def test_capability_by_task_reaches_baseline_and_weight() -> None:
         capability = Capability(values, by_task)
         rule = algorithm("hacpo")
         assert rule.baseline(group, capability, "a") == pytest.approx(mu)
-        (credited,) = rule.credit([sample("b", 0)], [group], capability, "a")
+        (credited,) = rule.credit(Step("a", [sample("b", 0)], [group], capability))
         assert credited.weight == pytest.approx(weight)
 
 
@@ -320,7 +321,7 @@ def test_each_use_of_capability_can_be_switched_off_alone() -> None:
         ({"capability_weight": False}, 0.5, 1.0),
     ):
         rule = algorithm("hacpo", **off)
-        (credited,) = rule.credit([sample("b", 0)], [group], capability, "a")
+        (credited,) = rule.credit(Step("a", [sample("b", 0)], [group], capability))
         assert rule.baseline(group, capability, "a") == pytest.approx(mu)
         assert credited.advantage == pytest.approx((1 - mu) / 0.500001)
         assert credited.weight == pytest.approx(weight)
@@ -359,7 +360,7 @@ def test_unjudged_samples_leave_the_credit() -> None:
         ),
     )
     (credited, _) = algorithm("hacpo").credit(
-        [sample("a", 0), sample("a", 1)], [group], Capability({}), "a"
+        Step("a", [sample("a", 0), sample("a", 1)], [group], Capability({}))
     )
     assert credited.advantage == pytest.approx(HALF, abs=1e-12)
 
@@ -367,7 +368,7 @@ def test_unjudged_samples_leave_the_credit() -> None:
 def test_fewer_than_two_judged_give_no_signal() -> None:
     group = Group("q", "t", (trajectory("a", 0, 1.0), trajectory("a", 1, 0.0, Status.TIMEOUT)))
     for name in ("hacpo", "gspo", "naive"):
-        (credited,) = algorithm(name).credit([sample("a", 0)], [group], Capability({}), "a")
+        (credited,) = algorithm(name).credit(Step("a", [sample("a", 0)], [group], Capability({})))
         assert credited.advantage == 0.0
 
 
@@ -384,7 +385,7 @@ def test_permuting_agents_permutes_results() -> None:
         )
         capability = Capability({(names[x], ""): p for x, p in level.items()})
         samples = [replace(sample(names[x], i), is_own=x == "b") for x in order for i in range(3)]
-        credited = algorithm("hacpo").credit(samples, [group], capability, names["b"])
+        credited = algorithm("hacpo").credit(Step(names["b"], samples, [group], capability))
         back = {new: old for old, new in names.items()}
         return {(back[s.source], s.index): (s.advantage, s.weight) for s in credited}
 
@@ -405,47 +406,36 @@ def test_unknown_algorithm_names_the_known_ones() -> None:
         algorithm("hapco")
 
 
-def test_an_algorithm_from_elsewhere_must_declare_what_it_needs(tmp_path, monkeypatch) -> None:
-    (tmp_path / "silent_rule.py").write_text(
-        "class Rule:\n"
-        "    shares = needs_behaviour = needs_old_logprobs = peers_join = False\n"
-        "    def __init__(self, settings, reward_range): pass\n"
-    )
+ELSEWHERE = """
+from hacrl.algorithms import Algorithm, Needs
+from hacrl.algorithms.gspo import Gspo
+class Mixed(Gspo):
+    needs = Needs("logprob", updates="mixed")
+class Half(Algorithm):
+    def credit(self, step): return []
+class Foreign:
+    pass
+def function(settings, reward_range): pass
+"""
+
+
+def test_an_algorithm_by_import_path(tmp_path, monkeypatch) -> None:
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="needs_tokens = False"):
-        algorithm("silent_rule:Rule")
+    assert algorithm("elsewhere:Mixed").needs.updates == "mixed"
+    assert algorithm("elsewhere:Mixed", order="peers_first").needs.updates == "peers_first"
+    for name, words in (
+        ("Half", "define loss in the class"),
+        ("Foreign", "Derive the class from hacrl.algorithms.Algorithm"),
+        ("function", "is not an algorithm"),
+        ("Missing", "has no 'Missing'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            algorithm(f"elsewhere:{name}")
 
 
-def test_what_an_algorithm_from_elsewhere_leaves_out_is_the_protocols(
-    tmp_path, monkeypatch
-) -> None:
-    """Nothing is written into it: it may refuse that."""
-    (tmp_path / "short_rules.py").write_text(
-        "class Rule:\n"
-        "    __slots__ = ()\n"
-        "    shares = needs_behaviour = needs_old_logprobs = needs_tokens = peers_join = False\n"
-        "    def __init__(self, settings, reward_range): pass\n"
-        "class Weighing(Rule):\n"
-        "    __slots__ = ()\n"
-        "    scores_before_credit, weighs_by_ratio = True, False\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, first, by_ratio in (("Rule", False, True), ("Weighing", True, False)):
-        rule = algorithm(f"short_rules:{name}")
-        assert declared(rule, "scores_before_credit") is first
-        assert declared(rule, "weighs_by_ratio") is by_ratio
-        assert declared(rule, "order") == order_of(rule, AlgorithmSettings()) == "own_first"
-        assert skips_zero_advantage(rule) is False
-
-
-def test_an_algorithm_from_elsewhere_may_name_a_known_order(tmp_path, monkeypatch) -> None:
-    (tmp_path / "ordered_rules.py").write_text(
-        "from hacrl.algorithms.gspo import Gspo\n"
-        "class Mixed(Gspo):\n    order = 'mixed'\n"
-        "class Sideways(Gspo):\n    order = 'sideways'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = AlgorithmSettings(name="ordered_rules:Mixed")
-    assert order_of(algorithm("ordered_rules:Mixed"), settings) == "mixed"
-    with pytest.raises(UserError, match="There are: own_first, peers_first, mixed"):
-        algorithm("ordered_rules:Sideways")
+def test_needs_are_levels_and_unknown_ones_are_named() -> None:
+    levels = ("none", "outcomes", "text", "logprob", "tokens")
+    assert [Needs(peers).include("text") for peers in levels] == [False, False, True, True, True]
+    with pytest.raises(UserError, match=r"Needs.updates = 'sideways'.*own_first, peers_first"):
+        Needs(updates="sideways")

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm, order_of
+from hacrl.algorithms import Step, make_algorithm
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.overlap import level
 from hacrl.algorithms.settings import AlgorithmSettings
@@ -41,7 +41,7 @@ def test_a_weaker_peer_is_weighed_into_the_baseline_and_nothing_is_pushed_on_the
     """a: 1, 0. b: 0, 0, each half as likely to a. Mean of all, weighed: 1 / 3, below a's own 1/2.
     Squares 4/9 + 1/9 + 2 * 1/2 * 1/9 = 2/3 over 3 - 1: the deviation is sqrt(1/3)."""
     groups = groups_of({"q": {"a": "10", "b": "00"}})
-    credited = overlap().credit(scored(seen_by(groups, "a"), 0.5), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 0.5), groups, NOBODY))
     third = 1 / sqrt(3)
     assert [s.advantage for s in credited] == pytest.approx(
         [2 * third, -third, -third, -third], abs=1e-5
@@ -54,7 +54,7 @@ def test_a_better_peer_leaves_the_own_mean(groups_of, seen_by) -> None:
     """a: 1, 0. b: 1, 1, as likely to a. The mean of all, 3/4, lies above a's own 1/2, which stays.
     Four squares of 1/4 over 4 - 1: sqrt(1/3), and 1/2 over it."""
     groups = groups_of({"q": {"a": "10", "b": "11"}})
-    credited = overlap().credit(scored(seen_by(groups, "a"), 1.0), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 1.0), groups, NOBODY))
     a = 0.5 * sqrt(3)
     assert [s.advantage for s in credited] == pytest.approx([a, -a, a, a], abs=1e-5)
 
@@ -78,7 +78,7 @@ def test_where_the_own_group_is_uniform_the_peers_speak(groups_of, seen_by) -> N
     """q: a always right; b's failure, half as likely to a, lowers the baseline to 3 / 3.5. r: no one
     differs."""
     groups = groups_of({"q": {"a": "11", "b": "10"}, "r": {"a": "11", "b": "11"}})
-    credited = overlap().credit(scored(seen_by(groups, "a"), 1, 0.5, 1), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 1, 0.5, 1), groups, NOBODY))
     b = 3 / 3.5
     spread = sqrt((3 * (1 - b) ** 2 + 0.5 * b**2) / 2.5)
     right, wrong = (1 - b) / spread, -b / spread
@@ -104,7 +104,7 @@ def test_the_ratio_is_of_whole_texts(groups_of, seen_by) -> None:
     ]
 
     def v(**settings) -> float:
-        return overlap(**settings).credit(seen, groups, NOBODY, "a")[2].weight
+        return overlap(**settings).credit(Step("a", seen, groups, NOBODY))[2].weight
 
     assert v() == pytest.approx(0.25)
     assert v(overlap_power=0.5) == pytest.approx(0.5)
@@ -114,7 +114,7 @@ def test_the_ratio_is_of_whole_texts(groups_of, seen_by) -> None:
 
 def test_no_weight_lies_above_an_own_samples(groups_of, seen_by) -> None:
     groups = groups_of({"q": {"a": "10", "b": "10"}})
-    credited = overlap().credit(scored(seen_by(groups, "a"), 1e9), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 1e9), groups, NOBODY))
     assert [s.weight for s in credited] == [1.0] * 4
 
 
@@ -162,9 +162,9 @@ def test_the_kl_term_is_of_own_samples(batch_of) -> None:
 def test_a_peer_of_no_weight_leaves_gspo_its_step(groups_of, seen_by, batch_of) -> None:
     """What the learner would never write changes neither baseline nor the size of the gradient."""
     groups = groups_of({"q": {"a": "100", "b": "000"}})
-    credited = overlap().credit(scored(seen_by(groups, "a"), 1e-300), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 1e-300), groups, NOBODY))
     gspo = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0))
-    alone = gspo.credit(seen_by(groups, "a")[:3], groups, NOBODY, "a")
+    alone = gspo.credit(Step("a", seen_by(groups, "a")[:3], groups, NOBODY))
     assert [s.advantage for s in credited[:3]] == pytest.approx([s.advantage for s in alone])
 
     def gradient(rule, samples):
@@ -185,7 +185,7 @@ def test_failures_of_no_weight_beside_own_successes_say_nothing(groups_of, seen_
     """The weight is 0 in floating point, and so is the deviation: no advantage, and nothing infinite."""
     groups = groups_of({"q": {"a": "11", "b": "00"}})
     seen = [s if s.is_own else replace(s, old_logprobs=(-1e4,)) for s in seen_by(groups, "a")]
-    credited = overlap().credit(seen, groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", seen, groups, NOBODY))
     assert [(s.advantage, s.weight) for s in credited] == [(0, 1), (0, 1), (0, 0), (0, 0)]
 
 
@@ -196,7 +196,7 @@ def test_a_success_is_followed_only_where_all_own_replies_failed(groups_of, seen
 
     def weights(**settings) -> list[float]:
         seen = scored(seen_by(groups, "a"), 0.02)
-        credited = overlap(**settings).credit(seen, groups, NOBODY, "a")
+        credited = overlap(**settings).credit(Step("a", seen, groups, NOBODY))
         return [s.weight for s in credited if not s.is_own]
 
     assert weights() == pytest.approx([1, 0.02, 0.02, 0.02])
@@ -212,7 +212,7 @@ def test_better_but_not_right_is_not_followed(groups_of, seen_by) -> None:
         for t in groups[0].trajectories
     )
     groups = [replace(groups[0], trajectories=given)]
-    credited = overlap().credit(scored(seen_by(groups, "a"), 0.25), groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 0.25), groups, NOBODY))
     assert [s.weight for s in credited[2:]] == pytest.approx([0.25, 1.0])
     assert credited[2].advantage > 0
 
@@ -237,7 +237,7 @@ def test_a_cut_reply_and_an_unknown_level_take_no_part(groups_of, seen_by) -> No
         replace(s, cut=True) if (s.source, s.index) == ("b", 1) else s
         for s in scored(seen_by(groups, "a"), 1.0)
     ]
-    credited = overlap().credit(seen, groups, NOBODY, "a")
+    credited = overlap().credit(Step("a", seen, groups, NOBODY))
     assert [(s.problem_id, s.source, s.index) for s in credited] == [
         ("q", "a", 0),
         ("q", "a", 1),
@@ -251,15 +251,14 @@ def test_alone_it_is_gspo_also_where_the_view_lost_a_reply(groups_of, seen_by, b
     gspo = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0))
     seen = seen_by(groups, "a")
     for view in (seen, seen[:2] + seen[3:]):
-        assert overlap().credit(view, groups, NOBODY, "a") == gspo.credit(view, groups, NOBODY, "a")
+        assert overlap().credit(Step("a", view, groups, NOBODY)) == gspo.credit(
+            Step("a", view, groups, NOBODY)
+        )
     b = batch_of([[-1.0, -2.0], [-1.1, -1.9]], [True, True], advantage=[1.0, -2.0])
     one, two = overlap().loss(b, MIXED), gspo.loss(b, MIXED)
     assert one.loss.item() == two.loss.item() and torch.equal(one.used_B, two.used_B)
 
 
 def test_its_order_is_mixed_unless_one_is_set() -> None:
-    assert order_of(overlap(), AlgorithmSettings(name="overlap")) == "mixed"
-    chosen = AlgorithmSettings(name="overlap", order="own_first")
-    assert order_of(overlap(), chosen) == "own_first"
-    hacpo = AlgorithmSettings()
-    assert order_of(make_algorithm(hacpo, (0.0, 1.0)), hacpo) == "own_first"
+    assert overlap().needs.updates == "mixed"
+    assert overlap(order="own_first").needs.updates == "own_first"

@@ -11,7 +11,7 @@ from math import log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import Step, make_algorithm
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Update
@@ -37,7 +37,7 @@ def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
             "q5": {"a": "0t", "b": "11"},
         }
     )
-    credited = sgt().credit(seen_by(groups, "a"), groups, NOBODY, "a")
+    credited = sgt().credit(Step("a", seen_by(groups, "a"), groups, NOBODY))
     own = [s for s in credited if s.is_own]
     assert [(s.problem_id, s.index) for s in own] == [
         ("q1", 0), ("q1", 1), ("q2", 0), ("q2", 1), ("q3", 0), ("q3", 1), ("q5", 0)
@@ -57,7 +57,7 @@ def test_one_success_of_many_whoever_comes_first(groups_of, seen_by) -> None:
     seen = seen_by(groups, "a")
 
     def chosen(samples, groups=groups):
-        credited = sgt().credit(samples, groups, NOBODY, "a")
+        credited = sgt().credit(Step("a", samples, groups, NOBODY))
         return {s.problem_id: (s.source, s.index) for s in credited if not s.is_own}
 
     picked = chosen(seen)
@@ -102,8 +102,8 @@ def test_without_peers_it_is_grpo(groups_of, seen_by, batch_of) -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
     grpo = make_algorithm(AlgorithmSettings(name="grpo", beta=0.2), (0.0, 1.0))
     seen = seen_by(groups, "a")
-    credited = sgt(beta=0.2).credit(seen, groups, NOBODY, "a")
-    assert credited == grpo.credit(seen, groups, NOBODY, "a")
+    credited = sgt(beta=0.2).credit(Step("a", seen, groups, NOBODY))
+    assert credited == grpo.credit(Step("a", seen, groups, NOBODY))
     b = batch_of(
         [[-1.3, -0.2], [-0.4, -0.9]],
         [True, True],

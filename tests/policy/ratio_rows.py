@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hacrl.algorithms import make_algorithm, skips_zero_advantage
+from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
@@ -90,9 +90,7 @@ def algorithm(name: str = "hacpo", **settings):
 def learn(
     p: Policy, samples: list[Sample], name: str = "hacpo", update: Update = UPDATE, **settings
 ) -> UpdateReport:
-    method = algorithm(name, **settings)
-    skips = skips_zero_advantage(method)
-    return p.update(samples, method.loss, update, zero_advantage_is_zero_loss=skips)
+    return p.update(samples, algorithm(name, **settings).loss, update)
 
 
 def assert_equal_state(a: Policy, b: Policy) -> None:

@@ -15,7 +15,6 @@ from ratio_rows import (
     PEERS,
     SPECS,
     UPDATE,
-    WIDE,
     algorithm,
     assert_equal_state,
     learn,
@@ -24,14 +23,12 @@ from ratio_rows import (
 )
 
 import hacrl
-from hacrl.algorithms import ALGORITHMS, skips_zero_advantage
+from hacrl.algorithms import ALGORITHMS
 from hacrl.algorithms.capability import Capability
-from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.policy.update import UpdateReport, repeat_pays, survivors
 from hacrl.training.metrics import learning_metrics
 from hacrl.training.plan import Plan
-from hacrl.types import Batch, Sample, Update
+from hacrl.types import MicroBatch, Sample, Update
 
 # ---------------------------------------------------------------- equal with and without
 
@@ -196,18 +193,18 @@ def test_with_all_rows_left_out_the_optimizer_steps_all_the_same(llama: Path, sp
         assert torch.allclose(state["exp_avg"], 0.9 * moments[name], atol=1e-8)
 
 
-# ---------------------------------------------------------------- what algorithms declare
+# ---------------------------------------------------------------- the rule of advantage 0
 
 
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if skips_zero_advantage(algorithm(n))])
-def test_what_is_declared_of_advantage_zero_is_true(name: str) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
     """Anywhere, not only near ratio 1: no gradient at such rows, and none of it elsewhere."""
     method = algorithm(name)
     generator = torch.Generator().manual_seed(0)
     logprobs, old, source = (
         -3 * torch.rand(6, 5, generator=generator, dtype=torch.float64) for _ in range(3)
     )
-    whole = Batch(
+    whole = MicroBatch(
         logprobs_BT=logprobs.requires_grad_(),
         mask_BT=torch.ones(6, 5),
         behaviour_B=source.mean(1),
@@ -240,28 +237,6 @@ def test_what_is_declared_of_advantage_zero_is_true(name: str) -> None:
     )
     assert not gradient[~kept].any()
     assert torch.allclose(gradient[kept], rest, atol=1e-12)
-
-
-def test_another_loss_must_declare_for_itself(llama: Path) -> None:
-    """A term that does not care for the advantage, in a class that inherits the declaration: its
-    rows are not left out."""
-
-    class Imitating(Gspo):
-        def loss(self, batch, update):
-            output = super().loss(batch, update)
-            return replace(output, loss=output.loss - batch.logprobs_BT.sum() / batch.num_tokens)
-
-    class Renamed(Gspo):
-        pass
-
-    settings = AlgorithmSettings(name="gspo", **WIDE)
-    assert skips_zero_advantage(Renamed(settings, (0.0, 1.0)))
-    method = Imitating(settings, (0.0, 1.0))
-    assert not skips_zero_advantage(method)
-    p = policy(llama)
-    report = p.update(rows(p, [(True, 1.0, 0.0)] * 4), method.loss, UPDATE)
-    assert (report.pruned_forward, report.pruned_backward) == (0, 0)
-    assert report.grad_norm > 1e-3
 
 
 # ---------------------------------------------------------------- what is told

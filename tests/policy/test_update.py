@@ -76,7 +76,7 @@ def test_own_ratios_are_1_at_the_weights_of_scoring(
         with RoundsByShape():
             batch = [s for s in scored(p)[6:18] if s.is_own or part == "mixed"]
             loss = wrap(loss_of(name, beta))
-            report = p.update(batch, loss, update, zero_advantage_is_zero_loss=True)
+            report = p.update(batch, loss, update)
         assert not report.skipped and report.grad_norm > 0
         found.append([s for s in zip(batch, report.ratios, strict=True) if s[1] is not None])
     own, peers = (

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from hacrl.algorithms import Needs
 from hacrl.config import parse_config
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory, first_difference
@@ -67,8 +68,7 @@ def test_plan_in_words() -> None:
         prompts=128,
         samples_per_prompt={"a": 8, "b": 8},
         minibatch_samples=512,
-        order="own_first",
-        shares=True,
+        needs=Needs("logprob"),
         floor=0.8,
         last_floor=0.875,
     )

@@ -1,19 +1,18 @@
-"""GSPO (Zheng et al., arXiv 2507.18071): each agent alone, one ratio for a whole sequence.
+"""GSPO (Zheng et al., arXiv 2507.18071): each agent alone, one ratio per sequence.
 
     A(y) = (R(y) - mean of own group) / (std of own group, ddof 1, + 1e-6)
     s(y) = exp( mean over tokens of log pi(y) - log pi_old(y) )
     J    = min( s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A )
     loss = - mean over the samples of the minibatch of J   [+ beta * KL to the start weights]
 
-No signal from a prompt whose rewards are all equal.
+A prompt whose rewards are all equal gives no signal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.base import Algorithm, Step
 from hacrl.algorithms.functional import (
     add_kl,
     advantage,
@@ -22,42 +21,23 @@ from hacrl.algorithms.functional import (
     mean,
     sequence_ratio,
 )
-from hacrl.algorithms.settings import AlgorithmSettings
-from hacrl.types import Batch, Group, LossOutput, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
-class Gspo:
-    shares = False
-    needs_behaviour = True
-    needs_old_logprobs = False
-    zero_advantage_is_zero_loss = True
-    needs_tokens = False
-    peers_join = False
+class Gspo(Algorithm):
+    def rewards(self, step: Step, sample: Sample) -> list[float]:
+        """The rewards that a sample is compared with: those of its author's replies."""
+        return step.group(sample).rewards(sample.source)
 
-    def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
-        self.settings = settings
-
-    def credit(
-        self,
-        samples: Sequence[Sample],
-        groups: Sequence[Group],
-        capability: Capability,
-        learner: str,
-    ) -> list[Sample]:
-        """Every sample by the group it was drawn in: its author's own replies to the problem."""
-        rewards = {(t.problem_id, t.agent, t.index): t.reward for g in groups for t in g.judged}
-        drawn: dict[tuple[str, str], list[float]] = {}
-        for (problem_id, agent, _), reward in rewards.items():
-            drawn.setdefault((problem_id, agent), []).append(reward)
+    def credit(self, step: Step) -> list[Sample]:
         credited = []
-        for sample in samples:
-            group = drawn[(sample.problem_id, sample.source)]
-            reward = rewards[(sample.problem_id, sample.source, sample.index)]
-            a = advantage(reward, mean(group), group)
+        for sample in step.samples:
+            rewards = self.rewards(step, sample)
+            a = advantage(step.reward(sample), mean(rewards), rewards)
             credited.append(replace(sample, advantage=a, weight=1.0))
         return credited
 
-    def loss(self, batch: Batch, update: Update) -> LossOutput:
+    def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)
         objective_B = clipped(s_B, batch.advantage_B, low, high)

@@ -1,54 +1,52 @@
-"""Overlap: a peer's reply counts as far as the learner could have written it. Ours, not a paper's.
+"""Overlap: a peer's reply counts by how likely the learner is to write it. This project's own rule.
 
-Learner k, source j, N tokens of the reply in the learner's own tokenizer. For a problem q:
+Learner k, source j, N tokens of the reply in the learner's tokenizer. For a problem q:
 
-    rho(y) = pi_k,old(y) / pi_j,old(y), of the whole text and not of its average token
+    rho(y) = pi_k,old(y) / pi_j,old(y), of the whole text, not of the average token
     v(y)   = min(1, rho^overlap_power) for a peer's reply, 1 for an own one
-             N > overlap_tokens: rho^(overlap_tokens / N) in the place of rho
-    follow:  where the learner's own group failed (judged, and nothing right), a success has v = 1
-    b(q)   = the least of: the mean of own rewards; the mean of these and of the peers' that the learner
-             sees, each weighed by v
-    A(y)   = (R(y) - b) / (sqrt( sum v (R - b)^2 / (sum v - 1) ) + 1e-6), for own replies and peers'
+             N > overlap_tokens: rho^(overlap_tokens / N) instead of rho
+    follow:  where the learner's own group failed (judged, none right), a success has v = 1
+    b(q)   = the smaller of: the mean of own rewards; the mean of own rewards and of those of peers'
+             samples, weighted by v
+    A(y)   = (R(y) - b) / (sqrt( sum v (R - b)^2 / (sum v - 1) ) + 1e-6), for own and peers' replies
     own:     J = min( s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A ), as gspo
     peers:   J = v * A * mean over tokens of log pi_k(y)
     loss   = - sum of J / number of own samples of the minibatch   [+ beta * KL, own samples only]
-             (of all samples, in an update without own ones: order = "own_first" or "peers_first")
+             (an update without own samples divides by all samples: order = "own_first", "peers_first")
 
-Why the ratio of whole texts. What can a strong agent take from a weak one that its own further
-samples would not give? Its own rare events. On a problem that it solves nine times in ten, its
-failures carry the gradient and it hardly sees one in eight replies; a weak peer writes them all the
-time. Weighed by rho they stand for what the learner would do, and many samples of small weight are a
-better estimate of a rare event than one of weight 1. The same holds the other way round for a weak
-agent's rare successes. hacpo's s is the N-th root of rho: a failure that the learner writes six times
-less often than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79 in the
-place of 0.17; and a success has s a little above 1 for the stronger learner, where hacpo's ceiling
-drops it. Peers' draws kept with the chance min(1, rho) are distributed as the lower of the two
-densities: what the two have in common, never with a weight above an own sample's.
+Ratio of whole texts. A strong agent's rare failures carry the gradient of a problem that it solves
+nine times in ten, but it sees about one in eight replies. A weak peer writes such failures often.
+Weighted by rho they stand for the learner's own distribution, and many samples of small weight
+estimate a rare event better than one sample of weight 1. The same holds for a weak agent's rare
+successes. hacpo's s is the N-th root of rho: a failure that the learner writes six times less often
+than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79 instead of 0.17. A
+stronger learner's success has s slightly above 1, where hacpo's ceiling drops it. Peers' draws kept
+with probability min(1, rho) follow the minimum of the two densities: the overlap. No weight exceeds
+that of an own sample.
 
-Why that baseline. Weights cut at 1 lose most where the learner is likelier than the peer, and those
-are its successes: of a weaker peer mostly failures are left, and measured by the learner's own mean
-their advantages add up to less than nothing. A step that on the whole makes texts less likely spreads
-what it takes over everything else; a strong agent beside a useless one lost by it. By the weighed mean
-of all, the advantages of a problem add up to nothing. Peers better than the learner lift that mean, and
-then its own stays: on the whole texts become likelier, successes at that, which nobody was seen to lose
-by (docs/results.md).
+Baseline. Truncation at 1 removes most weight where the learner is likelier than the peer, which is
+on its successes. What remains of a weaker peer is mostly failures, and against the learner's own mean
+their advantages have a negative sum. Such a step makes the sampled texts less likely in total and
+spreads that probability over everything else; a strong agent beside a useless one lost accuracy by
+it. Against the weighted mean of all, the advantages of a problem sum to zero. Better peers raise that
+mean, and then the own mean stays: the sampled texts become likelier in total, and these are
+successes, which harmed no agent in docs/results.md.
 
-Why follow. Where all own replies failed, gspo has no gradient (where rewards are right or wrong), and a
-success that the learner would hardly write has v near 0: the problem would stay lost to it, though a
-peer shows how it is done. There, and only there, a success counts in full: imitation, not importance
-sampling.
+Follow. Where all own replies failed, gspo has no gradient (for rewards 0 and 1) and an unlikely
+success has v near 0, so the learner would not learn from a peer that solves the problem. Only there
+a success counts in full: imitation, not importance sampling.
 
-Why the number of own samples. A peer of no weight then leaves every update exactly gspo's gradient of
-the own samples in it; divided by all samples, it would be half of it.
+Divisor. With the number of own samples, a peer of weight 0 leaves exactly gspo's gradient. Divided by
+all samples, half of it would remain.
 
-How far a small weight reaches. Where all own replies are alike and only peers differ, the deviation is
-theirs alone, and their share of the gradient goes as the root of their weight: eight failures of v =
-0.01 beside eight own successes push as a third of one own failure would.
+Small weights. Where all own replies are alike and only peers differ, the deviation comes from peers
+alone, and their part of the gradient grows with the root of their weight: eight failures of v = 0.01
+beside eight own successes have a third of the pull of one own failure.
 
-Against hacpo: no capability, no floor, no ceiling, and order = "mixed" unless set otherwise: own and
-peers' samples of a problem in one update. It costs a forward of peers' samples before the first update.
-Alone it is gspo. No signal from a prompt whose rewards are all equal, nor from a peer's reply that was
-cut for the learner. A peer's weight in metrics and `hacrl samples` is v.
+Unlike hacpo: no capability, no floor, no ceiling, and order = "mixed" by default. It costs a forward
+pass over peers' samples before the first update. With one agent it equals gspo. No signal from a
+prompt whose rewards are all equal, nor from a reply truncated for the learner. In metrics and `hacrl
+samples` a peer's weight is v.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 
-import torch
-
-from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.base import Needs, Step
 from hacrl.algorithms.functional import (
     SMALL,
     add_kl,
@@ -71,80 +67,63 @@ from hacrl.algorithms.functional import (
     sequence_ratio,
 )
 from hacrl.algorithms.gspo import Gspo
-from hacrl.types import Batch, Group, LossOutput, Sample, Trajectory, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
 class Overlap(Gspo):
-    shares = True
-    scores_before_credit = True
-    order = "mixed"
+    needs = Needs("logprob", "before_credit", "mixed")
     weighs_by_ratio = False
-    zero_advantage_is_zero_loss = True
 
-    def credit(
-        self,
-        samples: Sequence[Sample],
-        groups: Sequence[Group],
-        capability: Capability,
-        learner: str,
-    ) -> list[Sample]:
-        by_problem = {group.problem_id: group for group in groups}
-        weighed: list[tuple[Sample, float, float]] = []  # with reward and v
-        peers: dict[str, list[tuple[float, float]]] = {group.problem_id: [] for group in groups}
-        for sample in samples:
-            group = by_problem[sample.problem_id]
-            (reply,) = (
-                t for t in group.judged if (t.agent, t.index) == (sample.source, sample.index)
-            )
-            v = self.weight(sample, reply, group, learner)
-            if v is None:
-                continue
-            weighed.append((sample, reply.reward, v))
+    def credit(self, step: Step) -> list[Sample]:
+        weighted = [(s, v) for s in step.samples if (v := self.weight(step, s)) is not None]
+        peers: dict[str, list[tuple[float, float]]] = {}
+        for sample, v in weighted:
+            seen = peers.setdefault(sample.problem_id, [])
             if not sample.is_own:
-                peers[sample.problem_id].append((reply.reward, v))
-        levels = {
-            problem_id: level(
-                [t.reward for t in by_problem[problem_id].judged if t.agent == learner],
-                peers[problem_id],
-            )
-            for problem_id in {sample.problem_id for sample, _, _ in weighed}
-        }
+                seen.append((step.reward(sample), v))
+        levels: dict[str, tuple[float, float]] = {}
         credited = []
-        for sample, reward, v in weighed:
-            b, spread = levels[sample.problem_id]
-            a = (reward - b) / (spread + SMALL) if spread else 0.0
+        for sample, v in weighted:
+            if (problem := sample.problem_id) not in levels:
+                own = step.group(sample).rewards(step.learner)
+                levels[problem] = level(own, peers[problem])
+            b, spread = levels[problem]
+            a = (step.reward(sample) - b) / (spread + SMALL) if spread else 0.0
             credited.append(replace(sample, advantage=a, weight=v))
         return credited
 
-    def weight(self, sample: Sample, reply: Trajectory, group: Group, learner: str) -> float | None:
-        """v; None for a peer's reply that takes no part."""
+    def weight(self, step: Step, sample: Sample) -> float | None:
+        """Return v, or None for a peer's reply that is left out: a truncated one, or one to a problem
+        without a judged own reply."""
+        group, reply = step.group(sample), step.reply(sample)
         if sample.is_own:
             return 1.0
-        if sample.cut or not any(t.agent == learner for t in group.judged):
-            return None  # another text; or the learner's own level is unknown
-        if self.settings.overlap_follow and is_right(reply) and all_failed(group, learner):
+        if sample.cut or not group.rewards(step.learner):
+            return None
+        if self.settings.overlap_follow and is_right(reply) and all_failed(group, step.learner):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
         tempered = min(1.0, self.settings.overlap_tokens / sample.num_reply_tokens)
         return exp(min(0.0, log_rho * tempered * self.settings.overlap_power))
 
-    def loss(self, batch: Batch, update: Update) -> LossOutput:
+    def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         own_B, mean_B = batch.is_own_B, batch.mean_logprob_B
-        # Only own rows have an s: a nan or inf in the others' would spoil the gradient of all.
-        s_B = torch.exp(mean_B - torch.where(own_B, batch.behaviour_B, mean_B.detach()))
+        # s of own rows only: nan or inf in a peer's row would reach the gradient of all rows.
+        s_B = (mean_B - batch.behaviour_B.where(own_B, mean_B.detach())).exp()
         mine_B = clipped(s_B, batch.advantage_B, low, high)
         peer_B = batch.weight_B * batch.advantage_B * mean_B
-        loss = -torch.where(own_B, mine_B, peer_B).sum() / (batch.num_own or batch.num_samples)
+        loss = -mine_B.where(own_B, peer_B).sum() / (batch.num_own or batch.num_samples)
         loss, kl = add_kl(loss, batch, self.settings.beta)
         left_B = clip_leaves(s_B, batch.advantage_B, low, high)
-        used_B = torch.where(own_B, left_B, batch.weight_B > 0)
+        used_B = left_B.where(own_B, batch.weight_B > 0)
         return LossOutput(loss, sequence_ratio(batch).detach(), used_B.detach(), kl)
 
 
 def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """b and the deviation from it, of own rewards and of peers' with their v; 0 where nothing differs.
+    """Return b and the deviation from it, for own rewards and peers' (reward, v) pairs. The deviation
+    is 0 where all rewards are equal.
 
     Example: level([1, 0], [(0, 0.5)]) == (0.4, sqrt((0.36 + 0.16 + 0.5 * 0.16) / 1.5))
     """

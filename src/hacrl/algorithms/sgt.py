@@ -1,74 +1,61 @@
-"""SGT (arXiv 2605.07244): GRPO, and one verified success of a peer to imitate where all own failed.
+"""SGT (arXiv 2605.07244): GRPO, plus imitation of one peer's success where all own replies failed.
 
     own:   GRPO's loss, a mean over the tokens of the minibatch's own samples
     y*(q): one success of a peer, for prompts q where every own reply failed and a peer succeeded
     loss = GRPO + lambda * 1/Q * sum over q with a y* of - mean over tokens of log pi(y*)
 
-Q is the number of prompts of the update, so that a rescued prompt weighs the same however many
-others need it: with G samples a prompt one y* pulls about lambda * G times as hard as an own sample
-of advantage 1. y* rides in the update of its own prompt: the updates are GRPO's in number and size.
+Q is the number of prompts in the update, so the weight of y* does not depend on how many other
+prompts have one. With G samples per prompt, y* has about lambda * G times the pull of an own sample
+of advantage 1. y* is trained in the update of its prompt: the updates are GRPO's in number and size.
 
-Against grpo: the added term, nothing else; the failed own samples stay and carry advantage 0. It
-needs the text alone, no log-probability of the source. A success is a reply whose verdict is OK; of
-several that the learner can read, a hash of agent, step, problem and index takes one, so that no
-member is favoured by its name. Alone, or where no peer knows better, it is grpo. No signal from a
-prompt that everybody fails.
+Unlike grpo: only the added term. The failed own samples stay and have advantage 0. The method uses
+the peer's text and no log-probability of the source. A success is a reply with verdict OK. Among
+several that became samples, a hash of agent, step, problem and index chooses one, so no agent is
+preferred by its name. With one agent, or where no peer succeeds, it equals grpo. A prompt that all
+agents fail gives no signal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.base import Needs, Step
 from hacrl.algorithms.functional import add_kl, all_failed, is_right, sequence_ratio
 from hacrl.algorithms.grpo import Grpo
 from hacrl.noise import stream_key
-from hacrl.types import Batch, Group, LossOutput, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
 class Sgt(Grpo):
-    shares = True
-    needs_behaviour = False
-    peers_join = True
-    zero_advantage_is_zero_loss = True
+    needs = Needs("text", updates="with_own")
 
-    def credit(
-        self,
-        samples: Sequence[Sample],
-        groups: Sequence[Group],
-        capability: Capability,
-        learner: str,
-    ) -> list[Sample]:
-        """Own samples as in grpo, and of peers' only the chosen successes: advantage 1, weight
-        lambda."""
-        rank = {
-            (t.problem_id, t.agent, t.index): stream_key(0, t.agent, t.step, t.problem_id, t.index)
-            for g in groups
-            if all_failed(g, learner)
-            for t in g.judged
-            if t.agent != learner and is_right(t)
-        }
-        chosen: dict[str, tuple[str, str, int]] = {}
-        for key in sorted({(s.problem_id, s.source, s.index) for s in samples} & rank.keys()):
-            best = chosen.setdefault(key[0], key)
-            chosen[key[0]] = min(best, key, key=lambda k: rank[k])
-        taken = set(chosen.values())
-        kept = [s for s in samples if s.is_own or (s.problem_id, s.source, s.index) in taken]
+    def credit(self, step: Step) -> list[Sample]:
+        """Own samples as in grpo; of peers' samples only the chosen successes, with advantage 1 and
+        weight lambda."""
+        best: dict[str, tuple[int, Sample]] = {}
+        for sample in step.samples:
+            t = step.reply(sample)
+            failed = not sample.is_own and all_failed(step.group(sample), step.learner)
+            if failed and is_right(t):
+                rank = stream_key(0, t.agent, t.step, t.problem_id, t.index)
+                if sample.problem_id not in best or rank < best[sample.problem_id][0]:
+                    best[sample.problem_id] = (rank, sample)
+        chosen = {id(sample) for _, sample in best.values()}
+        kept = [s for s in step.samples if s.is_own or id(s) in chosen]
         return [
             s if s.is_own else replace(s, advantage=1.0, weight=self.settings.sgt_lambda)
-            for s in super().credit(kept, groups, capability, learner)
+            for s in super().credit(replace(step, samples=kept))
         ]
 
-    def loss(self, batch: Batch, update: Update) -> LossOutput:
-        objective_BT, used_B = self.objective(batch)
-        own_B = batch.is_own_B
-        grpo = -objective_BT[own_B].sum() / max(batch.num_own_tokens, 1)
+    def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
+        own_B, current_BT = batch.is_own_B, batch.logprobs_BT.detach()
+        # Peers' samples have no old log-probabilities (nan); the imitation term needs none.
+        old_BT = current_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+        old_BT = old_BT.where(own_B.unsqueeze(1), current_BT)
+        objective_BT, used_B = self.objective(replace(batch, old_logprobs_BT=old_BT))
+        grpo = -(objective_BT * own_B.unsqueeze(1)).sum() / max(batch.num_own_tokens, 1)
         nll_B = -batch.mean_logprob_B * batch.advantage_B * batch.weight_B
-        loss = grpo + nll_B[~own_B].sum() / max(len(update.problems), 1)
+        loss = grpo + (nll_B * ~own_B).sum() / max(len(update.problems), 1)
         loss, kl = add_kl(loss, batch, self.settings.beta)
-        # A source without log-probabilities has no ratio; the term does not ask for it.
-        ratio_B = sequence_ratio(batch).detach().nan_to_num(1.0)
-        return LossOutput(loss, ratio_B, torch.where(own_B, used_B, True), kl)
+        ratio_B = sequence_ratio(batch).detach().nan_to_num(1.0)  # nan: no behaviour published
+        return LossOutput(loss, ratio_B, used_B | ~own_B, kl)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hacrl.policy.logprobs import Inputs
 from hacrl.policy.packing import placed
-from hacrl.types import Batch, Sample
+from hacrl.types import MicroBatch, Sample
 
 
 @dataclass(frozen=True)
 class Divisors:
-    """Counts of the whole minibatch; the fields are those of `Batch`.
+    """Counts of the whole minibatch; the fields are those of `MicroBatch`.
 
     Example: Divisors(num_samples=512, num_own=512, num_tokens=410_000, num_own_tokens=410_000)
     """
@@ -38,7 +38,7 @@ def make_batch(
     logprobs_BT: Tensor,
     start_BT: Tensor | None,
     divisors: Divisors,
-) -> Batch:
+) -> MicroBatch:
     """`inputs` are made of the samples; `start_BT` is at the start weights, for the KL term."""
     device = logprobs_BT.device
 
@@ -58,7 +58,7 @@ def make_batch(
                 filled_BT[i, : len(values)] = torch.tensor(values)
         return placed(filled_BT, device)
 
-    return Batch(
+    return MicroBatch(
         logprobs_BT=logprobs_BT,
         mask_BT=inputs.reply_mask_BT,
         behaviour_B=column([s.behaviour for s in samples]),

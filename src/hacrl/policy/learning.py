@@ -54,7 +54,6 @@ class Learning(Weights):
         chosen: Sequence[int],
         loss: Loss,
         update: Update,
-        zero_advantage_is_zero_loss: bool,
     ) -> Sums:
         """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
         self.turns.take()
@@ -62,7 +61,7 @@ class Learning(Weights):
         self._expected = Expected(update.part, self.survived.get(update.part))
         self._divisors = divisors_of(samples)
         self._scouts = []
-        skip = self.agent.prune and zero_advantage_is_zero_loss and not self._regularised
+        skip = self.agent.prune and not self._regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
         outputs: list[tuple[list[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}

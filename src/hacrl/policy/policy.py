@@ -114,18 +114,14 @@ class Policy(Learning):
         samples: Sequence[Sample],
         loss: Loss,
         update: Update,
-        *,
-        zero_advantage_is_zero_loss: bool = False,
     ) -> UpdateReport:
         """One parameter update on a minibatch, in micro-batches whose losses add up to its loss.
 
-        With `prune`, exact zeros make no work: rows without gradient take no backward, and rows of
-        advantage 0 no forward where the algorithm says that they add nothing. Divisors and the
-        optimizer's step are as if they had been there.
+        With `prune`, rows without gradient are left out of the backward pass, and rows with advantage 0
+        also of the forward pass (unless there is a KL term). Divisors and the optimizer's step are
+        the same as with these rows.
         """
-        sums = self._accumulate(
-            samples, range(len(samples)), loss, update, zero_advantage_is_zero_loss
-        )
+        sums = self._accumulate(samples, range(len(samples)), loss, update)
         rate = self._learning_rate()
         norm = self._gradient_norm()
         finite = all(map(_finite, (sums.loss, norm)))
@@ -156,12 +152,10 @@ class Policy(Learning):
         rows: Sequence[int],
         loss: Loss,
         update: Update,
-        *,
-        zero_advantage_is_zero_loss: bool = False,
     ) -> dict[str, Tensor]:
         """What the samples `rows` of a minibatch add to its gradient at the present weights, before
         any clipping. For diagnostics: weights, optimizer, counts and expectations stay as they are."""
-        self._accumulate(samples, rows, loss, update, zero_advantage_is_zero_loss)
+        self._accumulate(samples, rows, loss, update)
         found = {}
         for name, parameter in self.master.items():
             found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

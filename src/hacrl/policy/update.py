@@ -28,9 +28,9 @@ from torch import Tensor
 
 from hacrl.policy.logprobs import Inputs
 from hacrl.policy.reuse import Draft
-from hacrl.types import Batch, LossOutput, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
-Loss = Callable[[Batch, Update], LossOutput]
+Loss = Callable[[MicroBatch, Update], LossOutput]
 
 REPEAT_BELOW = {"cpu": 0.6, "cuda": 0.45}
 """Survivors' share of a micro-batch's tokens below which they are repeated alone: 2/3 by the count
@@ -96,7 +96,7 @@ class AtScores:
 
     loss: Loss
 
-    def __call__(self, batch: Batch, update: Update) -> LossOutput:
+    def __call__(self, batch: MicroBatch, update: Update) -> LossOutput:
         found_BT, scored_BT = batch.logprobs_BT, batch.old_logprobs_BT
         if scored_BT is not None:
             gap_BT = (scored_BT - found_BT.detach()).nan_to_num(0.0)  # nan: not scored

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hacrl.algorithms import Algorithm, declared, skips_zero_advantage
+from hacrl.algorithms import Algorithm, Step
 from hacrl.algorithms.capability import Capability, CapabilityHistory
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import RunStopped, UserError
@@ -82,9 +82,6 @@ class Agent:
         self.clock = Clock()
         self.plan = config.plan_of(agent, algorithm) if agent.learns else None
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
-        self.skips = skips_zero_advantage(algorithm)
-        self.scores_first = declared(algorithm, "scores_before_credit")
-        self.by_ratio = declared(algorithm, "weighs_by_ratio")
         self.diagnostics: Diagnostics | None = None
         if self.plan and config.diagnostics.every:
             self.diagnostics = Diagnostics(
@@ -141,6 +138,7 @@ class Agent:
         if self.plan is None or step >= self.learns_before:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
+        needs = self.algorithm.needs
         with self.clock("view"), no_garbage():
             own, _ = self.journal.read(step) or ([], {})  # none: closed without it
             cut = self.pool.gather(step)
@@ -152,9 +150,9 @@ class Agent:
                 self.policy.renderer,
                 self.name,
                 self.limits,
-                peers=self.algorithm.shares,
-                needs_behaviour=self.algorithm.needs_behaviour,
-                needs_tokens=self.algorithm.needs_tokens,
+                peers=needs.include("text"),
+                needs_behaviour=needs.include("logprob"),
+                needs_tokens=needs.include("tokens"),
                 mask_truncated=self.agent.mask_truncated,
             )
         samples = self._credited(samples, cut, capability)
@@ -164,14 +162,12 @@ class Agent:
                 checked = self.diagnostics.check(step, cut, problems, capability, samples)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
-            last = replaced(samples) if self.algorithm.peers_join else ()
+            last = replaced(samples) if needs.updates == "with_own" else ()
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
                     loss = self.policy.at_scores(self.algorithm.loss, step)
-                    report = self.policy.update(
-                        batch, loss, update, zero_advantage_is_zero_loss=self.skips
-                    )
+                    report = self.policy.update(batch, loss, update)
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
         with self.clock("rest"):
@@ -180,7 +176,12 @@ class Agent:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {
             **learning_metrics(
-                done, self.plan, capability, cut.members, self.name, by_ratio=self.by_ratio
+                done,
+                self.plan,
+                capability,
+                cut.members,
+                self.name,
+                by_ratio=self.algorithm.weighs_by_ratio,
             ),
             **view.metrics(),
             **checked,
@@ -247,14 +248,15 @@ class Agent:
     def _credited(
         self, samples: Sequence[Sample], cut: Snapshot, capability: Capability
     ) -> list[Sample]:
-        """The samples with advantage and weight, and peers' with my own log-probabilities where the
-        algorithm asks for them: on all before credit, if that weighs by them; otherwise after it, so
-        that what it leaves out is not scored."""
-        if self.scores_first:
+        """The samples with advantage and weight. Peers' samples get the learner's log-probabilities
+        before or after credit, as the algorithm needs."""
+        when = self.algorithm.needs.score_peers
+        if when == "before_credit":
             samples = self._score_peers(samples)
         with self.clock("view"), no_garbage():
-            samples = self.algorithm.credit(samples, cut.groups, capability, self.name)
-        if self.algorithm.needs_old_logprobs and not self.scores_first:
+            step = Step(self.name, samples, cut.groups, capability)
+            samples = self.algorithm.credit(step)
+        if when == "after_credit":
             samples = self._score_peers(samples)
         return samples
 
@@ -301,7 +303,7 @@ class Agent:
                 sampling=sampling,
                 shareable=r.shareable,
                 tokenizer=self.policy.renderer.vocabulary_hash,
-                tokens=self._tokens(r) if self.algorithm.needs_tokens else None,
+                tokens=self._tokens(r) if self.algorithm.needs.include("tokens") else None,
             )
             for r in rollouts
         ]

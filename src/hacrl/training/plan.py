@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from hacrl.algorithms import Needs
+from hacrl.algorithms.base import Updates
 from hacrl.errors import UserError
 from hacrl.noise import order_key
-from hacrl.types import Order, Sample, Update
+from hacrl.types import Sample, Update
 
-BLOCKS: dict[Order, tuple[str, ...]] = {
+BLOCKS: dict[Updates, tuple[str, ...]] = {
     "own_first": ("own", "peers"),
     "peers_first": ("peers", "own"),
     "mixed": ("mixed",),
+    "with_own": ("mixed",),
 }
 """Of each order, the blocks that a step's samples are updated in."""
 
@@ -57,20 +60,17 @@ def make_plan(
     prompts: int,
     samples_per_prompt: Mapping[str, int],
     minibatch_samples: int,
-    order: Order,
-    shares: bool,
+    needs: Needs,
     floor: float,
     last_floor: float,
-    joined: bool = False,
 ) -> Plan:
-    """The plan of `learner` in a team with these samples a prompt of every member. `joined`: peers'
-    samples join the updates of the own ones, so sizes and number are those of the learner alone."""
+    """Return the plan of `learner` in a team with these samples per prompt for every agent."""
     own = samples_per_prompt[learner]
-    peers = sum(g for name, g in samples_per_prompt.items() if name != learner) if shares else 0
-    if joined:
-        order, peers = "mixed", 0
+    peers = sum(g for name, g in samples_per_prompt.items() if name != learner)
+    if not needs.include("text") or needs.updates == "with_own":  # no updates for peers' samples
+        peers = 0
     groups = {"own": own, "peers": peers, "mixed": own + peers}  # samples of one prompt
-    blocks = [name for name in BLOCKS[order] if groups[name] > 0]
+    blocks = [name for name in BLOCKS[needs.updates] if groups[name] > 0]
     parts = tuple((name, ceil(prompts * groups[name] / minibatch_samples)) for name in blocks)
     for name, count in parts:
         if count > prompts:

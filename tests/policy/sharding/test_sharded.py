@@ -103,7 +103,7 @@ def algorithm(name: str = "hacpo", **settings):
 
 def learn(p: Policy, rows: list[Sample], part: str = "mixed", **settings) -> UpdateReport:
     loss, update = algorithm(**settings).loss, replace(UPDATE, part=part)
-    return p.update(rows, loss, update, zero_advantage_is_zero_loss=True)
+    return p.update(rows, loss, update)
 
 
 def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import Needs, make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
@@ -35,8 +35,7 @@ def plan(order: str = "own_first", **samples: int) -> Plan:
         prompts=4,
         samples_per_prompt=samples,
         minibatch_samples=4,
-        order=order,
-        shares=True,
+        needs=Needs("logprob", updates=order),
         floor=0.8,
         last_floor=0.875,
     )
@@ -157,14 +156,14 @@ def test_the_whole_effect_through_momentum(llama: Path) -> None:
         p.update(chosen, loss, block.update)
     nothing = [replace(s, advantage=0.0) for s in chosen]
     for _ in range(150):
-        p.update(nothing, loss, block.update, zero_advantage_is_zero_loss=True)
+        p.update(nothing, loss, block.update)
     fresh = [replace(s, behaviour=_mean(p, s)) for s in chosen]
     gradient = p.gradient(fresh, range(4), loss, block.update)
     displace(p, [(1, [gradient])])
     start = weights(p)
     p.update(fresh, loss, block.update)
     for _ in range(100):
-        p.update(nothing, loss, block.update, zero_advantage_is_zero_loss=True)
+        p.update(nothing, loss, block.update)
     moved = {n: m - start[n] for n, m in weights(p).items()}
     assert cosine(moved, gradient) > 0.999
     # v^ = v / (1 - b2^t) is nearly v / t here, and t rises by ten while the effect comes: 3 percent

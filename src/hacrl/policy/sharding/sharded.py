@@ -53,7 +53,7 @@ from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gat
 from hacrl.policy.update import Loss, Pass, Sums, UpdateReport
 from hacrl.sampling.sampler import Reply, Request
 from hacrl.store.checkpoint import Checkpoint
-from hacrl.types import Batch, LossOutput, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -225,10 +225,8 @@ class Shard(Policy):
         replies = self.own_sampler.sample(mine, temperature) if mine else []
         return in_order(hands, self.group.collect(replies))
 
-    def share_update(
-        self, samples: Sequence[Sample], loss: Loss, update: Update, skips: bool
-    ) -> UpdateReport:
-        return Policy.update(self, samples, loss, update, zero_advantage_is_zero_loss=skips)
+    def share_update(self, samples: Sequence[Sample], loss: Loss, update: Update) -> UpdateReport:
+        return Policy.update(self, samples, loss, update)
 
     def share_gradient(
         self,
@@ -236,11 +234,8 @@ class Shard(Policy):
         rows: Sequence[int],
         loss: Loss,
         update: Update,
-        skips: bool,
     ) -> dict[str, Tensor]:
-        found = Policy.gradient(
-            self, samples, rows, loss, update, zero_advantage_is_zero_loss=skips
-        )
+        found = Policy.gradient(self, samples, rows, loss, update)
         return {name: gathered(gradient) for name, gradient in found.items()}
 
     def share_snapshot(self, step: int) -> Checkpoint:
@@ -280,10 +275,8 @@ class ShardedPolicy(Shard):
         samples: Sequence[Sample],
         loss: Loss,
         update: Update,
-        *,
-        zero_advantage_is_zero_loss: bool = False,
     ) -> UpdateReport:
-        return self.everywhere("update", list(samples), loss, update, zero_advantage_is_zero_loss)
+        return self.everywhere("update", list(samples), loss, update)
 
     def gradient(
         self,
@@ -291,12 +284,8 @@ class ShardedPolicy(Shard):
         rows: Sequence[int],
         loss: Loss,
         update: Update,
-        *,
-        zero_advantage_is_zero_loss: bool = False,
     ) -> dict[str, Tensor]:
-        return self.everywhere(
-            "gradient", list(samples), list(rows), loss, update, zero_advantage_is_zero_loss
-        )
+        return self.everywhere("gradient", list(samples), list(rows), loss, update)
 
     def snapshot(self, step: int) -> Checkpoint:
         return self.everywhere("snapshot", step)
@@ -376,7 +365,7 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _no_loss(batch: Batch, update: Update) -> LossOutput:
+def _no_loss(batch: MicroBatch, update: Update) -> LossOutput:
     rows = len(batch.logprobs_BT)
     return LossOutput(
         loss=(batch.logprobs_BT * 0.0).sum(),

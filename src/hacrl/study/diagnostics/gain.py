@@ -28,7 +28,7 @@ from hacrl.study.diagnostics.baseline import standard_error
 from hacrl.study.diagnostics.gradients import Directions
 from hacrl.tasks import Task
 from hacrl.tasks.deck import hash_number
-from hacrl.types import Batch, LossOutput, Problem, Rollout, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Problem, Rollout, Sample, Update
 
 LOOK_AHEAD = 50
 """Steps whose problems are looked at for ones that no update has used yet."""
@@ -74,7 +74,7 @@ class UnseenProblems:
         return self._used[step]
 
 
-def reinforce(batch: Batch, update: Update) -> LossOutput:
+def reinforce(batch: MicroBatch, update: Update) -> LossOutput:
     """Minus the mean over samples of advantage x log-probability of the whole reply."""
     total_B = (batch.logprobs_BT * batch.mask_BT).sum(1)
     loss = -(batch.advantage_B * total_B).sum() / batch.num_samples
@@ -102,9 +102,7 @@ def problem_gains(
     for problem_id, replies in by_problem.items():
         samples = _samples(replies, learner)
         update = Update(0, 1, 0.5, "own", (problem_id,))
-        gradient = policy.gradient(
-            samples, range(len(samples)), reinforce, update, zero_advantage_is_zero_loss=True
-        )
+        gradient = policy.gradient(samples, range(len(samples)), reinforce, update)
         for source, move in found.moves.items():
             gains[source].append(-found.updates[source] * dot(gradient, move))
     return gains

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hacrl.algorithms import Algorithm, skips_zero_advantage
+from hacrl.algorithms import Algorithm
 from hacrl.policy.displacement import Gradient, cosine, displace, norm
 from hacrl.policy.policy import Policy
 from hacrl.training.plan import Plan, minibatch
@@ -100,10 +100,4 @@ def directions(
 
 
 def _gradient(policy: Policy, algorithm: Algorithm, block: Block, rows: Sequence[int]) -> Gradient:
-    return policy.gradient(
-        block.samples,
-        rows,
-        algorithm.loss,
-        block.update,
-        zero_advantage_is_zero_loss=skips_zero_advantage(algorithm),
-    )
+    return policy.gradient(block.samples, rows, algorithm.loss, block.update)

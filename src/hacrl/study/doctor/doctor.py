@@ -210,7 +210,7 @@ def _verifier(config: Config) -> str:
 def _algorithm(config: Config) -> str:
     from hacrl.algorithms import make_algorithm
 
-    shares = make_algorithm(config.algorithm, (0.0, 1.0)).shares
+    shares = make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
     return f"{config.algorithm.name}, {'learns from peers' if shares else 'each agent for itself'}"
 
 

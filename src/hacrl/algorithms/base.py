@@ -1,0 +1,118 @@
+"""The interface of an algorithm: what it needs from a step, `credit` and `loss`.
+
+A new algorithm is one file: a subclass of `Algorithm`. The trainer never checks an algorithm's name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from hacrl.algorithms.capability import Capability
+from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.errors import UserError
+from hacrl.types import Group, LossOutput, MicroBatch, Sample, Trajectory, Update
+
+Peers = Literal["none", "outcomes", "text", "logprob", "tokens"]
+ScorePeers = Literal["never", "before_credit", "after_credit"]
+Updates = Literal["own_first", "peers_first", "mixed", "with_own"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an algorithm needs from a step.
+
+    Example: Needs("logprob", "before_credit", "mixed")
+    """
+
+    peers: Peers = "none"
+    """What it uses of peers' replies. outcomes: their rewards only. text: samples of them. logprob:
+    samples whose source published a mean log-probability. tokens: samples with the source's token
+    log-probabilities, from peers with the learner's vocabulary only."""
+    score_peers: ScorePeers = "never"
+    """When the learner computes its own log-probabilities of peers' samples (`Sample.old_logprobs`):
+    of all samples before `credit`, or of those that `credit` keeps. Own samples always have them."""
+    updates: Updates = "own_first"
+    """How a step's samples become updates. own_first, peers_first: own and peers' samples have
+    separate updates. mixed: an update takes own and peers' samples of its problems. with_own: as many
+    updates as the learner would make alone; peers' samples join those of the same problem, and
+    problems with peers' samples only come last."""
+
+    def __post_init__(self) -> None:
+        for field, kind in (("peers", Peers), ("score_peers", ScorePeers), ("updates", Updates)):
+            value, known = getattr(self, field), get_args(kind)
+            if value not in known:
+                raise UserError(
+                    f"Needs.{field} = {value!r} is unknown. Choose one of: {', '.join(known)}."
+                )
+
+    def include(self, what: Peers) -> bool:
+        """Whether peers' replies are needed at this level or a higher one.
+
+        Example: Needs("logprob").include("text") is True
+        """
+        levels = get_args(Peers)
+        return levels.index(self.peers) >= levels.index(what)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A closed step as one learner sees it: the input of `credit`."""
+
+    learner: str
+    samples: Sequence[Sample]
+    """The learner's training samples."""
+    groups: Sequence[Group]
+    """Every problem with the replies of all agents, including those that became no sample."""
+    capability: Capability
+
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        return {g.problem_id: g for g in self.groups}
+
+    @cached_property
+    def _replies(self) -> dict[tuple[str, str, int], Trajectory]:
+        return {(t.problem_id, t.agent, t.index): t for g in self.groups for t in g.judged}
+
+    def group(self, sample: Sample) -> Group:
+        """All replies to the sample's problem."""
+        return self._groups[sample.problem_id]
+
+    def reply(self, sample: Sample) -> Trajectory:
+        """The judged reply that the sample was made from."""
+        return self._replies[sample.problem_id, sample.source, sample.index]
+
+    def reward(self, sample: Sample) -> float:
+        return self.reply(sample).reward
+
+
+class Algorithm(ABC):
+    """Base class of all algorithms.
+
+    A row with advantage 0 is not trained on: the trainer may leave it out of the forward pass. So a
+    loss must add nothing for such a row (the KL term aside), nor may other rows depend on it.
+    """
+
+    needs = Needs()
+    settings: AlgorithmSettings
+    weighs_by_ratio = True
+    """Whether the loss multiplies a peer's sample by its ratio, for the metrics."""
+
+    def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
+        """`reward_range` is the range that the verifier declares."""
+        self.settings = settings
+        if settings.order != "auto" and self.needs.updates != "with_own":
+            self.needs = replace(self.needs, updates=settings.order)
+
+    @abstractmethod
+    def credit(self, step: Step) -> list[Sample]:
+        """Return the step's samples with advantage and weight set, in their order. Samples left out
+        are not trained on."""
+
+    @abstractmethod
+    def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
+        """Return the micro-batch's part of the minibatch's loss. Divide by the counts of the whole
+        minibatch (`batch.num_samples` etc.), not by the rows of this micro-batch."""
