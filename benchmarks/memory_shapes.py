@@ -34,8 +34,8 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import Config, parse_config
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
+from hacrl.sampling.base import Request
 from hacrl.sampling.cache import Arena
-from hacrl.sampling.sampler import Request
 from hacrl.study.doctor.memory import device_peak, estimate_need, memory_of
 from hacrl.types import Sample, Update
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hacrl.noise import gumbel_noise
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Reply, Request
+from hacrl.sampling.base import Reply, Request
 
 
 def padded_left(

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from hacrl.config import load_config
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Reply, Request
+from hacrl.sampling.base import Reply, Request
 from hacrl.training.run import start
 from speed.generate import GenerateSampler
 from speed.measure import Measurement

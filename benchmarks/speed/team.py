@@ -14,7 +14,7 @@ import torch
 from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, parse_config
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Reply, Request
+from hacrl.sampling.base import Reply, Request
 from hacrl.store.pool import open_pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.agent import Agent

@@ -12,7 +12,7 @@ import torch
 from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Reply
+from hacrl.sampling.base import Reply
 from hacrl.types import Sample, Update
 from speed.floor import (
     Ceilings,

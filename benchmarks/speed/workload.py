@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.noise import stream_key
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 
 FILE = Path(__file__).parents[1] / "workload.json"
 GROUP = 8

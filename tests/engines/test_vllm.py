@@ -20,7 +20,8 @@ from hacrl.errors import RunStopped, UserError
 from hacrl.noise import stream_key
 from hacrl.pocket import pocket_path
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Reply, Request, Sampler
+from hacrl.sampling.base import Reply, Request
+from hacrl.sampling.engine import BuiltinSampler
 from hacrl.store.journal import Journal
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Message
@@ -163,7 +164,7 @@ def test_replies(wide: dict[str, Path]) -> None:
     """Greedy ones are the built-in sampler's; drawn ones depend on weights, prompt and key alone, and
     end where they should."""
     policy = make_policy(wide["wren"])
-    built_in = Sampler(policy.model, policy.renderer.end_ids, policy.renderer.pad_id, 512)
+    built_in = BuiltinSampler(policy.model, policy.renderer.end_ids, policy.renderer.pad_id, 512)
     asked = requests(policy)
     greedy = policy.sampler.sample(asked, 0.0)
     assert [r.token_ids for r in greedy] == [r.token_ids for r in built_in.sample(asked, 0.0)]

@@ -13,7 +13,7 @@ import hacrl
 from hacrl.config import AgentConfig
 from hacrl.noise import gumbel_noise, stream_key
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.store.journal import Journal
 from hacrl.types import Message
 

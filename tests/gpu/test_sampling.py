@@ -10,8 +10,9 @@ from hacrl.config import LoraSettings
 from hacrl.noise import gumbel_noise
 from hacrl.policy.lora import add_adapter
 from hacrl.sampling import decode as decode_module
-from hacrl.sampling.plain_sampler import PlainSampler
-from hacrl.sampling.sampler import Reply, Request, Sampler
+from hacrl.sampling.base import Request
+from hacrl.sampling.engine import BuiltinSampler
+from hacrl.sampling.transformers_cache import TransformersSampler
 
 pytestmark = pytest.mark.gpu
 
@@ -134,8 +135,8 @@ def test_captured_replies_are_the_plain_ones(family, fuse_after, rows, monkeypat
     steps that the host does not look at."""
     monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
     model, asked, ends = model_of(family), some_requests(), (5, 6, 7)
-    replies = Sampler(model, ends, 0, rows).sample(asked, 1.0)
-    plain = [Reply(*r) for r in PlainSampler(model, ends, 0, 96).sample(asked, 1.0)]
+    replies = BuiltinSampler(model, ends, 0, rows).sample(asked, 1.0)
+    plain = TransformersSampler(model, ends, 0, 96).sample(asked, 1.0)
     assert [r.token_ids for r in replies] == [r.token_ids for r in plain]
     for a, b in zip(replies, plain, strict=True):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
@@ -144,7 +145,7 @@ def test_captured_replies_are_the_plain_ones(family, fuse_after, rows, monkeypat
 def test_a_captured_step_reads_the_weights_of_today() -> None:
     """Updates overwrite the resident tensors in place; the graphs need no new capture."""
     model, asked = model_of("qwen", torch.bfloat16), some_requests(24)
-    sampler = Sampler(model, (5,), 0, 24)
+    sampler = BuiltinSampler(model, (5,), 0, 24)
     before = sampler.sample(asked, 1.0)
     assert sampler.sample(asked, 1.0) == before
     with torch.no_grad():
@@ -152,7 +153,7 @@ def test_a_captured_step_reads_the_weights_of_today() -> None:
             parameter.copy_(parameter * 1.1)
     after = sampler.sample(asked, 1.0)
     assert after != before
-    assert after == Sampler(model, (5,), 0, 24).sample(asked, 1.0)
+    assert after == BuiltinSampler(model, (5,), 0, 24).sample(asked, 1.0)
 
 
 @pytest.mark.parametrize("family", ["qwen", "gemma3"])
@@ -161,11 +162,11 @@ def test_joined_products_see_an_update(family, fuse_after, monkeypatch, tmp_path
     """Float32, against plain forwards of the weights of the moment; and they are saved as any are."""
     monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
     model, asked, ends, written = model_of(family), some_requests(24), (5, 6, 7), []
-    sampler = Sampler(model, ends, 0, 24)
+    sampler = BuiltinSampler(model, ends, 0, 24)
     for _ in range(3):
         replies = [r.token_ids for r in sampler.sample(asked, 1.0)]
-        plain = PlainSampler(model, ends, 0, 24).sample(asked, 1.0)
-        assert replies == [r[0] for r in plain]
+        plain = TransformersSampler(model, ends, 0, 24).sample(asked, 1.0)
+        assert replies == [r.token_ids for r in plain]
         assert replies not in written
         written.append(replies)
         with torch.no_grad():
@@ -181,9 +182,9 @@ def test_joined_products_see_an_update(family, fuse_after, monkeypatch, tmp_path
 
 def test_one_request_alone() -> None:
     model, asked = model_of("qwen"), [Request((11, 12, 13), 5, 300)]
-    replies = Sampler(model, (5,), 0, 24).sample(asked, 1.0)
+    replies = BuiltinSampler(model, (5,), 0, 24).sample(asked, 1.0)
     assert [r.token_ids for r in replies] == [
-        r[0] for r in PlainSampler(model, (5,), 0, 24).sample(asked, 1.0)
+        r.token_ids for r in TransformersSampler(model, (5,), 0, 24).sample(asked, 1.0)
     ]
 
 
@@ -194,6 +195,6 @@ def test_adapters_stay_unmerged() -> None:
             if "lora_B" in name:
                 parameter.normal_(std=0.3)
     asked = some_requests(24)
-    replies = Sampler(model, (5,), 0, 24).sample(asked, 1.0)
-    plain = PlainSampler(model, (5,), 0, 24).sample(asked, 1.0)
-    assert [r.token_ids for r in replies] == [r[0] for r in plain]
+    replies = BuiltinSampler(model, (5,), 0, 24).sample(asked, 1.0)
+    plain = TransformersSampler(model, (5,), 0, 24).sample(asked, 1.0)
+    assert [r.token_ids for r in replies] == [r.token_ids for r in plain]

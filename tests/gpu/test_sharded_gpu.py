@@ -17,7 +17,7 @@ from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
 pytestmark = pytest.mark.gpu

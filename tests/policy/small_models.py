@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hacrl.sampling.plain_sampler import PlainSampler
-from hacrl.sampling.sampler import Reply, Request
+from hacrl.sampling.base import Reply, Request
+from hacrl.sampling.transformers_cache import TransformersSampler
 
 SMALL = {
     "vocab_size": 300,
@@ -75,7 +75,7 @@ def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Reque
 
 
 def plainly(model, asked, temperature=1.0) -> list[Reply]:
-    return [Reply(*r) for r in PlainSampler(model, ENDS, 0, 64).sample(asked, temperature)]
+    return TransformersSampler(model, ENDS, 0, 64).sample(asked, temperature)
 
 
 def same(one: list[Reply], other: list[Reply]) -> None:

@@ -24,7 +24,7 @@ from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
 TEMPERATURE = 0.9

@@ -26,15 +26,16 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from hacrl.sampling import lean as lean_module
+from hacrl.sampling.base import Request
+from hacrl.sampling.engine import BuiltinSampler
 from hacrl.sampling.lean import LeanForward, fits
-from hacrl.sampling.plain_sampler import PlainSampler
-from hacrl.sampling.sampler import Reply, Request, Sampler
+from hacrl.sampling.transformers_cache import TransformersSampler
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
 def test_the_lean_step_is_the_models_own(family: str) -> None:
     model, asked = model_of(family), some_requests()
-    lean, library = Sampler(model, ENDS, 0, 64), Sampler(model, ENDS, 0, 64)
+    lean, library = BuiltinSampler(model, ENDS, 0, 64), BuiltinSampler(model, ENDS, 0, 64)
     replies = lean.sample(asked, 1.0)
     assert lean._lean
     library._shape, library._known = lean._shape, True
@@ -76,7 +77,7 @@ def test_what_looks_like_the_scheme_and_is_not_goes_through_the_library() -> Non
         parameter.data *= 3
     for model in (granite, smol.eval(), ministral.eval()):
         assert fits(model)
-        sampler = Sampler(model, ENDS, 0, 64)
+        sampler = BuiltinSampler(model, ENDS, 0, 64)
         asked = some_requests(3, 2)
         same(sampler.sample(asked, 1.0), plainly(model, asked))
         assert sampler._shape is not None and not sampler._lean
@@ -87,7 +88,7 @@ def test_clipped_queries_are_seen_when_they_reach_the_clip() -> None:
     """Small weights, as at the start of a training, do not reach it."""
     torch.manual_seed(0)
     model = OlmoForCausalLM(OlmoConfig(**SMALL, clip_qkv=1.0, pad_token_id=0)).eval()
-    sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
+    sampler, asked = BuiltinSampler(model, ENDS, 0, 64), some_requests()
     for _ in range(2):
         same(sampler.sample(asked, 1.0), plainly(model, asked))
         for parameter in model.parameters():
@@ -99,7 +100,7 @@ def test_a_window_that_a_model_does_not_hand_over_is_none() -> None:
     model, asked = model_of("llama"), some_requests()
     for layer in model.model.layers:
         layer.self_attn.sliding_window = 12
-    same(Sampler(model, ENDS, 0, 64).sample(asked, 1.0), plainly(model, asked))
+    same(BuiltinSampler(model, ENDS, 0, 64).sample(asked, 1.0), plainly(model, asked))
 
 
 def test_in_half_precision_every_step_goes_through_the_library() -> None:
@@ -107,7 +108,7 @@ def test_in_half_precision_every_step_goes_through_the_library() -> None:
     torch.manual_seed(0)
     smol = SmolLM3ForCausalLM(SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1], pad_token_id=0))
     for model in (smol.eval().bfloat16(), model_of("llama").bfloat16()):
-        sampler = Sampler(model, ENDS, 0, 64)
+        sampler = BuiltinSampler(model, ENDS, 0, 64)
         sampler.sample(some_requests(2, 2), 1.0)
         assert sampler._shape is not None and not sampler._lean
 
@@ -126,7 +127,7 @@ def test_parts_that_are_not_the_usual_ones_are_called_as_they_are() -> None:
             if "bias" in name:
                 torch.nn.init.normal_(parameter)
         heard.clear()
-        sampler, asked = Sampler(model, ENDS, 0, 64), some_requests()
+        sampler, asked = BuiltinSampler(model, ENDS, 0, 64), some_requests()
         replies = sampler.sample(asked, 1.0)
         assert sampler._lean and len(heard) >= (model is listened) * 2 * 14
         same(replies, plainly(model, asked))
@@ -166,7 +167,7 @@ def test_weights_that_add_nothing_at_first_count_when_they_are_trained() -> None
             made = kind(model.config) if kind is ShiftedGate else kind(32, own.variance_epsilon)
             made.load_state_dict(own.state_dict(), strict=False)
             layer._modules[name] = made
-        sampler = Sampler(model.eval(), ENDS, 0, 64)
+        sampler = BuiltinSampler(model.eval(), ENDS, 0, 64)
         before = sampler.sample(asked, 1.0)
         same(before, plainly(model, asked))
         assert sampler._lean, kind
@@ -193,7 +194,7 @@ def test_what_a_model_writes_does_not_depend_on_who_wrote_before(monkeypatch) ->
             torch.manual_seed(0)
             config = NemotronConfig(**SMALL, head_dim=8, rope_parameters=angles)
             model = NemotronForCausalLM(config).eval()
-            sampler = Sampler(model, ENDS, 0, 64)
+            sampler = BuiltinSampler(model, ENDS, 0, 64)
             written.append((share, sampler.sample(asked, 1.0)))
             assert sampler._lean
             same(written[-1][1], plainly(model, asked))
@@ -202,7 +203,7 @@ def test_what_a_model_writes_does_not_depend_on_who_wrote_before(monkeypatch) ->
 
 def test_who_listens_to_a_layer_hears_every_step() -> None:
     model, asked = model_of("llama"), some_requests(2, 2)
-    sampler = Sampler(model, ENDS, 0, 64)
+    sampler = BuiltinSampler(model, ENDS, 0, 64)
     replies = sampler.sample(asked, 1.0)
     heard = []
     model.model.layers[1].register_forward_hook(lambda *_: heard.append(1))
@@ -220,10 +221,10 @@ def test_frequencies_that_follow_positions_are_asked_for_at_every_lean_step() ->
     for parameter in model.parameters():
         parameter.data *= 3
     asked = [Request((9, 8, 7), 100, 40)]
-    sampler = Sampler(model, (), 0, 4)
+    sampler = BuiltinSampler(model, (), 0, 4)
     replies = sampler.sample(asked, 1.0)
     assert sampler._lean
-    same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
+    same(replies, TransformersSampler(model, (), 0, 4).sample(asked, 1.0))
 
 
 def test_lean_steps_use_adapters() -> None:
@@ -233,7 +234,7 @@ def test_lean_steps_use_adapters() -> None:
     model = lora.inject_adapter_in_model(
         lora.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False), model
     ).eval()
-    sampler = Sampler(model, ENDS, 0, 64)
+    sampler = BuiltinSampler(model, ENDS, 0, 64)
     replies = sampler.sample(asked, 1.0)
     assert sampler._lean
     same(replies, plainly(model, asked))

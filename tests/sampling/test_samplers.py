@@ -16,12 +16,12 @@ from hacrl.errors import UserError
 from hacrl.policy.load import load_model
 from hacrl.policy.lora import merge_into, merged_weights
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Sampler
+from hacrl.sampling.engine import BuiltinSampler
 
 OWN = """
-from hacrl.sampling.sampler import Sampler
+from hacrl.sampling.engine import BuiltinSampler
 
-class Told(Sampler):
+class Told(BuiltinSampler):
     times = 0
 
     def __init__(self, policy, settings):
@@ -64,7 +64,7 @@ def test_a_sampler_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_built_in_by_default(llama: Path) -> None:
-    assert type(make_policy(llama).sampler) is Sampler
+    assert type(make_policy(llama).sampler) is BuiltinSampler
 
 
 def test_unknown_and_missing_samplers_are_told(

@@ -32,12 +32,13 @@ from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
 from hacrl.sampling import cache as cache_module
 from hacrl.sampling import decode as decode_module
-from hacrl.sampling import sampler as sampler_module
+from hacrl.sampling import engine as engine_module
+from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.cache import PAGE, PagedCache
 from hacrl.sampling.decode import DeviceDecoder, draw
+from hacrl.sampling.engine import BuiltinSampler
 from hacrl.sampling.lean import LeanForward
-from hacrl.sampling.plain_sampler import PlainSampler
-from hacrl.sampling.sampler import Reply, Request, Sampler
+from hacrl.sampling.transformers_cache import TransformersSampler
 
 # ---------------------------------------------------------------- slots
 
@@ -46,7 +47,7 @@ from hacrl.sampling.sampler import Reply, Request, Sampler
 def test_our_cache_and_the_librarys_give_the_same_replies(family: str) -> None:
     """The plain sampler knows nothing of our attention: it uses the library's cache and masks."""
     model, asked = model_of(family), some_requests()
-    sampler = Sampler(model, ENDS, 0, 64)
+    sampler = BuiltinSampler(model, ENDS, 0, 64)
     replies = sampler.sample(asked, 1.0)
     assert sampler.cache_kind == "slots"  # ours was used
     same(replies, plainly(model, asked))
@@ -59,16 +60,16 @@ def test_our_cache_and_the_librarys_give_the_same_replies(family: str) -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_waiting_requests_take_the_place_of_finished_ones(rows: int) -> None:
     model, asked = model_of("llama"), some_requests()
-    sampler = Sampler(model, ENDS, 0, rows)
+    sampler = BuiltinSampler(model, ENDS, 0, rows)
     steps = []
-    whole = sampler_module.HostDecoder.run
+    whole = engine_module.HostDecoder.run
 
     def counted(self, state, count, ticks):
         steps.append(count)
         return whole(self, state, count, ticks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module.HostDecoder, "run", counted)
+        patch.setattr(engine_module.HostDecoder, "run", counted)
         replies = sampler.sample(asked, 1.0)
     same(replies, plainly(model, asked))
     written = sum(len(r.token_ids) for r in replies)
@@ -79,8 +80,8 @@ def test_waiting_requests_take_the_place_of_finished_ones(rows: int) -> None:
 def test_long_limits_take_fewer_rows_and_not_all_the_memory(monkeypatch) -> None:
     """3 layers x 2 heads x 8 numbers x 2 x 4 bytes = 384 bytes a token; 34 tokens at the longest."""
     model, asked = model_of("llama"), some_requests()
-    monkeypatch.setattr(sampler_module, "_host_memory", lambda: 2 * 5 * 34 * 384)
-    sampler = Sampler(model, ENDS, 0, 64, cache_share=0.5)
+    monkeypatch.setattr(engine_module, "_host_memory", lambda: 2 * 5 * 34 * 384)
+    sampler = BuiltinSampler(model, ENDS, 0, 64, cache_share=0.5)
     sampler._shape, sampler._known = sampler._find_shape(), True
     assert sampler._shape.token_bytes == 384
     _, _, rows = sampler._set_up(sampler._shape, asked, 1.0)
@@ -95,12 +96,10 @@ def test_a_model_with_attention_of_its_own_falls_back() -> None:
         layer.self_attn.__class__ = type("Own", (layer.self_attn.__class__,), {"layer_idx": 0})
         del layer.self_attn.layer_idx
         layer.self_attn.__dict__["layer_idx"] = "first"
-    sampler = Sampler(model, ENDS, 0, 8)
+    sampler = BuiltinSampler(model, ENDS, 0, 8)
     with pytest.warns(UserWarning, match="the library's own cache"):
         assert sampler._find_shape() is None
-    same(
-        [Reply(*r) for r in PlainSampler(model_of("llama"), ENDS, 0, 8).sample(asked, 1.0)], wanted
-    )
+    same(TransformersSampler(model_of("llama"), ENDS, 0, 8).sample(asked, 1.0), wanted)
 
 
 def test_slots_grow_with_the_rows_that_are_written() -> None:
@@ -108,26 +107,26 @@ def test_slots_grow_with_the_rows_that_are_written() -> None:
     then need 48, 64, 80, 96, 112 (each at most a quarter and a block more), not 112 from the start."""
     model = model_of("qwen")
     asked = [Request((9, 8, 7 + i), 100 + i, 100 - 30 * i) for i in range(3)]
-    sampler = Sampler(model, (), 0, 4)
+    sampler = BuiltinSampler(model, (), 0, 4)
     lengths = []
-    run = sampler_module.HostDecoder.run
+    run = engine_module.HostDecoder.run
 
     def watched(self, rows, count, ticks):
         lengths.append(self.cache.keys[0].shape[2])
         return run(self, rows, count, ticks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module.HostDecoder, "run", watched)
+        patch.setattr(engine_module.HostDecoder, "run", watched)
         replies = sampler.sample(asked, 1.0)
     assert sorted(set(lengths)) == [32, 48, 64, 80, 112]
-    same(replies, [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)])
+    same(replies, TransformersSampler(model, (), 0, 4).sample(asked, 1.0))
 
 
 def test_rows_that_begin_the_same_prompt_are_computed_once(monkeypatch) -> None:
     """Six prompts of three samples each, four rows: only samples that begin together are one."""
     model, asked, step = model_of("llama"), some_requests(), LeanForward.__call__
     for rows, first in ((64, 6), (4, 2)):
-        sampler = Sampler(model, ENDS, 0, rows)
+        sampler = BuiltinSampler(model, ENDS, 0, rows)
         sampler._shape, sampler._known = sampler._find_shape(), True
         computed = []
 
@@ -199,7 +198,7 @@ def plain_draw(logits, rows, settings, ends, tick, out_token, out_logprob) -> No
     rows["done"][live] = ended.long()[live]
 
 
-class PagedSampler(Sampler):
+class PagedSampler(BuiltinSampler):
     """The GPU's path with so many pages, on this machine's memory."""
 
     pages = 0
@@ -216,7 +215,7 @@ class PagedSampler(Sampler):
 @pytest.fixture
 def small_pages(monkeypatch) -> None:
     monkeypatch.setattr(cache_module, "PAGE", 8)
-    monkeypatch.setattr(sampler_module, "PAGE", 8)
+    monkeypatch.setattr(engine_module, "PAGE", 8)
     monkeypatch.setattr(DeviceDecoder, "ticks", 4)
     monkeypatch.setattr(cache_module.Arena, "_of", {})
     monkeypatch.setattr(decode_module, "page_kernels", lambda: (plain_attention, plain_draw))
@@ -262,17 +261,17 @@ def test_rows_that_gave_way_go_on_where_they_were() -> None:
     sampler = PagedSampler(model, (), 0, 4)  # nobody stops early
     sampler.pages = 12
     waits = []
-    put_back = sampler_module._Writing._put_back
+    put_back = engine_module._Writing._put_back
 
     def counted(self, row):
         waits.append(int(self.lengths[self.rows.request[row]]))
         put_back(self, row)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module._Writing, "_put_back", counted)
+        patch.setattr(engine_module._Writing, "_put_back", counted)
         replies = sampler.sample(asked, 1.0)
     assert any(waits)  # some had written already
-    wanted = [Reply(*r) for r in PlainSampler(model, (), 0, 64).sample(asked, 1.0)]
+    wanted = TransformersSampler(model, (), 0, 64).sample(asked, 1.0)
     same(replies, wanted)
 
 
@@ -299,8 +298,8 @@ def test_a_limit_of_nothing_is_kept(limits: tuple[int, ...]) -> None:
     paged.pages = 40
     for replies in (
         paged.sample(asked, 1.0),
-        Sampler(model, (), 0, 4).sample(asked, 1.0),
-        [Reply(*r) for r in PlainSampler(model, (), 0, 4).sample(asked, 1.0)],
+        BuiltinSampler(model, (), 0, 4).sample(asked, 1.0),
+        TransformersSampler(model, (), 0, 4).sample(asked, 1.0),
     ):
         assert tuple(len(r.token_ids) for r in replies) == limits
 
@@ -358,7 +357,7 @@ def test_an_interrupted_call_leaves_nothing_behind(monkeypatch) -> None:
 
 def test_one_request_needs_no_more_than_its_own_pages(monkeypatch) -> None:
     """Sizes alone: the model has no memory, and the GPU that is asked for its own is not there."""
-    sampler = Sampler(model_of("llama"), ENDS, 0, 64)
+    sampler = BuiltinSampler(model_of("llama"), ENDS, 0, 64)
     shape = sampler._find_shape()
     sampler.model = model_of("llama").to("meta")
     monkeypatch.setattr(cache_module.Arena, "_of", {})
@@ -400,12 +399,12 @@ def test_a_layer_that_keeps_more_than_keys_and_values_falls_back(family: str) ->
         model = Lfm2ForCausalLM(Lfm2Config(**SMALL, full_attn_idxs=[0]))
     for parameter in model.parameters():
         parameter.data *= 1.5
-    sampler = Sampler(model.eval(), (), 0, 4)
+    sampler = BuiltinSampler(model.eval(), (), 0, 4)
     asked = some_requests(3, 2)
     assert sampler.cache_kind == "unknown"
     with pytest.warns(UserWarning, match="the library's own cache") as told:
         replies = sampler.sample(asked, 1.0)
-    assert told[0].filename == sampler_module.__file__
+    assert told[0].filename == engine_module.__file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler.sample(asked, 1.0)  # told once
@@ -430,7 +429,7 @@ def test_a_window_that_only_the_mask_knows_falls_back() -> None:
         )
     ).eval()
     assert "sliding_attention" in model.config.layer_types
-    sampler, asked = Sampler(model, (), 0, 4), some_requests()
+    sampler, asked = BuiltinSampler(model, (), 0, 4), some_requests()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the model is of that kind: nothing disagrees
         replies = sampler.sample(asked, 1.0)
@@ -453,9 +452,9 @@ def test_what_rounding_explains_is_what_the_library_rounds_itself(name: str, mon
     model.register_forward_hook(lambda *_: passes.append(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Sampler(model, ENDS, 0, 8)._find_shape() is not None and len(passes) == 3
-        monkeypatch.setattr(sampler_module, "ROUNDED", 0.0)
-        assert Sampler(model, ENDS, 0, 8)._find_shape() is not None and len(passes) == 3 + 4
+        assert BuiltinSampler(model, ENDS, 0, 8)._find_shape() is not None and len(passes) == 3
+        monkeypatch.setattr(engine_module, "ROUNDED", 0.0)
+        assert BuiltinSampler(model, ENDS, 0, 8)._find_shape() is not None and len(passes) == 3 + 4
     whole = attention_module.causal
 
     def forgetful(query, key, value, rule):
@@ -464,13 +463,13 @@ def test_what_rounding_explains_is_what_the_library_rounds_itself(name: str, mon
 
     monkeypatch.setattr(attention_module, "causal", forgetful)
     for limit in (0.0, 0.05):
-        monkeypatch.setattr(sampler_module, "ROUNDED", limit)
+        monkeypatch.setattr(engine_module, "ROUNDED", limit)
         with pytest.warns(UserWarning, match="several times slower"):
-            assert Sampler(model, ENDS, 0, 8)._find_shape() is None
+            assert BuiltinSampler(model, ENDS, 0, 8)._find_shape() is None
     # the library's other attention is no measure where it leaves out what the model has
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attends_to_nothing)
     with pytest.warns(UserWarning, match=r"rounding explains 0\.15"):
-        assert Sampler(model, ENDS, 0, 8)._find_shape() is None
+        assert BuiltinSampler(model, ENDS, 0, 8)._find_shape() is None
 
 
 def attends_to_nothing(module, query, *_, **__):
@@ -484,7 +483,7 @@ def test_scores_are_capped_for_sampler_and_trainer_alike() -> None:
     for parameter in model.parameters():
         parameter.data *= 3  # so that scores reach the cap
     model.config._attn_implementation = "sdpa"
-    sampler, asked = Sampler(model, (), 0, 8), some_requests(3, 2)
+    sampler, asked = BuiltinSampler(model, (), 0, 8), some_requests(3, 2)
     replies = sampler.sample(asked, 1.0)
     assert sampler._shape is not None and LogProbs(model, 1.0).packs
     model.config._attn_implementation = "eager"
@@ -494,5 +493,5 @@ def test_scores_are_capped_for_sampler_and_trainer_alike() -> None:
 def test_frequencies_that_follow_positions_are_not_captured() -> None:
     scaled = {"rope_type": "dynamic", "factor": 2.0}
     model = LlamaForCausalLM(LlamaConfig(**SMALL, rope_scaling=scaled))
-    assert not sampler_module._steady(model)
-    assert sampler_module._steady(model_of("gemma3"))
+    assert not engine_module._steady(model)
+    assert engine_module._steady(model_of("gemma3"))

@@ -15,7 +15,7 @@ import hacrl
 from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
 from hacrl.policy import policy as policy_module
-from hacrl.sampling import samplers as samplers_module
+from hacrl.sampling import engine as engine_module
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
 from hacrl.store.pool import open_pool
@@ -242,12 +242,12 @@ def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) 
 
 def test_stale_sampler_weights_stop_the_run(tmp_path: Path, monkeypatch) -> None:
     """A sampler that keeps the start weights: equal at step 0, caught at step 1."""
-    real = samplers_module.Sampler
+    real = engine_module.BuiltinSampler
 
     def stale(model, *rest, **settings):
         return real(copy.deepcopy(model), *rest, **settings)
 
-    monkeypatch.setattr(samplers_module, "Sampler", stale)
+    monkeypatch.setattr(engine_module, "BuiltinSampler", stale)
     config = team(member("wren"), **NO_EVALUATION)
     config["agents"][0]["learning_rate"] = 5e-3
     with pytest.raises(RunStopped, match="stale"):

@@ -17,7 +17,7 @@ from hacrl.policy.offload import Turns
 from hacrl.policy.packing import attending_again
 from hacrl.policy.reuse import recordable
 from hacrl.policy.update import AtScores, Loss, UpdateReport
-from hacrl.sampling.samplers import AnySampler, make_sampler
+from hacrl.sampling.base import Sampler, make_sampler
 from hacrl.types import Sample, Update
 
 
@@ -44,7 +44,7 @@ class Policy(Learning):
             )
         self.logprobs = self._scorer(self.network, temperature)
         self._recordable = recordable(self.logprobs.model)
-        self.sampler: AnySampler = make_sampler(self, sampler or SamplerConfig())
+        self.sampler: Sampler = make_sampler(self, sampler or SamplerConfig())
         self._scored_step: int | None = None
         """Whose own replies carry scores of the present weights; None once these have changed."""
         # A frozen second copy, unless an adapter can be off.

@@ -1,1 +1,1 @@
-"""Writing replies: the built-in sampler with its caches and kernels, and vLLM."""
+"""Sampling replies: the interface (base.py), the built-in engine (engine.py), and vLLM (vllm.py)."""

@@ -26,8 +26,8 @@ from torch import Tensor
 from hacrl.config import SamplerConfig, Table
 from hacrl.errors import RunStopped, UserError, describe
 from hacrl.policy.lora import merged_weights
+from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.probe import Agreement, Probe, Row, Scores
-from hacrl.sampling.sampler import Reply, Request
 
 if TYPE_CHECKING:
     from hacrl.policy.policy import Policy

@@ -18,7 +18,7 @@ from hacrl.garbage import no_garbage
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
-from hacrl.sampling.samplers import probe_facts
+from hacrl.sampling.base import probe_facts
 from hacrl.store.journal import Journal
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory, sample_rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.types import Completion, Finish, Problem, Rollout, Verdict
 from hacrl.verify import VerifierPool
 

@@ -24,7 +24,7 @@ from hacrl.policy.sharding.dealing import deal, deal_prompts, merge_sums
 from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
 from hacrl.policy.update import Sums, UpdateReport
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))

@@ -14,7 +14,7 @@ from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
 from hacrl.policy.displacement import cosine, displace, dot, norm
 from hacrl.policy.policy import Policy
-from hacrl.sampling.sampler import Request
+from hacrl.sampling.base import Request
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
 from hacrl.training.plan import Plan, make_plan
 from hacrl.types import Message, Sample

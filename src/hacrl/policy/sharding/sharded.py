@@ -51,7 +51,7 @@ from hacrl.policy.sharding.dealing import deal_prompts, in_order, merge_sums
 from hacrl.policy.sharding.group import Group
 from hacrl.policy.sharding.shards import Frame, ShardedLogProbs, ShardTurns, gathered, shard_model
 from hacrl.policy.update import Loss, Pass, Sums, UpdateReport
-from hacrl.sampling.sampler import Reply, Request
+from hacrl.sampling.base import Reply, Request
 from hacrl.store.checkpoint import Checkpoint
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 

@@ -11,15 +11,16 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hacrl.config import SamplerConfig
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, doing
+from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.cache import PAGE, PREFILL_TOKENS, Cache, PagedCache, Prefix
 from hacrl.sampling.decode import (
     Decoder,
@@ -30,8 +31,11 @@ from hacrl.sampling.decode import (
     Rows,
 )
 from hacrl.sampling.lean import LeanForward, fits
-from hacrl.sampling.plain_sampler import PlainSampler
 from hacrl.sampling.slots import SlotCache
+from hacrl.sampling.transformers_cache import TransformersSampler
+
+if TYPE_CHECKING:
+    from hacrl.policy.policy import Policy
 
 AHEAD = 64
 """Prompts that are prefilled along with one that is needed now."""
@@ -44,33 +48,7 @@ half precision; and the most there, where the library's own kinds of attention l
 too few makes it 0.17 and more, even in models of 1M weights."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One reply to write.
-
-    Example: Request(prompt_ids=(1, 9), key=stream_key(seed, "wren", 3, "add-17-25", 0), limit=32)
-    """
-
-    prompt_ids: tuple[int, ...]
-    key: int
-    """Names the noise stream; the reply is a function of weights, prompt and key."""
-    limit: int
-    """Most new tokens."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What was written, the end token included if it came.
-
-    Example: Reply(token_ids=(7, 5, 2), logprobs=(-0.1, -0.3, -0.01), stopped=True)
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
-
-
-class Sampler:
+class BuiltinSampler:
     """Writes replies side by side, at most `rows` at a time, from the weights the trainer updates.
 
     Keys and values take at most `cache_share` of a device's memory; where that is too little for all
@@ -121,8 +99,8 @@ class Sampler:
         if not self._known:
             self._shape, self._known = self._find_shape(), True
         if self._shape is None:
-            plain = PlainSampler(self.model, self.end_ids, self.pad_id, self.rows)
-            return [Reply(*r) for r in plain.sample(requests, temperature)]
+            plain = TransformersSampler(self.model, self.end_ids, self.pad_id, self.rows)
+            return plain.sample(requests, temperature)
         with self._switch.on():
             cache, decoder, rows = self._set_up(self._shape, requests, temperature)
             return _Writing(self, requests, cache, decoder, rows).run()
@@ -241,12 +219,23 @@ class Sampler:
             return passes(last, torch.full_like(last, position))[0]
 
 
+def builtin_sampler(policy: Policy, settings: SamplerConfig) -> BuiltinSampler:
+    """The built-in sampler of a policy."""
+    return BuiltinSampler(
+        policy.model,
+        policy.renderer.end_ids,
+        policy.renderer.pad_id,
+        policy.agent.sampler_rows,
+        cache_share=settings.cache_share,
+    )
+
+
 class _Writing:
     """One call of `sample`: which request sits in which row, and what was written."""
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: BuiltinSampler,
         requests: Sequence[Request],
         cache: Cache,
         decoder: Decoder,
