@@ -85,9 +85,9 @@ class SamplerConfig(Table):
     max_tokens: int | None = Field(None, ge=1)
     """Longest prompt and reply together that vllm is started for; what the run's limits allow where
     absent."""
-    cache_share: float = Field(0.2, gt=0, lt=1)
-    """Largest part of a device's memory for the built-in sampler's keys and values, one cache for all
-    agents of a process on it; where it is too little for all rows, fewer are written side by side."""
+    cache_fraction: float = Field(0.2, gt=0, lt=1)
+    """Largest fraction of a device's memory for the built-in sampler's KV cache, which all agents of a
+    process share. If it is too small for all rows, fewer rows are sampled at a time."""
     behaviour: Literal["score", "sampler"] = "score"
     """Whose log-probabilities count as behaviour: the trainer's at the sampling weights (score), or
     the sampler's own, as long as the probe finds them equal to within epsilon_low / 10."""
@@ -186,10 +186,10 @@ class AgentConfig(Table):
     """This agent's own limit; a longer prompt is "not attempted"."""
     max_response_tokens: int | None = Field(None, ge=1)
     """This agent's own limit, for its rollouts and for its view of peers."""
-    too_long: Literal["drop", "cut"] = "drop"
-    """What becomes of a peer's sample that is too long for this agent."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """What to do with a peer's sample that is too long for this agent."""
     mask_truncated: bool = False
-    """Leave replies cut at the limit (LENGTH) out of the loss; their reward still counts."""
+    """Leave replies that reached the token limit (LENGTH) out of the loss; their reward still counts."""
 
     system: str | None = None
     """System text put before every problem."""

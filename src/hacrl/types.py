@@ -27,7 +27,7 @@ class Finish(StrEnum):
     """How a completion ended."""
 
     STOP = "stop"  # the model wrote an end token
-    LENGTH = "length"  # the token limit cut it
+    LENGTH = "length"  # the reply reached the token limit
     NOT_ATTEMPTED = "not_attempted"  # the prompt is too long for this agent; nothing was sampled
 
 
@@ -239,7 +239,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Group:
-    """A problem and all its trajectories of a step's cut, ordered by agent and index.
+    """A problem and all its trajectories of a step's snapshot, ordered by agent and index.
 
     Example: Group(problem_id="add-17-25", task="add", trajectories=(t_ant_0, t_ant_1, t_bee_0))
     """
@@ -299,8 +299,8 @@ class Sample:
     weight: float = 1.0
     """A peer's sample by its source: w(source, learner) for hacpo, v for overlap; 1 for an own one."""
     finish: Finish = Finish.STOP
-    cut: bool = False
-    """Only the beginning of a peer's reply, which is too long for the learner."""
+    truncated: bool = False
+    """Only the beginning of a peer's reply that is too long for the learner."""
 
     @property
     def num_reply_tokens(self) -> int:

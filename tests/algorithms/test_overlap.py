@@ -231,10 +231,10 @@ def test_far_replies_leave_a_finite_gradient(batch_of) -> None:
     assert output.loss.isfinite() and output.used_B.all()
 
 
-def test_a_cut_reply_and_an_unknown_level_take_no_part(groups_of, seen_by) -> None:
+def test_a_truncated_reply_and_an_unknown_level_take_no_part(groups_of, seen_by) -> None:
     groups = groups_of({"q": {"a": "10", "b": "11"}, "r": {"a": "t", "b": "10"}})
     seen = [
-        replace(s, cut=True) if (s.source, s.index) == ("b", 1) else s
+        replace(s, truncated=True) if (s.source, s.index) == ("b", 1) else s
         for s in scored(seen_by(groups, "a"), 1.0)
     ]
     credited = overlap().credit(Step("a", seen, groups, NOBODY))

@@ -365,7 +365,7 @@ def test_one_request_needs_no_more_than_its_own_pages(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
     asked = [Request((1, 2, 3), 1, 500)]  # 8 pages and one more, of the 20 that a fifth is
     assert sampler._set_up(shape, asked, 1.0)[2] == 1
-    with pytest.raises(UserError, match=r"sampler\.cache_share = 0\.2"):
+    with pytest.raises(UserError, match=r"sampler\.cache_fraction = 0\.2"):
         sampler._set_up(shape, [Request((1, 2, 3), 1, 700)], 1.0)
     sampler.rows = 200
     assert sampler._set_up(shape, asked * 150, 1.0)[0].table.shape[0] == 200

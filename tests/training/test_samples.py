@@ -144,7 +144,7 @@ def test_peer_sample_is_my_prompt_its_text_and_my_end_token() -> None:
     assert stopped.token_ids == (*prompt, *body, 2)
     assert cut_off.token_ids == (*prompt, *body)
     assert (stopped.finish, cut_off.finish) == (Finish.STOP, Finish.LENGTH)
-    assert not stopped.cut and not cut_off.cut  # whole, as its author left it
+    assert not stopped.truncated and not cut_off.truncated  # whole, as its author left it
     assert stopped.loss_mask == (0,) * len(prompt) + (1,) * (len(body) + 1)
     assert (stopped.behaviour, stopped.old_logprobs, stopped.is_own) == (-0.5, None, False)
 
@@ -259,12 +259,12 @@ def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
 def test_too_long_may_be_cut_at_a_whole_character() -> None:
     """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Cut to 6 it keeps x日, 4 tokens."""
     r = renderer()
-    limits = ViewLimits(200, 6, "cut")
+    limits = ViewLimits(200, 6, "truncate")
     [sample], report = view(peer("x日本"), limits=limits)
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
     assert sample.num_reply_tokens == 4
-    assert sample.finish is Finish.LENGTH and sample.cut
+    assert sample.finish is Finish.LENGTH and sample.truncated
     assert report.metrics()["view/cut"] == 1.0
     assert report.token_ratio("bee") == 8 / 4  # of the whole reply
     # Cut by the end token alone: 8 > 7, and no end token remains.
@@ -273,7 +273,7 @@ def test_too_long_may_be_cut_at_a_whole_character() -> None:
     assert nearly.finish is Finish.LENGTH
     # A reply that its author broke off may be cut once more: both ends are LENGTH.
     [twice], _ = view(peer("x日本", finish=Finish.LENGTH), limits=limits)
-    assert twice.finish is Finish.LENGTH and twice.cut
+    assert twice.finish is Finish.LENGTH and twice.truncated
     # Where truncated replies are masked, a cut one is too.
     assert reason(peer("x日本"), limits=limits, mask_truncated=True) is DropReason.TOO_LONG
 
@@ -380,9 +380,9 @@ def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
     short = ViewLimits(200, 6)
     assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
     [sample], report = view(
-        peer("x", tokens=tokens), limits=replace(short, too_long="cut"), needs_tokens=True
+        peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs_tokens=True
     )
     assert sample.num_reply_tokens == 6
     assert sample.source_logprobs == tokens.logprobs[:6]
     assert sample.finish is Finish.LENGTH
-    assert report.cut == {"bee": 1}
+    assert report.truncated == {"bee": 1}

@@ -1,9 +1,9 @@
-"""How strong each agent is: a pure function of the committed cuts.
+"""Capability: how strong each agent is, computed from the pool's snapshots.
 
     P_k    = mean over the last K steps with k present of k's mean judged reward      (eq. 9)
     w(a,b) = clamp(P_a / P_b, ratio_min, ratio_max)                                   (eq. 8 + guard)
 
-Because it only reads cuts, which never change, it needs no checkpoint of its own.
+Snapshots never change, so capability needs no checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hacrl.types import Snapshot
 
 SMALLEST = 1e-8
-"""An agent that never succeeds has this capability, so that ratios exist."""
+"""Smallest capability, so that ratios with an agent that never succeeds exist."""
 
 ALL_TASKS = ""
 """The key of capability over the whole run."""
@@ -37,7 +37,7 @@ class Capability:
     ratio_max: float = 10.0
 
     def of(self, agent: str, task: str = ALL_TASKS) -> float | None:
-        """P of the agent; None when nothing of it was ever judged."""
+        """P of the agent; None if no reply of it was ever judged."""
         return self.values.get((agent, task if self.by_task else ALL_TASKS))
 
     def ratio(self, a: str, b: str, task: str = ALL_TASKS) -> float:
@@ -49,10 +49,10 @@ class Capability:
         return min(max(ratio, self.ratio_min), self.ratio_max)
 
 
-def step_rewards(cut: Snapshot) -> StepRewards:
-    """Each member's mean judged reward in one cut, over all tasks and for each task."""
+def step_rewards(snapshot: Snapshot) -> StepRewards:
+    """Each member's mean judged reward in one snapshot, over all tasks and for each task."""
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for group in cut.groups:
+    for group in snapshot.groups:
         for t in group.judged:
             rewards[(t.agent, ALL_TASKS)].append(t.reward)
             rewards[(t.agent, group.task)].append(t.reward)
@@ -66,7 +66,7 @@ def window_mean(newest_first: Sequence[float], window: int) -> float:
 
 
 class CapabilityHistory:
-    """Capability at any step, read from the pool's cuts and remembered."""
+    """Computes capability at any step and caches the mean rewards of each snapshot."""
 
     def __init__(
         self,
@@ -85,18 +85,18 @@ class CapabilityHistory:
         self._guards = (ratio_min, ratio_max)
         self._steps: dict[int, StepRewards] = {}
 
-    def at(self, cut: Snapshot, members: Collection[str]) -> Capability:
-        """Capability as of this cut: walk back until every member has filled its window. A step in
-        which a member took no part is none of its K."""
-        self._steps.setdefault(cut.step, step_rewards(cut))
+    def at(self, snapshot: Snapshot, members: Collection[str]) -> Capability:
+        """Return the capabilities as of this snapshot. Steps are read backwards until every member has
+        filled its window; a step without the member does not count for it."""
+        self._steps.setdefault(snapshot.step, step_rewards(snapshot))
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
-        newest = cut.step if self._includes_step else cut.step - 1
+        newest = snapshot.step if self._includes_step else snapshot.step - 1
         for earlier in range(newest, -1, -1):
             for key, mean in self._rewards(earlier).items():
                 if key[0] in members and len(found[key]) < self._window:
                     found[key].append(mean)
             filled = all(len(found[(m, ALL_TASKS)]) >= self._window for m in members)
-            if filled and not self._by_task:  # a rare task may lie far back
+            if filled and not self._by_task:  # a rare task may need older steps
                 break
         values = {key: window_mean(means, self._window) for key, means in found.items() if means}
         return Capability(values, self._by_task, *self._guards)

@@ -98,7 +98,7 @@ class Overlap(Gspo):
         group, reply = step.group(sample), step.reply(sample)
         if sample.is_own:
             return 1.0
-        if sample.cut or not group.rewards(step.learner):
+        if sample.truncated or not group.rewards(step.learner):
             return None
         if self.settings.overlap_follow and is_right(reply) and all_failed(group, step.learner):
             return 1.0

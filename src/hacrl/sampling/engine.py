@@ -131,7 +131,7 @@ class BuiltinSampler:
         if pages < 2 * width:
             raise UserError(
                 f"a sequence of {longest} tokens needs {width * self._pages.page_bytes / 2**30:.1f} "
-                f"GiB of keys and values, but sampler.cache_share = {self.cache_share} of the GPU "
+                f"GiB of keys and values, but sampler.cache_fraction = {self.cache_share} of the GPU "
                 f"holds {pages * self._pages.page_bytes / 2**30:.1f} GiB, less than two of them. "
                 "Raise it, or lower max_prompt_tokens or max_response_tokens."
             )
@@ -226,7 +226,7 @@ def builtin_sampler(policy: Policy, settings: SamplerConfig) -> BuiltinSampler:
         policy.renderer.end_ids,
         policy.renderer.pad_id,
         policy.agent.sampler_rows,
-        cache_share=settings.cache_share,
+        cache_share=settings.cache_fraction,
     )
 
 

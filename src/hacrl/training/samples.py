@@ -48,8 +48,8 @@ class ViewLimits:
 
     max_prompt_tokens: int
     max_response_tokens: int
-    too_long: Literal["drop", "cut"] = "drop"
-    """A peer's reply over the limit: dropped, or cut to the limit without an end token."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """A peer's reply over the limit: dropped, or truncated to the limit without an end token."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ViewReport:
     kept: Counter[str] = field(default_factory=Counter)
     """Samples by source."""
     drops: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
-    cut: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
     """Kept samples shortened to the learner's limit, by source."""
     learner_tokens: Counter[str] = field(default_factory=Counter)
     """Reply tokens of kept peers' samples in the learner's tokenizer, before any cut."""
@@ -83,7 +83,7 @@ class ViewReport:
 
     def metrics(self) -> dict[str, float]:
         """Flat and complete: every reason is there, 0 when it did not occur."""
-        result = {"view/kept": float(self.kept.total()), "view/cut": float(self.cut.total())}
+        result = {"view/kept": float(self.kept.total()), "view/cut": float(self.truncated.total())}
         for reason in DropReason:
             lost = sum(n for (_, why), n in self.drops.items() if why is reason)
             result[f"view/drop/{reason}"] = float(lost)
@@ -273,7 +273,7 @@ def _peer_sample(
         return DropReason.EMPTY
     finish, reply = t.finish, whole
     if len(reply) > limits.max_response_tokens:
-        # A cut reply is a truncated one: where those are masked, nothing is left of it.
+        # Where truncated replies are masked, nothing is left of a shortened one.
         if limits.too_long == "drop" or mask_truncated:
             return DropReason.TOO_LONG
         body = whole[:-1] if finish is Finish.STOP else whole
@@ -281,7 +281,7 @@ def _peer_sample(
         reply = renderer.shorten(prompt, body, limits.max_response_tokens)
         if not reply:
             return DropReason.TOO_LONG
-        report.cut[t.agent] += 1
+        report.truncated[t.agent] += 1
     report.learner_tokens[t.agent] += len(whole)
     report.source_tokens[t.agent] += t.num_tokens
     if t.begun == renderer.settings.reply_start:
@@ -296,7 +296,7 @@ def _peer_sample(
         behaviour=t.mean_logprob,
         source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
         finish=finish,
-        cut=len(reply) < len(whole),
+        truncated=len(reply) < len(whole),
     )
 
 

@@ -155,7 +155,7 @@ def _memory(config: Config) -> Iterator[Finding]:
             told += f"; there are {size_text(whole)}"
         if not fits:
             told += (
-                ". Lower microbatch_tokens or sampler.cache_share, or set gradient_checkpointing, "
+                ". Lower microbatch_tokens or sampler.cache_fraction, or set gradient_checkpointing, "
                 "offload = 'optimizer' or lora for an agent."
             )
         yield Finding(fits, f"memory of {place}", told)

@@ -183,7 +183,7 @@ def _cache(
         pages += config.prompts_per_step * ceil(config.prompt_limit(agent) / PAGE)
         tokens = pages * PAGE
     wanted = tokens * sizes.cache_token
-    return min(wanted, config.sampler.cache_share * whole) if whole else wanted
+    return min(wanted, config.sampler.cache_fraction * whole) if whole else wanted
 
 
 def _sampling(
