@@ -1,10 +1,17 @@
-"""A worker process as the pool sees it: start, send, receive, clock, kill."""
+"""One worker process as the pool sees it: start, send a call, receive the answer, kill.
+
+The two sides talk over a socket. To the worker go pickles, each behind its length: the settings,
+then lists of calls (columns may hold any value, and the worker trusts the trainer). Back come lines
+of JSON: a hello, then one verdict per call. A worker may run anyone's code, so nothing it sends is
+unpickled.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,128 +21,131 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hacrl
-from hacrl.types import Verdict
-from hacrl.verify import wire
+from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.settings import VerifierConfig
 
-_READ = 1 << 16
+MAX_UNREAD = 1 << 20
+"""Bytes; more unread output than this means that the worker is broken."""
 
 
 class WorkerProcess:
-    """One process with the calls sent to it. The first of `queued` is the one it is working on,
-    since `clock`: a worker answers each call at once, so the answer to one call is the start of
-    the next, and several may be sent ahead without blurring anyone's clock.
+    """A worker process and the calls sent to it.
+
+    Example: worker.send({7: pack_call("it is 42", problem)}); worker.receive() == {7: verdict}
     """
 
     def __init__(self, settings: VerifierConfig) -> None:
-        self.queued: deque[int] = deque()
-        self.hello: dict | None = None
-        """Name, version and range of its verifier, once it is warm."""
-        self.refusal = ""
-        """Why its verifier cannot be made, in words for the user."""
+        self.calls: deque[int] = deque()
+        """Numbers of the calls without an answer; it works on the first."""
         self.clock = time.monotonic()
-        self._out = bytearray()
-        self._frames = wire.Frames(most=wire.MOST_BACK)
-        # What it prints until it has said hello; closed by `kill`.
-        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
-        ours, theirs = socket.socketpair()
+        """When the first call began (the answer to one call is the start of the next); before the
+        hello: when the process was started."""
+        self.alive = True
+        self.hello: dict[str, Any] | None = None
+        """Name, version and reward range of the verifier, once the worker is ready."""
+        self.refusal = ""
+        """Why the verifier cannot be built, as a message to the user."""
+        self._timeout = settings.timeout
+        self._received = b""
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
+        self.socket, theirs = socket.socketpair()
         with theirs:
             bind = threading.current_thread() is threading.main_thread()
+            # -P: a random.py in the working directory must not shadow the standard library.
+            command = [sys.executable, "-P", "-m", "hacrl.verify.worker"]
             self._process = subprocess.Popen(
-                [
-                    # -P: a random.py in the folder you run from must not shadow the library's
-                    *(sys.executable, "-P", "-m", "hacrl.verify.worker"),
-                    *(str(theirs.fileno()), str(os.getpid()), str(int(bind))),
-                ],
+                [*command, str(theirs.fileno()), str(os.getpid()), str(int(bind))],
                 stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a group of its own: killed whole, deaf to Ctrl-C
+                start_new_session=True,  # its own process group: killed as a whole, no Ctrl-C
                 env=_environment(),
             )
-        ours.setblocking(False)
-        self.socket = ours
-        limits = {"timeout": settings.timeout, "memory_gb": settings.memory_gb}
-        start = wire.pack_start(settings.kind, settings.options, _search_paths(), limits)
-        self._out += wire.frame(0, start)
+        start = settings.model_dump(include={"kind", "options", "timeout", "memory_gb"})
+        paths = [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
+        self._write(pickle.dumps({**start, "paths": paths}))
 
     @property
     def ready(self) -> bool:
         return self.hello is not None
 
-    @property
-    def unsent(self) -> bool:
-        return bool(self._out)
+    def send(self, payloads: Mapping[int, bytes]) -> None:
+        """Send calls, by number, to a worker that has none, and start the clock of the first."""
+        self.calls, self.clock = deque(payloads), time.monotonic()
+        self._write(pickle.dumps(list(payloads.values())))
 
-    def send(self, number: int, payload: bytes) -> None:
-        """Queues a call; `flush` carries it over."""
-        if not self.queued:
-            self.clock = time.monotonic()
-        self.queued.append(number)
-        self._out += wire.frame(number, payload)
-
-    def flush(self) -> None:
-        """Writes what the socket takes now; never waits (a hung worker reads nothing)."""
+    def receive(self) -> dict[int, Verdict]:
+        """The verdicts that have arrived, by the call's number; never waits. Updates `alive`."""
         try:
-            while self._out:
-                del self._out[: self.socket.send(self._out)]
+            while data := self.socket.recv(1 << 16):
+                self._received += data
+                if len(self._received) > MAX_UNREAD:
+                    raise ValueError("a flood of output")
+            self.alive = False
         except BlockingIOError:
-            pass
-        except OSError:
-            self._out.clear()  # it died; `receive` will say so
-
-    def receive(self) -> tuple[list[tuple[int, Verdict]], bool]:
-        """All answers that have come in, and whether the worker is still there."""
-        answers: list[tuple[int, Verdict]] = []
-        alive = True
+            # A child forked by the verifier may keep the socket open after the worker's death.
+            self.alive = self._process.poll() is None
+        except (OSError, ValueError):
+            self.alive = False
+        *lines, self._received = self._received.split(b"\n")
+        verdicts: dict[int, Verdict] = {}
         try:
-            while alive:
-                data = self.socket.recv(_READ)
-                alive = bool(data)
-                for number, payload in self._frames.feed(data):
-                    self._take(number, payload, answers)
-        except BlockingIOError:
-            # A child the verifier forked may keep the socket open after the worker is dead.
-            alive = self._process.poll() is None
-        except (OSError, ValueError, IndexError):
-            alive = False  # gone, or talking nonsense: either way it is of no more use
-        return answers, alive
-
-    def _take(self, number: int, payload: bytes, answers: list[tuple[int, Verdict]]) -> None:
-        if number == wire.HELLO:
-            hello = json.loads(payload)
-            if "error" in hello:
-                self.refusal = str(hello["error"])
-            else:
-                self.hello = hello
-            return
-        verdict = wire.unpack_verdict(payload)
-        if number != self.queued[0]:
-            raise ValueError("an answer to another call")
-        self.queued.popleft()
-        self.clock = time.monotonic()
-        answers.append((number, verdict))
+            for line in lines:
+                self._read_line(line, verdicts)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            self.alive = False  # it does not follow the protocol
+        return verdicts
 
     def kill(self, dying: bool = False) -> str:
-        """Ends the process and all it started; returns how it ended, in words. `dying` when its
-        socket has closed: its own end is then near and worth waiting for, because it has a code."""
+        """Kill the process group and return how the worker ended. `dying` waits up to a second for
+        the exit code of a worker that has closed its socket."""
         try:
-            own_end = self._process.wait(timeout=1.0 if dying else 0.0)
+            self._process.wait(timeout=1.0 if dying else 0.0)
+            killed = False
         except subprocess.TimeoutExpired:
-            own_end = None
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left in the group
+            killed = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         self.socket.close()
-        self._noise.seek(0)
-        noise = self._noise.read()[-2000:].decode(errors="replace").strip()
-        self._noise.close()
-        how = "killed" if own_end is None else _ending(code)
-        return f"{how}; it printed: {noise}" if noise and not self.ready else how
+        with self._output:
+            self._output.seek(0)
+            printed = self._output.read()[-2000:].decode(errors="replace").strip()
+        how = "killed" if killed else _ending(code)
+        return f"{how}; it printed: {printed}" if printed and not self.ready else how
+
+    def _write(self, message: bytes) -> None:
+        """Send a message to a worker that waits for one. Failure needs no handling here: a dead
+        worker is noticed by `receive`, a stuck one by the clock of its call."""
+        self.socket.settimeout(self._timeout)
+        with contextlib.suppress(OSError):
+            self.socket.sendall(len(message).to_bytes(8, "big") + message)
+        self.socket.settimeout(0.0)
+
+    def _read_line(self, line: bytes, verdicts: dict[int, Verdict]) -> None:
+        answer = json.loads(line)
+        if self.hello is not None:
+            reward, status, detail = answer
+            verdicts[self.calls[0]] = Verdict(float(reward), Status(status), str(detail))
+            self.calls.popleft()
+            self.clock = time.monotonic()
+        elif "error" in answer:
+            self.refusal = str(answer["error"])
+        else:
+            low, high = map(float, answer["reward_range"])
+            self.hello = {**answer, "reward_range": (low, high)}
+
+
+def pack_call(reply: str, problem: Problem) -> bytes:
+    """A call as sent to a worker; raises whatever pickle raises for the problem's columns."""
+    return pickle.dumps((reply, replace(problem, columns=dict(problem.columns))))
 
 
 def _ending(code: int) -> str:
@@ -147,18 +157,12 @@ def _ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def _search_paths() -> list[str]:
-    """Where a user's verifier may lie: the folder run from and wherever this process looks."""
-    return [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
-
-
 def _environment() -> dict[str, str]:
-    """The worker must find this very package, also when it was never installed; and one worker
-    is one thread: numeric libraries starting a thread for each core would starve the others."""
-    environment = dict(os.environ)
+    """The worker imports this very package, also when it is not installed. One worker is one
+    thread: numeric libraries that start a thread per core would starve the other workers."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     root = str(Path(hacrl.__path__[0]).parent)
     if root != sysconfig.get_path("purelib"):
         parts = [environment.get("PYTHONPATH", ""), root]
         environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
-    environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

@@ -1,9 +1,9 @@
-"""One verifier process: `python -m hacrl.verify.worker FD PARENT_PID`. Started by process.py.
+"""One verifier process: `python -m hacrl.verify.worker FD PARENT_PID BIND`, started by process.py.
 
-It builds and warms up its verifier, says hello, then answers calls one by one. It must not outlive
-the trainer, however that ends: idle, it sees the socket close; busy, Linux kills it with its parent
-(PR_SET_PDEATHSIG); elsewhere a thread watches for a new parent, and, should the call hold the
-interpreter lock so that no thread runs, the processor-time alarm ends it.
+It builds and warms up its verifier, says hello, then answers calls one by one. It never outlives the
+trainer. When idle, it sees the socket close. When busy, Linux kills it with its parent
+(PR_SET_PDEATHSIG). Elsewhere a thread watches the parent; if the call holds the interpreter lock, so
+that no thread runs, a CPU-time alarm ends the process.
 """
 
 from __future__ import annotations
@@ -16,85 +16,81 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from hacrl.errors import UserError, describe
+from hacrl.types import Verdict
 from hacrl.verify.kinds import build
 from hacrl.verify.protocol import Verifier, failed, guarded_judge
-from hacrl.verify.wire import HELLO, Frames, frame, pack_verdict, unpack_call
 
 _PR_SET_PDEATHSIG = 1
 _WATCH_EVERY = 0.5  # seconds
 
 
 def main(arguments: list[str]) -> None:
+    """Serve the pool at the other end of the socket until it closes."""
     descriptor, parent, bind = (int(a) for a in arguments)
-    die_with(parent, bind=bool(bind))
+    _die_with(parent, bind=bool(bind))
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
-    frames = Frames()
-    calls = _receive(connection, frames)
-    _, payload = next(calls)
-    start = pickle.loads(payload)
+    messages = _messages(connection)
+    start = pickle.loads(next(messages))
     sys.path += [path for path in start["paths"] if path not in sys.path]
     _limit_memory(start["memory_gb"])
-    verifier = _introduce(connection, start)
-    if verifier is not None:
-        _silence()
-        _serve(connection, calls, verifier, start["timeout"])
-
-
-def _introduce(connection: socket.socket, start: dict[str, Any]) -> Verifier | None:
-    """Builds the verifier and says hello, or says why it cannot be built."""
+    verifier = None
     try:
         verifier = build(start["kind"], start["options"])
         low, high = verifier.reward_range
-        hello = {
-            "name": str(verifier.name),
-            "version": str(verifier.version),
-            "reward_range": [float(low), float(high)],
-        }
+        hello: dict[str, Any] = {"name": str(verifier.name), "version": str(verifier.version)}
+        hello["reward_range"] = [float(low), float(high)]
     except UserError as error:
-        connection.sendall(frame(HELLO, json.dumps({"error": str(error)}).encode()))
-        return None
-    except BaseException as error:  # a user's verifier may raise anything while it is made
-        text = f"verifier.kind = {start['kind']!r} cannot start: {describe(error)}"
-        connection.sendall(frame(HELLO, json.dumps({"error": text}).encode()))
-        return None
-    connection.sendall(frame(HELLO, json.dumps(hello).encode()))
-    return verifier
+        hello = {"error": str(error)}
+    except BaseException as error:  # a user's verifier may raise anything
+        hello = {"error": f"verifier.kind = {start['kind']!r} cannot start: {describe(error)}"}
+    _answer(connection, hello)
+    if verifier is not None and "error" not in hello:
+        _discard_output()
+        _serve(connection, messages, verifier, start["timeout"])
 
 
-def _serve(connection: socket.socket, calls: Any, verifier: Verifier, timeout: float) -> None:
-    """Answers calls until the trainer closes the socket."""
+def _serve(
+    connection: socket.socket, messages: Iterator[bytes], verifier: Verifier, timeout: float
+) -> None:
+    """Answer calls until the trainer closes the socket."""
     me = os.getpid()
-    for number, payload in calls:
-        # A last resort far behind the pool's own clock: ends a call that spins for ever with the
-        # lock held when nobody is left to kill it. Its default action needs no Python.
+    for payload in (payload for message in messages for payload in pickle.loads(message)):
+        # A last resort, far behind the pool's own limit: ends a call that spins forever while
+        # holding the interpreter lock after the trainer has died. Needs no Python code to run.
         signal.setitimer(signal.ITIMER_PROF, 10 * timeout + 60)
-        try:
-            reply, problem = unpack_call(payload)
-        except Exception as error:  # a column's class that cannot be imported here
-            verdict = failed(f"the problem's columns cannot be read: {describe(error)}")
-        else:
-            verdict = guarded_judge(verifier, reply, problem)
+        verdict = _judge(verifier, payload)
         if os.getpid() != me:
-            os._exit(0)  # the verifier forked, and this is the child coming home
+            os._exit(0)  # the verifier forked, and the child returned here
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.sendall(frame(number, pack_verdict(verdict)))
+        _answer(connection, [verdict.reward, verdict.status.value, verdict.detail])
 
 
-def _receive(connection: socket.socket, frames: Frames) -> Any:
-    while True:
-        data = connection.recv(1 << 16)
-        if not data:
-            return
-        yield from frames.feed(data)
+def _judge(verifier: Verifier, payload: bytes) -> Verdict:
+    try:
+        reply, problem = pickle.loads(payload)
+    except Exception as error:  # the class of a column's value cannot be imported here
+        return failed(f"the problem's columns cannot be read: {describe(error)}")
+    return guarded_judge(verifier, reply, problem)
 
 
-def die_with(parent: int, bind: bool) -> None:
-    """Ends this process when the trainer ends. `bind` is off when the trainer's main thread did
-    not start us: Linux would then kill us with that thread."""
+def _messages(connection: socket.socket) -> Iterator[bytes]:
+    stream = connection.makefile("rb")
+    while header := stream.read(8):
+        yield stream.read(int.from_bytes(header, "big"))
+
+
+def _answer(connection: socket.socket, answer: object) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _die_with(parent: int, bind: bool) -> None:
+    """End this process when the trainer ends. `bind` is off when a side thread of the trainer
+    started the worker: Linux would kill the worker when that thread ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     if bind and sys.platform == "linux":
         import ctypes
@@ -104,7 +100,7 @@ def die_with(parent: int, bind: bool) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_WATCH_EVERY)
-        os.killpg(0, signal.SIGKILL)  # with whatever the verifier started
+        os.killpg(0, signal.SIGKILL)  # with everything the verifier started
 
     if os.getppid() != parent:
         os._exit(0)
@@ -124,8 +120,8 @@ def _limit_memory(gigabytes: float | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
-def _silence() -> None:
-    """From here on what a verifier prints goes nowhere (use workers = 0 to see it)."""
+def _discard_output() -> None:
+    """Send everything the verifier prints to /dev/null (use workers = 0 to see it)."""
     sys.stdout.flush()
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_RDWR)
