@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-import hacrl.policy.weights as weights_module
+import hacrl.policy.policy as policy_module
 from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
 from hacrl.text.render import Renderer, RenderSettings
@@ -143,8 +143,8 @@ def make_policy(shape: str, device: torch.device, name: str = "bench", **fields:
     """
     agent = AgentConfig(name=name, model="bench/shape", learning_rate=1e-12, **fields)
     with (
-        patch.object(weights_module, "model_source", lambda *_: shape),
-        patch.object(weights_module, "load_model", lambda *_: build_model(shape, device)),
-        patch.object(weights_module, "load_renderer", lambda *_: make_renderer(shape)),
+        patch.object(policy_module, "model_source", lambda *_: shape),
+        patch.object(policy_module, "load_model", lambda *_: build_model(shape, device)),
+        patch.object(policy_module, "load_renderer", lambda *_: make_renderer(shape)),
     ):
         return Policy(agent, device=str(device), temperature=1.0, beta=0.0)

@@ -25,11 +25,10 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
-from hacrl.policy.batch import divisors_of
+from hacrl.policy.gradients import GradientPass
 from hacrl.policy.logprobs import LogProbs, make_inputs
 from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, lay
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import Expected
 from hacrl.types import Sample, Update
 
 pytestmark = pytest.mark.gpu
@@ -197,7 +196,7 @@ def test_pruned_and_plain_updates_agree(
 ) -> None:
     """Passes that only tell who survives, and the survivors', against a graph over all rows; with the
     small parts compiled, against one without."""
-    monkeypatch.setattr("hacrl.policy.learning.THIN_BELOW", {"cuda": 0.75})  # 2 of 3 survive
+    monkeypatch.setattr("hacrl.policy.gradients.THIN_BELOW", {"cuda": 0.75})  # 2 of 3 survive
     plain = policy(llama, prune=False, microbatch_tokens=200, **changes)
     if fused:
         monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
@@ -243,22 +242,22 @@ def test_scouts_are_not_waited_for(llama: Path, monkeypatch) -> None:
     """A pass is begun and finished, and its survivors asked for after the next one is begun, without
     anything that blocks: a copy, or a mask that is counted, would wait for what was begun meanwhile."""
     monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
-    monkeypatch.setattr("hacrl.policy.learning.THIN_BELOW", {"cuda": 2.0})  # always
+    monkeypatch.setattr("hacrl.policy.gradients.THIN_BELOW", {"cuda": 2.0})  # always
     p = policy(llama, microbatch_tokens=200)
     rows, update = samples(p, 24), Update(0, 2, 0.8, "peers", ("p",))
     p.update(rows, LOSS, update)  # compiles
     rows = samples(p, 24)
-    p._expected, p._divisors = Expected("peers", before=0.5), divisors_of(rows)
-    batches, later = p._microbatches(rows, range(len(rows))), {}
+    one, later = GradientPass(p, rows, LOSS, update), {}
+    batches = one._microbatches(range(len(rows)))
     assert len(batches) > 3
     torch.cuda.set_sync_debug_mode("error")
     try:
         for batch in batches:
-            begun = p._begin(batch, rows, LOSS, update)
-            survived, done = p._finish(begun)
+            begun = one._begin(batch)
+            survived, done = one._finish(begun)
             later |= survived
-            assert not done and p._scouts == [begun]
-        later |= p._ask_scouts()
+            assert not done and one.scouting == [begun]
+        later |= one._ask_scouts()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert sorted(later) == [i for i in range(24) if i % 3]

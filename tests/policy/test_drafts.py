@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hacrl.policy import weights
+from hacrl.policy import policy as policy_module
+from hacrl.policy.gradients import GradientPass
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample
 
@@ -113,7 +114,7 @@ def with_another_linear(model: nn.Module) -> None:
 @pytest.mark.parametrize("scouts", [True, False])
 @pytest.mark.parametrize("change", [odd, with_experts, with_another_linear])
 def test_unusual_models_are_pruned_rightly(llama: Path, change, scouts: bool, monkeypatch) -> None:
-    load = weights.load_model
+    load = policy_module.load_model
 
     def changed(*arguments, **named):
         model = load(*arguments, **named)
@@ -121,8 +122,8 @@ def test_unusual_models_are_pruned_rightly(llama: Path, change, scouts: bool, mo
         change(model)
         return model
 
-    monkeypatch.setattr(weights, "load_model", changed)
-    monkeypatch.setattr(Policy, "scouts", scouts)
+    monkeypatch.setattr(policy_module, "load_model", changed)
+    monkeypatch.setattr(GradientPass, "scouts", scouts)
     pruned, plain = (policy(llama, prune=prune, microbatch_tokens=60) for prune in (True, False))
     samples = rows(plain)
     for _ in range(2):
@@ -242,14 +243,14 @@ def test_on_a_cpu_drafts_pay_below_three_quarters(llama: Path, share: float, gra
 
 def test_a_pass_that_is_over_keeps_no_graph(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = []
-    finish = Policy._finish
+    finish = GradientPass._finish
 
     def finish_watched(self, begun):
         found = finish(self, begun)
         finished.append(begun)
         return found
 
-    monkeypatch.setattr(Policy, "_finish", finish_watched)
+    monkeypatch.setattr(GradientPass, "_finish", finish_watched)
     for update in (UPDATE, PEERS):
         p = policy(llama)
         learn(p, rows(p), update=update)

@@ -106,7 +106,7 @@ def test_without_own_rows_there_is_no_kl_and_no_second_model(llama: Path) -> Non
     without.restore(with_term.snapshot(1))
     samples = [s for s in rows(without) if not s.is_own]
     asked = []
-    with_term._start.model.model.register_forward_hook(lambda *a: asked.append(a))
+    with_term.start_model.model.register_forward_hook(lambda *a: asked.append(a))
     one = learn(with_term, samples, update=PEERS, beta=0.1)
     two = learn(without, samples, update=PEERS)
     assert_equal_state(with_term, without)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ratio_rows import PEERS, assert_equal_state, learn, policy, rows
+from ratio_rows import PEERS, algorithm, assert_equal_state, learn, policy, rows
 
-from hacrl.policy import learning
+from hacrl.policy import gradients
+from hacrl.policy.gradients import GradientPass
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import Expected
 
@@ -17,8 +18,8 @@ DEAD, LIVE = (False, 0.5, -1.0), (False, 0.9, 1.2)
 
 @pytest.fixture(autouse=True)
 def scouting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Policy, "scouts", True)
-    monkeypatch.setattr(learning, "THIN_BELOW", {"cpu": 2.0})  # always
+    monkeypatch.setattr(GradientPass, "scouts", True)
+    monkeypatch.setattr(gradients, "THIN_BELOW", {"cpu": 2.0})  # always
 
 
 def order_of(p: Policy, samples, **settings) -> tuple[str, list[int]]:
@@ -72,19 +73,18 @@ def test_each_is_asked_when_the_next_has_gone_forward(
 ) -> None:
     p = policy(llama, microbatch_tokens=40)
     begun, asked = [], []
-    begin, ask = p._begin, p._survivors
-    monkeypatch.setattr(p, "_begin", lambda *a: begun.append(1) or begin(*a))
-    monkeypatch.setattr(p, "_survivors", lambda one: asked.append(len(begun)) or ask(one))
+    begin, ask = GradientPass._begin, GradientPass._survivors
+    monkeypatch.setattr(GradientPass, "_begin", lambda *a: begun.append(1) or begin(*a))
+    monkeypatch.setattr(GradientPass, "_survivors", lambda *a: asked.append(len(begun)) or ask(*a))
     learn(p, rows(p, [DEAD, LIVE] * 6), update=PEERS)
     assert len(begun) > 3 and asked == [*range(2, len(begun) + 1), len(begun)]
-    assert not p._scouts
 
 
 def test_where_nearly_all_survive_graphs_are_built_again(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen one micro-batch late; the next update knows it from the start."""
-    monkeypatch.setattr(learning, "THIN_BELOW", {"cpu": 0.9})
+    monkeypatch.setattr(gradients, "THIN_BELOW", {"cpu": 0.9})
     p, plain = (policy(llama, prune=x, microbatch_tokens=40) for x in (True, False))
     samples = rows(p, [DEAD, *[LIVE] * 15])
     order, _ = order_of(p, samples)
@@ -100,7 +100,7 @@ def test_a_graph_that_is_dropped_does_not_drop_the_scouts_before_it(
 ) -> None:
     """The longest rows, which come first, all survive; of the others hardly one: thin passes, then
     graphs, of which some are dropped."""
-    monkeypatch.setattr(learning, "THIN_BELOW", {"cpu": 0.9})
+    monkeypatch.setattr(gradients, "THIN_BELOW", {"cpu": 0.9})
     p, plain = (policy(llama, prune=x, microbatch_tokens=40) for x in (True, False))
     samples = rows(p, [*[DEAD] * 8, *[LIVE] * 5])
     order, _ = order_of(p, samples)
@@ -114,12 +114,13 @@ def test_who_scouts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU, below 0.6, with whatever model and setting; not a CPU, and not without pruning."""
     monkeypatch.undo()
     p = policy(llama, gradient_checkpointing=True)
-    p._expected = Expected("peers", before=0.59)
-    assert not p.scouts and not p.reuses and not p._few_survive()
-    p.device = torch.device("cuda")
-    assert p.scouts and not p.reuses and p._few_survive()
-    p._expected = Expected("peers", before=0.6)
-    assert not p._few_survive()
-    p._expected, p.agent = Expected("peers"), p.agent.model_copy(update={"prune": False})
-    assert not p._few_survive()
-    assert learning.THIN_BELOW == {"cpu": 0.75, "cuda": 0.6}
+    one = GradientPass(p, rows(p), algorithm().loss, PEERS)
+    one.expected = Expected("peers", before=0.59)
+    assert not one.scouts and not one.reuses and not one._few_survive()
+    one.device = torch.device("cuda")
+    assert one.scouts and not one.reuses and one._few_survive()
+    one.expected = Expected("peers", before=0.6)
+    assert not one._few_survive()
+    one.expected, one.agent = Expected("peers"), p.agent.model_copy(update={"prune": False})
+    assert not one._few_survive()
+    assert gradients.THIN_BELOW == {"cpu": 0.75, "cuda": 0.6}

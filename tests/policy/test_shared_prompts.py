@@ -17,10 +17,10 @@ from torch import Tensor
 from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy import packing
 from hacrl.policy.attention import Rule, causal
+from hacrl.policy.gradients import GradientPass
 from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.packing import Copies, Layout, Packed, lay
-from hacrl.policy.policy import Policy
 from hacrl.policy.reuse import Draft
 from hacrl.types import Update
 
@@ -214,7 +214,7 @@ def test_updates_are_the_same(
     llama: Path, changes: dict, tokens: int, update: Update, scouts: bool, monkeypatch
 ) -> None:
     """With prompts shared and rows pruned, against neither."""
-    monkeypatch.setattr(Policy, "scouts", scouts)
+    monkeypatch.setattr(GradientPass, "scouts", scouts)
     shared, apart = (
         policy(llama, prune=x, microbatch_tokens=tokens, **changes) for x in (True, False)
     )

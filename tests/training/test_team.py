@@ -14,7 +14,7 @@ from team import member, team
 import hacrl
 from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
-from hacrl.policy import policy as policy_module
+from hacrl.policy import logprobs as logprobs_module
 from hacrl.sampling import engine as engine_module
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
@@ -298,13 +298,13 @@ def test_evaluation_draws_do_not_depend_on_the_step(tmp_path: Path) -> None:
 def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
     tmp_path: Path, monkeypatch
 ) -> None:
-    real = policy_module.LogProbs.__call__
+    real = logprobs_module.LogProbs.__call__
 
     def broken(self, rows):
         values = real(self, rows)
         return values * float("nan") if torch.is_grad_enabled() else values
 
-    monkeypatch.setattr(policy_module.LogProbs, "__call__", broken)
+    monkeypatch.setattr(logprobs_module.LogProbs, "__call__", broken)
     config = team(member("wren"), **NO_EVALUATION, skip_limit=3)
     with pytest.raises(RunStopped, match="3 updates in a row"):
         hacrl.train(config, tmp_path / "run")

@@ -46,7 +46,7 @@ def displace(policy: Policy, blocks: Sequence[tuple[int, Sequence[Gradient]]]) -
     would be the most memory of a check. Each block is (number of updates in the step, the shares of
     one update's gradient), in the order of the step."""
     group = policy.optimizer.param_groups[0]
-    (_, decay), eps, rate = group["betas"], group["eps"], policy._learning_rate()
+    (_, decay), eps, rate = group["betas"], group["eps"], policy.learning_rate()
     clips = []
     for _, shares in blocks:
         whole = sqrt(max(0.0, sum(dot(a, b) for a in shares for b in shares)))
@@ -74,11 +74,7 @@ def _second_moments(policy: Policy) -> Moments:
     if policy.agent.ranks > 1:  # each rank holds a part: a snapshot gathers them
         stored = policy.snapshot(policy.updates_made).optimizer
     else:
-        stored = {
-            f"{key}/{name}": value
-            for name, parameter in policy.master.items()
-            for key, value in policy.optimizer.state.get(parameter, {}).items()
-        }
+        stored = policy.optimizer_tensors()
     return {
         name: (stored[f"exp_avg_sq/{name}"], int(stored[f"step/{name}"]))
         for name in policy.master

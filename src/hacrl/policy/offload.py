@@ -276,7 +276,7 @@ class Turns:
         """It waits on the host, or it is moments, which the first update makes."""
         parked = self.movable() if self.parking.parked else ()
         new = (m for m in self.master.values() if not self.optimizer.state.get(m))
-        return sum(p.tensor.nbytes for p in parked) + sum(2 * self.bytes_of(m) for m in new)
+        return sum(p.tensor.nbytes for p in parked) + sum(2 * _local_bytes(m) for m in new)
 
     def movable(self) -> Iterator[Place]:
         """What can wait elsewhere: not the resident weights."""
@@ -284,10 +284,12 @@ class Turns:
         apart = {n: m for n, m in self.master.items() if id(m) not in resident}
         return places(apart, self.optimizer, self.start)
 
-    def bytes_of(self, master: Tensor) -> int:
-        """Of what is here: of a shard its own part (sharding/)."""
-        return master.nbytes
-
     def _drop_gradients(self) -> None:
         for parameter in self.master.values():
             parameter.grad = None
+
+
+def _local_bytes(tensor: Any) -> int:
+    """Of a sharded tensor the bytes of the shard on this rank."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.nbytes

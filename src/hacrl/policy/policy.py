@@ -1,28 +1,42 @@
-"""One agent's policy: scoring and updating. What it is made of is in weights.py, how a minibatch goes
-through it in learning.py."""
+"""One agent's policy: a model that scores, samples and learns.
+
+An update: split the minibatch into micro-batches, forward, loss and backward of each (gradients.py),
+clip the gradient, step the optimizer, copy the new weights into the model.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
+from math import isfinite
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from hacrl.config import AgentConfig, SamplerConfig
-from hacrl.policy.learning import Learning
-from hacrl.policy.logprobs import LogProbs, make_inputs
+from hacrl.errors import UserError
+from hacrl.policy.gradients import GradientPass, microbatches
+from hacrl.policy.load import (
+    choose_device,
+    load_model,
+    load_renderer,
+    longest_sequence,
+    model_source,
+)
+from hacrl.policy.logprobs import make_inputs
+from hacrl.policy.lora import add_adapter, merge_into
 from hacrl.policy.offload import Turns
-from hacrl.policy.packing import attending_again
+from hacrl.policy.ranks import OneRank
 from hacrl.policy.reuse import recordable
-from hacrl.policy.update import AtScores, Loss, UpdateReport
+from hacrl.policy.update import AtScores, Loss, UpdateReport, merge_rows
 from hacrl.sampling.base import Sampler, make_sampler
+from hacrl.store.checkpoint import Checkpoint
 from hacrl.types import Sample, Update
 
 
-class Policy(Learning):
-    """Weights that score, sample and learn.
+class Policy:
+    """A model with its optimizer and its sampler.
 
     Example: policy.score([(prompt_ids, reply_ids)]); policy.update(samples, algorithm.loss, update)
     """
@@ -35,76 +49,89 @@ class Policy(Learning):
         temperature: float,
         beta: float,
         sampler: SamplerConfig | None = None,
+        ranks: OneRank | None = None,
     ) -> None:
-        self._kl = beta > 0 and agent.learns
-        super().__init__(agent, device)
-        if agent.gradient_checkpointing:
-            self.network.gradient_checkpointing_enable(
-                {"use_reentrant": False, "context_fn": attending_again}
-            )
-        self.logprobs = self._scorer(self.network, temperature)
-        self._recordable = recordable(self.logprobs.model)
-        self.sampler: Sampler = make_sampler(self, sampler or SamplerConfig())
-        self._scored_step: int | None = None
-        """Whose own replies carry scores of the present weights; None once these have changed."""
-        # A frozen second copy, unless an adapter can be off.
-        self._start: LogProbs | None = None
-        if self._kl and not agent.lora:
-            self._start = self._scorer(self._frozen_copy(), temperature)
-            self.logprobs.shares &= self._start.shares  # both are given the same rows
-        self._gather_gradients()
-        self.turns = self._make_turns()
-
-    def _scorer(self, model: Any, temperature: float) -> LogProbs:
-        return LogProbs(model, temperature)
-
-    def _frozen_copy(self) -> Any:
-        """The start weights, for the KL term."""
-        return copy.deepcopy(self.model).requires_grad_(False).eval()
-
-    def _make_turns(self) -> Turns:
-        start = self._start.model if self._start else None
-        return Turns(
-            self.device, self.agent.offload, self.model, self.master, self.optimizer, start
+        """`beta` > 0: the loss has a KL term, so the start weights are kept. `ranks` are the processes
+        that hold the policy; by default this one alone."""
+        self.agent = agent
+        self.ranks = ranks or OneRank()
+        self.device = choose_device(agent.device or device)
+        self.source = model_source(agent.model, agent.name)
+        model = load_model(self.source, agent)
+        self.renderer = load_renderer(self.source, agent, model)
+        self.context = longest_sequence(model.config)
+        """Longest sequence that the model supports, if its config has a limit."""
+        self.model = add_adapter(model, agent.lora) if agent.lora else model
+        weights = self.ranks.place(
+            self.model, agent, self.device, temperature, keep_start=beta > 0 and agent.learns
         )
+        self.network, self.master = weights.network, weights.master
+        self.logprobs, self.start_logprobs = weights.logprobs, weights.start_logprobs
+        self.start_model = weights.start_model
+        self.optimizer = torch.optim.AdamW(
+            # AdamW rejects an empty list; an agent that does not learn has no master.
+            list(self.master.values()) or [torch.zeros(1)],
+            lr=agent.learning_rate,
+            betas=agent.betas,
+            weight_decay=agent.weight_decay,
+            foreach=False,  # tensor by tensor: no temporaries of the model's size
+        )
+        self.sampler: Sampler = make_sampler(self, sampler or SamplerConfig())
+        self.turns = Turns(
+            self.device,
+            agent.offload if self.ranks.size == 1 else "none",  # shards stay on their device
+            self.model,
+            self.master,
+            self.optimizer,
+            self.start_model,
+        )
+        self.updates_made = 0
+        self.skipped_in_a_row = 0
+        self.survived: dict[str, float] = {}
+        """Fraction of the last update's tokens in rows with a gradient, by part (own, peers, mixed)."""
+        self.recordable = recordable(self.logprobs.model)
+        self._scored_step: int | None = None
+        """Step whose own replies carry scores of the present weights; None once the weights change."""
+
+    @property
+    def half(self) -> bool:
+        """Whether the model computes in half precision."""
+        return next(self.model.parameters()).dtype.itemsize < 4
 
     # ------------------------------------------------------------ scoring
 
     @torch.no_grad()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
-        found: list[tuple[list[int], Tensor]] = []
+        prompts = [tuple(p) if r else () for p, r in sequences]
         lengths = [len(p) + len(r) for p, r in sequences]
-        for rows in self._rounds(
-            self._planned(lengths, [tuple(p) if r else () for p, r in sequences])
-        ):
-            if not rows:
-                self._idle_forward()
-                continue
-            logprobs_BT = self.logprobs(
-                make_inputs(
-                    [[*sequences[i][0], *sequences[i][1]] for i in rows],
-                    [[0] * len(sequences[i][0]) + [1] * len(sequences[i][1]) for i in rows],
-                    self.renderer.pad_id,
-                    self.device,
-                    share=self.logprobs.shares,
-                )
+        computed: list[tuple[list[int], Tensor]] = []
+        mine = self.ranks.split(prompts, lengths)
+        for rows in microbatches(self, mine, lengths, prompts):
+            pairs = [sequences[i] for i in rows] or [((self.renderer.pad_id,),) * 2]
+            inputs = make_inputs(
+                [[*prompt, *reply] for prompt, reply in pairs],
+                [[0] * len(prompt) + [1] * len(reply) for prompt, reply in pairs],
+                self.renderer.pad_id,
+                self.device,
+                share=self.logprobs.shares,
             )
-            found.append((rows, logprobs_BT))
-        scores: list[list[float]] = [[] for _ in sequences]
-        for rows, logprobs_BT in found:  # read last, as in an update
-            for i, values in zip(rows, logprobs_BT.tolist(), strict=True):
+            computed.append((rows, self.logprobs(inputs)))
+        scores: list[list[float] | None] = [None] * len(sequences)
+        for rows, logprobs_BT in computed:  # read after the last forward: reading waits for the GPU
+            for i, values in zip(rows, logprobs_BT.tolist(), strict=False):
                 scores[i] = values[: len(sequences[i][1])]
-        return scores
+        return merge_rows(self.ranks.gather(scores))
 
     def keep_scores(self, step: int) -> None:
-        """The step's own replies carry what `score` said of them, at the present weights. Those read
-        from a journal may carry what other weights said: it is not told of them."""
+        """Record that the step's own replies carry the scores of the present weights. Not called for
+        replies read from a journal: other weights may have scored them."""
         self._scored_step = step
 
     def at_scores(self, loss: Loss, step: int) -> Loss:
-        """The loss for an update of the step: at the scores, as long as the weights are theirs. Not in
-        float32: it needs none, and a resumed step, which is not scored again, is equal."""
+        """The loss for an update of the step, in half precision evaluated at the stored scores while
+        the weights are those that scored. In float32 the loss itself: there the two are equal, and a
+        resumed step, which is not scored again, gives the same numbers."""
         return AtScores(loss) if self.half and self._scored_step == step else loss
 
     # ------------------------------------------------------------ learning
@@ -115,24 +142,26 @@ class Policy(Learning):
         loss: Loss,
         update: Update,
     ) -> UpdateReport:
-        """One parameter update on a minibatch, in micro-batches whose losses add up to its loss.
+        """One optimizer step on a minibatch, in micro-batches whose losses add up to its loss.
 
         With `prune`, rows without gradient are left out of the backward pass, and rows with advantage 0
         also of the forward pass (unless there is a KL term). Divisors and the optimizer's step are
         the same as with these rows.
         """
-        sums = self._accumulate(samples, range(len(samples)), loss, update)
-        rate = self._learning_rate()
-        norm = self._gradient_norm()
-        finite = all(map(_finite, (sums.loss, norm)))
+        self.turns.take()
+        backward = GradientPass(self, samples, loss, update)
+        sums = backward.run(range(len(samples)))
+        rate = self.learning_rate()
+        norm = self._clip_gradient()
+        finite = isfinite(sums.loss) and isfinite(norm)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self._weights_changed()
             self.updates_made += 1
-            if self._expected.tokens:
-                self.survived[update.part] = self._expected.share
+            if backward.expected.tokens:
+                self.survived[update.part] = backward.expected.share
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         return UpdateReport(
             loss=sums.loss,
@@ -153,42 +182,118 @@ class Policy(Learning):
         loss: Loss,
         update: Update,
     ) -> dict[str, Tensor]:
-        """What the samples `rows` of a minibatch add to its gradient at the present weights, before
-        any clipping. For diagnostics: weights, optimizer, counts and expectations stay as they are."""
-        self._accumulate(samples, rows, loss, update)
+        """The part of a minibatch's gradient that comes from the samples `rows`, not clipped. For
+        diagnostics: weights, optimizer and counters do not change."""
+        self.turns.take()
+        GradientPass(self, samples, loss, update).run(rows)
         found = {}
         for name, parameter in self.master.items():
-            found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            zero = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            found[name] = self.ranks.full(zero.detach())
             parameter.grad = None
         return found
 
-    def _gradient_norm(self) -> float:
-        """Scale the gradient down to the allowed norm; its norm before that.
+    def _clip_gradient(self) -> float:
+        """Scale the gradient down to `max_grad_norm`; returns its norm before that.
 
-        A parameter that no row reached gets a gradient of zero: the optimizer would pass over it
-        otherwise, and its step would depend on what was pruned.
+        A parameter that no row reached gets a gradient of zero. Without one the optimizer would skip it,
+        and its step would depend on which rows were skipped.
         """
-        for parameter in self.master.values():
+        parameters = list(self.master.values())
+        for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        limit = self.agent.max_grad_norm
-        return torch.nn.utils.clip_grad_norm_(self.master.values(), limit).item()
+        norm = self.ranks.full(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        clip_grads_with_norm_(parameters, self.agent.max_grad_norm, norm)
+        return norm.item()
 
-    def _weights_changed(self) -> None:
-        super()._weights_changed()
-        self.sampler.weights_changed()
-        self._scored_step = None
-
-    def _learning_rate(self) -> float:
-        """Of the next update: rising over the warm-up, then constant."""
+    def learning_rate(self) -> float:
+        """Of the next update: linear warm-up, then constant."""
         warmup = self.agent.warmup_updates
         return self.agent.learning_rate * min(1.0, (self.updates_made + 1) / max(warmup, 1))
 
+    def _weights_changed(self) -> None:
+        """Called after the master changed, by an update or from a checkpoint."""
+        self._write_back()
+        self.sampler.weights_changed()
+        self._scored_step = None
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        """Copy the master into the model, where the two are different tensors."""
+        for name, parameter in self.model.named_parameters():
+            master = self.master.get(name)
+            if master is not None and master is not parameter:
+                parameter.copy_(self.ranks.full(master.to(parameter.dtype)))
+
     def rest(self) -> None:
-        """No update comes for a while: gradients go, and what else only updates need may wait on the
-        host (offload.py)."""
+        """Drop gradients, and move what only updates need to the host if the agent's `offload` setting
+        says so. Called after the last update of a step."""
         self.turns.rest()
 
+    # ------------------------------------------------------------ checkpoints
 
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
+    def snapshot(self, step: int) -> Checkpoint:
+        """Everything that a resumed agent needs besides the journal and the pool."""
+        return Checkpoint(
+            step=step,
+            model={name: self._on_host(master) for name, master in self.master.items()},
+            optimizer={name: self._on_host(t) for name, t in self.optimizer_tensors().items()},
+            state={
+                "updates_made": self.updates_made,
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "survived": dict(self.survived),
+            },
+        )
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state as KEY/PARAMETER: tensor; of a sharded parameter this rank's shard.
+
+        Example: policy.optimizer_tensors()["exp_avg_sq/lm_head.weight"]
+        """
+        return {
+            f"{key}/{name}": torch.as_tensor(value)
+            for name, parameter in self.master.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        return self.ranks.full(tensor.detach()).cpu().clone().contiguous()
+
+    def check_names(self, checkpoint: Checkpoint) -> None:
+        """Raise `UserError` if the checkpoint is of another model."""
+        if set(checkpoint.model) != set(self.master):
+            raise UserError(
+                f"agent {self.agent.name!r}: the checkpoint of step {checkpoint.step} has different "
+                "tensor names than the configured model; it belongs to another model. Set the agent's "
+                "`model` (and `lora`) to what the run was started with."
+            )
+
+    @torch.no_grad()
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint: weights, optimizer state and counters."""
+        self.check_names(checkpoint)
+        for name, parameter in self.master.items():
+            parameter.copy_(self.ranks.shard(parameter, checkpoint.model[name]))
+            state = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                stored = checkpoint.optimizer.get(f"{key}/{name}")
+                if stored is not None:
+                    counts = key == "step"  # a scalar on the host
+                    state[key] = stored.clone() if counts else self.ranks.shard(parameter, stored)
+            if state:
+                self.optimizer.state[parameter] = state
+        self._weights_changed()
+        self.updates_made = int(checkpoint.state["updates_made"])
+        self.skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+        self.survived = dict(checkpoint.state.get("survived", {}))
+
+    def export(self, folder: Path) -> None:
+        """Write an ordinary model folder: full weights (adapters merged), tokenizer, chat template."""
+        model = self.model
+        if self.agent.lora:
+            model = merge_into(load_model(self.source, self.agent), self.model)
+        model.save_pretrained(folder)
+        tokenizer = self.renderer.tokenizer
+        tokenizer.chat_template = self.renderer.template  # the template used in training
+        tokenizer.save_pretrained(folder)

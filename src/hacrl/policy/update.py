@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from hacrl.policy.reuse import Draft
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 Loss = Callable[[MicroBatch, Update], LossOutput]
+T = TypeVar("T")
 
 REPEAT_BELOW = {"cpu": 0.6, "cuda": 0.45}
 """Survivors' share of a micro-batch's tokens below which they are repeated alone: 2/3 by the count
@@ -54,6 +55,26 @@ class Sums:
     used: tuple[bool | None, ...]
     pruned_forward: int
     pruned_backward: int
+
+
+def merge_sums(parts: Sequence[Sums]) -> Sums:
+    """The sums of all ranks: numbers added, each row's facts from the rank that had the row."""
+    return Sums(
+        loss=sum(p.loss for p in parts),
+        kl=sum(p.kl for p in parts),
+        ratios=tuple(merge_rows([p.ratios for p in parts])),
+        used=tuple(merge_rows([p.used for p in parts])),
+        pruned_forward=parts[0].pruned_forward,
+        pruned_backward=sum(p.pruned_backward for p in parts),
+    )
+
+
+def merge_rows(parts: Sequence[Sequence[T | None]]) -> list[Any]:
+    """Of each row the value of the rank that has one.
+
+    Example: merge_rows([[0.9, None], [None, 1.1]]) == [0.9, 1.1]
+    """
+    return [next((v for v in values if v is not None), None) for values in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,178 +1,107 @@
-"""An agent's weights: how they are loaded, held, and saved.
+"""A model placed on one device for scoring and training.
 
-On a GPU the resident weights are bfloat16 and a float32 master takes the optimizer's steps (a step
-of 1e-6 vanishes in bfloat16); after every update it overwrites the resident tensors in place, so the
-sampler, which holds the same tensors, needs no sync. On the CPU weights and master are one.
+On a GPU the model is bfloat16 and the optimizer steps a float32 master copy, because a step of 1e-6
+vanishes in bfloat16. After every update the master overwrites the model's tensors in place, so the
+sampler, which holds the same tensors, needs no sync. In float32 the model is its own master.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hacrl.config import AgentConfig
-from hacrl.errors import UserError
-from hacrl.policy.load import (
-    choose_device,
-    choose_dtype,
-    load_model,
-    load_renderer,
-    longest_sequence,
-    model_source,
-    move_model,
-)
-from hacrl.policy.lora import add_adapter, merge_into
-from hacrl.store.checkpoint import Checkpoint
+from hacrl.policy.load import choose_dtype, move_model
+from hacrl.policy.logprobs import Inputs, LogProbs
+from hacrl.policy.lora import adapter_off
+from hacrl.policy.packing import attending_again
 
 
+@dataclass(frozen=True)
 class Weights:
-    """The model, the master of what is trained, and the optimizer that steps it."""
+    """What a policy trains and scores with."""
 
-    def __init__(self, agent: AgentConfig, device: str) -> None:
-        self.agent = agent
-        self.device = choose_device(agent.device or device)
-        dtype = choose_dtype(agent.dtype, self.device)
-        self.source = model_source(agent.model, agent.name)
-        model = load_model(self.source, agent)
-        self.renderer = load_renderer(self.source, agent, model)
-        self.context = longest_sequence(model.config)
-        """Longest sequence that the model was made for, where its config tells."""
-        self.model = add_adapter(model, agent.lora) if agent.lora else model
-        self.network: Any = self.model
-        """What takes gradients: the model itself, or its shards (sharding/)."""
-        self.master = self._place(dtype)
-        self.optimizer = torch.optim.AdamW(
-            # A frozen member has nothing to train, and AdamW wants something.
-            list(self.master.values()) or [torch.zeros(1)],
-            lr=agent.learning_rate,
-            betas=agent.betas,
-            weight_decay=agent.weight_decay,
-            foreach=False,  # tensor by tensor: no temporaries of the whole model's size
-        )
-        self.updates_made = 0
-        self.skipped_in_a_row = 0
-        self.survived: dict[str, float] = {}
-        """Of the last update of own rows, of peers', or of both: of the tokens that went forward, the
-        share of rows with a gradient."""
+    network: Any
+    """The module that takes gradients: the model itself, or its shards (sharding/)."""
+    master: dict[str, Tensor]
+    """The float32 parameters that the optimizer steps; empty for an agent that does not learn."""
+    logprobs: LogProbs
+    start_logprobs: Callable[[Inputs], Tensor] | None = None
+    """Log-probabilities at the start weights, for the KL term; None where the loss has none."""
+    start_model: Any = None
+    """The frozen copy of the start weights, if there is one."""
 
-    def _place(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Move the model to its device and dtype; the float32 master of what is trained."""
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not self.agent.learns:
-            trained = {}
-        if dtype == torch.float32:
-            self.model.to(self.device)
-            return trained
-        masters = {
-            n: p.detach().to(self.device, torch.float32, copy=True).requires_grad_()
-            for n, p in trained.items()
-        }
-        move_model(self.model, self.device, dtype)
-        return masters
 
-    @property
-    def half(self) -> bool:
-        """Whether the model computes in half precision."""
-        return next(self.model.parameters()).dtype.itemsize < 4
+def place_on_device(
+    model: Any, agent: AgentConfig, device: torch.device, temperature: float, *, keep_start: bool
+) -> Weights:
+    """Move the model to the device in the agent's dtype; `keep_start` keeps the start weights too."""
+    master = _move(model, agent, device)
+    if agent.gradient_checkpointing:
+        enable_checkpointing(model)
+    logprobs = LogProbs(model, temperature)
+    start_model, start_logprobs = None, None
+    if keep_start and agent.lora:
+        start_logprobs = without_adapter(model, logprobs)
+    elif keep_start:
+        start_model = copy.deepcopy(model).requires_grad_(False).eval()
+        start = LogProbs(start_model, temperature)
+        logprobs.shares &= start.shares  # both get the same inputs
+        start_logprobs = start.__call__
+    _accumulate_in_master(model, master)
+    return Weights(model, master, logprobs, start_logprobs, start_model)
 
-    # ------------------------------------------------------------ master and resident weights
 
-    def _resident(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of (resident tensor, master) where the two are not one."""
-        for name, parameter in self.model.named_parameters():
-            master = self.master.get(name)
-            if master is not None and master is not parameter:
-                yield parameter, master
+def _move(model: Any, agent: AgentConfig, device: torch.device) -> dict[str, Tensor]:
+    """Move the model in place; returns the float32 master of what is trained."""
+    dtype = choose_dtype(agent.dtype, device)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and agent.learns}
+    if dtype == torch.float32:
+        model.to(device)
+        return trained
+    master = {
+        n: p.detach().to(device, torch.float32, copy=True).requires_grad_()
+        for n, p in trained.items()
+    }
+    move_model(model, device, dtype)
+    return master
 
-    def _gather_gradients(self) -> None:
-        """Have each bfloat16 gradient added to the master's float32 one as it comes, and let go."""
 
-        def into(master: Tensor) -> Callable[[Tensor], None]:
-            def add(parameter: Tensor) -> None:
-                assert parameter.grad is not None
-                if master.grad is None:
-                    master.grad = parameter.grad.float()
-                else:
-                    master.grad += parameter.grad
-                parameter.grad = None
+def enable_checkpointing(network: Any) -> None:
+    """Recompute activations in the backward; attention and fused parts work as in the first forward."""
+    network.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": attending_again})
 
-            return add
 
-        for parameter, master in self._resident():
-            parameter.register_post_accumulate_grad_hook(into(master))
+def without_adapter(model: Any, logprobs: LogProbs) -> Callable[[Inputs], Tensor]:
+    """Log-probabilities with the adapters of `model` switched off: its start weights."""
 
-    def _weights_changed(self) -> None:
-        """The master has, by an update or from a checkpoint."""
-        self._write_back()
+    def score(inputs: Inputs) -> Tensor:
+        with adapter_off(model):
+            return logprobs(inputs)
 
-    @torch.no_grad()
-    def _write_back(self) -> None:
-        for parameter, master in self._resident():
-            parameter.copy_(master)
+    return score
 
-    # ------------------------------------------------------------ saving
 
-    def snapshot(self, step: int) -> Checkpoint:
-        """Everything that a resumed agent needs; the pool and the journal hold the rest."""
-        moments: dict[str, Tensor] = {}
-        for name, parameter in self.master.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                moments[f"{key}/{name}"] = self._whole(torch.as_tensor(value))
-        return Checkpoint(
-            step=step,
-            model={name: self._whole(master) for name, master in self.master.items()},
-            optimizer=moments,
-            state={
-                "updates_made": self.updates_made,
-                "skipped_in_a_row": self.skipped_in_a_row,
-                "survived": dict(self.survived),
-            },
-        )
+def _accumulate_in_master(model: Any, master: dict[str, Tensor]) -> None:
+    """Add each bfloat16 gradient to the master's float32 gradient as soon as it is computed, and drop
+    it."""
 
-    def check_names(self, snapshot: Checkpoint) -> None:
-        if set(snapshot.model) != set(self.master):
-            raise UserError(
-                f"agent {self.agent.name!r}: the checkpoint of step {snapshot.step} holds other "
-                "tensors than the model of the config; it belongs to another model."
-            )
+    def into(target: Tensor) -> Callable[[Tensor], None]:
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if target.grad is None:
+                target.grad = parameter.grad.float()
+            else:
+                target.grad += parameter.grad
+            parameter.grad = None
 
-    @torch.no_grad()
-    def restore(self, snapshot: Checkpoint) -> None:
-        self.check_names(snapshot)
-        for name, parameter in self.master.items():
-            parameter.copy_(self._part(parameter, snapshot.model[name]))
-            state = {}
-            if f"step/{name}" in snapshot.optimizer:
-                state["step"] = snapshot.optimizer[f"step/{name}"].clone()
-            for key in ("exp_avg", "exp_avg_sq"):
-                if f"{key}/{name}" in snapshot.optimizer:
-                    state[key] = self._part(parameter, snapshot.optimizer[f"{key}/{name}"])
-            if state:
-                self.optimizer.state[parameter] = state
-        self._weights_changed()
-        self.updates_made = int(snapshot.state["updates_made"])
-        self.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
-        self.survived = dict(snapshot.state.get("survived", {}))
+        return add
 
-    def _whole(self, tensor: Tensor) -> Tensor:
-        """A copy on the host, of all shards together."""
-        return tensor.detach().cpu().clone().contiguous()
-
-    def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """What of a whole tensor belongs with this parameter, on its device; a copy."""
-        return whole.to(parameter.device, copy=True)
-
-    def export(self, folder: Path) -> None:
-        """An ordinary model folder: whole weights (an adapter merged), tokenizer, chat template."""
-        model = self.model
-        if self.agent.lora:
-            model = merge_into(load_model(self.source, self.agent), self.model)
-        model.save_pretrained(folder)
-        self.renderer.tokenizer.chat_template = (
-            self.renderer.template
-        )  # the one it was trained with
-        self.renderer.tokenizer.save_pretrained(folder)
+    for name, parameter in model.named_parameters():
+        if name in master and master[name] is not parameter:
+            parameter.register_post_accumulate_grad_hook(into(master[name]))

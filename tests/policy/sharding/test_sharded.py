@@ -20,10 +20,10 @@ from hacrl.errors import UserError
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.sharding import group as group_module
-from hacrl.policy.sharding.dealing import deal, deal_prompts, merge_sums
+from hacrl.policy.sharding.dealing import deal, deal_prompts
 from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
-from hacrl.policy.update import Sums, UpdateReport
+from hacrl.policy.update import Sums, UpdateReport, merge_sums
 from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
@@ -226,7 +226,7 @@ def test_a_shard_counts_its_own_part_and_none_of_it_waits_elsewhere(pair, llama:
     for _ in range(2):
         learn(sharded, samples(whole))
         sharded.rest()
-        assert sharded.turns.absent_bytes() == 0 and not list(sharded.turns.movable())
+        assert sharded.turns.absent_bytes() == 0 and not sharded.turns.parking.parked
 
 
 def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
@@ -344,7 +344,7 @@ def test_samples_of_one_prompt_stay_together() -> None:
 def test_sums_of_ranks() -> None:
     one = Sums(loss=0.5, kl=0.1, ratios=(1.0, None, None), used=(True, None, None), **_counts(1, 2))
     two = Sums(
-        loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None), **_counts(0, 1)
+        loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None), **_counts(1, 1)
     )
     both = Sums(
         loss=0.75, kl=0.1, ratios=(1.0, 0.9, None), used=(True, False, None), **_counts(1, 3)

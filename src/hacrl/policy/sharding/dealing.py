@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
-
-from hacrl.policy.update import Sums
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
@@ -51,17 +48,3 @@ def in_order(hands: Sequence[Sequence[int]], parts: Sequence[Sequence[Any]]) -> 
         for i, value in zip(hand, part, strict=True)
     }
     return [placed[i] for i in sorted(placed)]
-
-
-def merge_sums(parts: Sequence[Sums]) -> Sums:
-    """Numbers add up; of each sample's facts those of the rank that had it are taken."""
-
-    def merged(values: list[Any]) -> Any:
-        if isinstance(values[0], tuple):
-            return tuple(
-                next((v for v in column if v is not None), None)
-                for column in zip(*values, strict=True)
-            )
-        return sum(values)
-
-    return Sums(**{f.name: merged([getattr(p, f.name) for p in parts]) for f in fields(Sums)})

@@ -171,17 +171,6 @@ class Group:
         dist.all_gather_object(values, value, group=self.words)
         return values
 
-    def largest(self, number: int) -> int:
-        return int(self._reduce([number], dist.ReduceOp.MAX)[0])
-
-    def sums(self, *numbers: int) -> list[int]:
-        return self._reduce(list(numbers), dist.ReduceOp.SUM)
-
-    def _reduce(self, numbers: list[int], operation: Any) -> list[int]:
-        tensor = torch.tensor(numbers)
-        dist.all_reduce(tensor, operation, group=self.words)
-        return tensor.tolist()
-
     # ------------------------------------------------------------ failures
 
     @contextlib.contextmanager

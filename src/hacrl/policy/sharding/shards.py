@@ -7,7 +7,7 @@ minibatch. The shards are the float32 master that the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hacrl.policy.logprobs import LogProbs
-from hacrl.policy.offload import Place, Turns
 
 T = TypeVar("T")
 
@@ -40,12 +39,6 @@ class Frame(nn.Module):
     def gradient_checkpointing_enable(self, *settings: Any, **named: Any) -> None:
         self.model.gradient_checkpointing_enable(*settings, **named)
 
-    def forget_gathered(self) -> None:
-        """Let go of gathered weights: they are stale once the shards change."""
-        for module in self.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
 
 def shard_model(model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> Frame:
     """Shard the model in place, layer by layer; only a layer at a time is whole on the device."""
@@ -61,7 +54,8 @@ def shard_model(model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> Frame:
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh, mp_policy=computes_in)
     frame = Frame(model)
-    fully_shard(frame, mesh=mesh, mp_policy=computes_in)
+    # Free gathered weights after each forward: an update of the shards would make them stale.
+    fully_shard(frame, mesh=mesh, mp_policy=computes_in, reshard_after_forward=True)
     for module in frame.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -98,15 +92,3 @@ def gathered(tensor: Tensor) -> Tensor:
         return tensor.detach()
     whole: Any = tensor.detach()
     return whole.full_tensor()
-
-
-class ShardTurns(Turns):
-    """One rank's turns. It steps aside by itself: nothing of any rank could wait elsewhere."""
-
-    def movable(self) -> Iterator[Place]:
-        """Nothing: shards are all there is."""
-        return iter(())
-
-    def bytes_of(self, master: Tensor) -> int:
-        assert isinstance(master, DTensor)
-        return master.to_local().nbytes

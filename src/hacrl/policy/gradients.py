@@ -1,22 +1,21 @@
-"""Micro-batches through the model: forward, what the loss makes of it, backward.
+"""The gradient of a minibatch: micro-batches through forward, loss and backward.
 
-Rows without gradient are left out, as update.py says.
+Rows without gradient are skipped (update.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hacrl.policy.batch import Divisors, divisors_of, make_batch
-from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
-from hacrl.policy.lora import adapter_off
+from hacrl.policy.batch import divisors_of, make_batch
+from hacrl.policy.logprobs import Inputs, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.offload import Turns
 from hacrl.policy.packing import placed
 from hacrl.policy.reuse import Draft
 from hacrl.policy.update import (
@@ -26,56 +25,81 @@ from hacrl.policy.update import (
     Loss,
     Pass,
     Sums,
+    merge_sums,
     repeat_pays,
     survivors,
 )
-from hacrl.policy.weights import Weights
-from hacrl.types import LossOutput, Sample, Update
+from hacrl.types import LossOutput, MicroBatch, Sample, Update
+
+if TYPE_CHECKING:
+    from hacrl.policy.policy import Policy
 
 
-class Learning(Weights):
-    """Weights through which a minibatch can go. What is annotated here a `Policy` makes."""
+def microbatches(
+    policy: Policy,
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    prompts: Sequence[tuple[int, ...]],
+) -> list[list[int]]:
+    """Split `rows` into micro-batches; `lengths` and `prompts` are of all rows. Every rank gets the
+    same number of micro-batches, because each forward is a collective; the last ones may be empty."""
+    planned = plan_microbatches(
+        [lengths[i] for i in rows],
+        policy.agent.microbatch_tokens,
+        padded=not policy.logprobs.packs,
+        prompts=[prompts[i] for i in rows] if policy.logprobs.shares else None,
+    )
+    most = max(policy.ranks.gather(len(planned)))
+    return [[rows[i] for i in batch] for batch in planned] + [[]] * (most - len(planned))
 
-    logprobs: LogProbs
-    turns: Turns
-    _kl: bool
-    """Whether the loss has a KL term."""
-    _start: LogProbs | None
-    """At the start weights, unless an adapter can be off."""
-    _recordable: bool
-    _expected: Expected
-    _scouts: list[Pass]
-    """Gone forward without a graph, and not yet asked which of their rows survive; at most one."""
-    _divisors: Divisors
 
-    def _accumulate(
-        self,
-        samples: Sequence[Sample],
-        chosen: Sequence[int],
-        loss: Loss,
-        update: Update,
-    ) -> Sums:
-        """Leave in the master the gradient of the `chosen` samples' share of the minibatch's loss."""
-        self.turns.take()
-        chosen = self._mine(samples, chosen)
-        self._expected = Expected(update.part, self.survived.get(update.part))
-        self._divisors = divisors_of(samples)
-        self._scouts = []
-        skip = self.agent.prune and not self._regularised
+class GradientPass:
+    """One minibatch's way through the model, up to the gradient.
+
+    Example: GradientPass(policy, samples, algorithm.loss, update).run(range(len(samples)))
+    """
+
+    def __init__(
+        self, policy: Policy, samples: Sequence[Sample], loss: Loss, update: Update
+    ) -> None:
+        self.policy, self.samples, self.loss, self.update = policy, samples, loss, update
+        self.agent, self.device, self.logprobs = policy.agent, policy.device, policy.logprobs
+        self.divisors = divisors_of(samples)
+        self.regularised = policy.start_logprobs is not None and self.divisors.num_own > 0
+        """Whether the minibatch has a KL term, which is of own samples."""
+        self.expected = Expected(update.part, policy.survived.get(update.part))
+        self.scouting: list[Pass] = []
+        """Passes without a graph whose surviving rows have not been read yet; at most one."""
+        pad = policy.renderer.pad_id
+        self.idle = Sample("", 0, "", False, (pad, pad), (0, 1), 0.0, (0.0,), (0.0,))
+        """Fills the micro-batch of a rank that has no more rows."""
+
+    def run(self, chosen: Sequence[int]) -> Sums:
+        """Add to the master the gradient of the samples `chosen`, divided by the counts of the whole
+        minibatch."""
+        samples = self.samples
+        skip = self.agent.prune and not self.regularised
         forward = [i for i in chosen if samples[i].advantage != 0 or not skip]
+        mine = [
+            forward[i]
+            for i in self.policy.ranks.split(
+                [samples[i].prompt_ids for i in forward],
+                [len(samples[i].token_ids) for i in forward],
+            )
+        ]
         outputs: list[tuple[list[int], LossOutput]] = []
         repeat: dict[int, Tensor] = {}
         backward = 0
         with self._training():
-            for rows in self._microbatches(samples, forward):
-                begun = self._begin(rows, samples, loss, update)
+            for rows in self._microbatches(mine):
+                begun = self._begin(rows)
                 outputs.append((begun.rows, begun.output))
                 survived, done = self._finish(begun)
                 repeat |= survived
                 backward += done
             repeat |= self._ask_scouts()
-            for rows in self._microbatches(samples, list(repeat)):
-                self._pass_again(rows, samples, repeat)
+            for rows in self._microbatches(list(repeat)):
+                self._pass_again(rows, repeat)
         # Read last: reading waits for a GPU, which meanwhile could begin the next micro-batch.
         total, kl = 0.0, 0.0
         ratios: list[float | None] = [None] * len(samples)
@@ -84,68 +108,42 @@ class Learning(Weights):
             total += output.loss.item()
             kl += float(output.kl)
             for i, ratio, kept in zip(
-                rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=True
+                rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=False
             ):
                 ratios[i], used[i] = ratio, kept
-        return self._together(
-            Sums(
-                loss=total,
-                kl=kl,
-                ratios=tuple(ratios),
-                used=tuple(used),
-                pruned_forward=len(chosen) - len(forward),
-                pruned_backward=len(forward) - backward - len(repeat),
+        return merge_sums(
+            self.policy.ranks.gather(
+                Sums(
+                    loss=total,
+                    kl=kl,
+                    ratios=tuple(ratios),
+                    used=tuple(used),
+                    pruned_forward=len(chosen) - len(forward),
+                    pruned_backward=len(mine) - backward - len(repeat),
+                )
             )
         )
 
-    def _mine(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Sequence[int]:
-        """Of the rows `chosen`, those that go through here. The ranks of a group share them
-        (sharding/)."""
-        return chosen
-
-    def _together(self, sums: Sums) -> Sums:
-        """What all ranks' rows add up to."""
-        return sums
-
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        # transformers checkpoints in training mode only (dropout is 0), and has no cache in it
-        self.network.train(self.agent.gradient_checkpointing)
+        # transformers checkpoints activations only in training mode, which has no KV cache; dropout is 0
+        self.policy.network.train(self.agent.gradient_checkpointing)
         try:
             yield
         finally:
-            self.network.eval()
+            self.policy.network.eval()
 
-    def _microbatches(self, samples: Sequence[Sample], rows: Sequence[int]) -> list[list[int]]:
-        lengths = [len(samples[i].token_ids) for i in rows]
-        prompts = [samples[i].prompt_ids for i in rows]
-        planned = self._planned(lengths, prompts)
-        return self._rounds([[rows[i] for i in batch] for batch in planned])
+    def _microbatches(self, rows: Sequence[int]) -> list[list[int]]:
+        lengths = [len(s.token_ids) for s in self.samples]
+        return microbatches(self.policy, rows, lengths, [s.prompt_ids for s in self.samples])
 
-    def _planned(
-        self, lengths: Sequence[int], prompts: Sequence[tuple[int, ...]]
-    ) -> list[list[int]]:
-        return plan_microbatches(
-            lengths,
-            self.agent.microbatch_tokens,
-            padded=not self.logprobs.packs,
-            prompts=prompts if self.logprobs.shares else None,
-        )
+    def _chosen(self, rows: Sequence[int]) -> list[Sample]:
+        return [self.samples[i] for i in rows] or [self.idle]
 
-    def _rounds(self, planned: list[list[int]]) -> list[list[int]]:
-        """The micro-batches to go through. The ranks of a group go through equally many, so shards
-        add empty ones at the end (sharding/)."""
-        return planned
-
-    def _idle_forward(self) -> None:
-        """The forward of an empty micro-batch: nothing but the group's collectives."""
-
-    def _begin(
-        self, rows: Sequence[int], samples: Sequence[Sample], loss: Loss, update: Update
-    ) -> Pass:
+    def _begin(self, rows: Sequence[int]) -> Pass:
         """Forward, loss, and its gradient by the log-probabilities. Where few rows are expected to
         survive (update.py) no graph is built."""
-        chosen = [samples[i] for i in rows]
+        chosen = self._chosen(rows)
         inputs = self._inputs(chosen)
         thin = self._few_survive()
         draft = Draft(self.logprobs, inputs) if thin and self.reuses else None
@@ -155,10 +153,10 @@ class Learning(Weights):
             chosen,
             inputs,
             logprobs_BT.detach().requires_grad_(),
-            self._start_logprobs(inputs) if self._regularised else None,
-            self._divisors,
+            self._start_logprobs(inputs) if self.regularised else None,
+            self.divisors,
         )
-        output = loss(batch, update)
+        output = self.loss(batch, self.update) if rows else _no_loss(batch)
         (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
         alive = Arriving(survivors(gradient_BT, batch.mask_BT)) if self.agent.prune else None
         return Pass(
@@ -170,7 +168,7 @@ class Learning(Weights):
         instead, for a pass of their own."""
         later = self._ask_scouts()
         if begun.scouts:
-            self._scouts.append(begun)
+            self.scouting.append(begun)
             return later, 0
         draft, logprobs_BT, gradient_BT = begun.take()
         if begun.alive:
@@ -182,7 +180,7 @@ class Learning(Weights):
                     width = inputs.reply_mask_BT.shape[1]
                     self._backward(draft.again(kept, inputs), kept_BT[:, :width])
                 elif survived:  # other ranks have survivors
-                    self._pass_again([], [], {})
+                    self._pass_again([], {})
                 return later, len(kept)
             checkpointing = self.agent.gradient_checkpointing
             if draft or repeat_pays(survived, self.device.type, checkpointing):
@@ -194,8 +192,8 @@ class Learning(Weights):
         """The gradients of a scouting pass's survivors. A GPU is asked when it has the next pass to do,
         so it never waits."""
         later: dict[int, Tensor] = {}
-        while self._scouts:
-            one = self._scouts.pop()
+        while self.scouting:
+            one = self.scouting.pop()
             _, _, gradient_BT = one.take()
             later |= one.gradients(self._survivors(one)[0], gradient_BT)
         return later
@@ -205,17 +203,16 @@ class Learning(Weights):
         the next one is expected to have."""
         assert begun.alive is not None
         kept = [b for b, lives in enumerate(begun.alive.read()) if lives]
-        left, tokens = self._everywhere(
-            begun.inputs.layout.tokens_of(kept), begun.tokens if begun.rows else 0
-        )
-        self._expected.learn(left, tokens)
+        counts = begun.inputs.layout.tokens_of(kept), begun.tokens if begun.rows else 0
+        left, tokens = map(sum, zip(*self.policy.ranks.gather(counts), strict=True))
+        self.expected.learn(left, tokens)
         return kept, left / tokens
 
     def _few_survive(self) -> bool:
         """Whether the next micro-batch is expected to leave so much out that its first forward should
         build no graph."""
         able = self.scouts or self.reuses
-        return self.agent.prune and able and self._expected.share < THIN_BELOW[self.device.type]
+        return self.agent.prune and able and self.expected.share < THIN_BELOW[self.device.type]
 
     @property
     def scouts(self) -> bool:
@@ -231,20 +228,15 @@ class Learning(Weights):
             not self.scouts
             and self.logprobs.packs
             and self.logprobs.plain_head
-            and self._recordable
+            and self.policy.recordable
             and not self.agent.gradient_checkpointing
         )
 
-    def _everywhere(self, *counts: int) -> tuple[int, ...]:
-        """Summed over all ranks: each must go the same way."""
-        return counts
-
-    def _pass_again(
-        self, rows: Sequence[int], samples: Sequence[Sample], gradients: Mapping[int, Tensor]
-    ) -> None:
+    def _pass_again(self, rows: Sequence[int], gradients: Mapping[int, Tensor]) -> None:
         """Forward and backward of survivors, with the gradients of their first pass."""
-        gradient_BT = pad_sequence([gradients[i] for i in rows], batch_first=True)
-        self._backward(self.logprobs(self._inputs([samples[i] for i in rows])), gradient_BT)
+        found = [gradients[i] for i in rows] or [torch.zeros(1, device=self.device)]
+        gradient_BT = pad_sequence(found, batch_first=True)
+        self._backward(self.logprobs(self._inputs(self._chosen(rows))), gradient_BT)
 
     def _backward(self, logprobs_BT: Tensor, gradient_BT: Tensor) -> None:
         logprobs_BT.backward(gradient_BT)
@@ -253,20 +245,18 @@ class Learning(Weights):
         return make_inputs(
             [s.token_ids for s in samples],
             [s.loss_mask for s in samples],
-            self.renderer.pad_id,
+            self.policy.renderer.pad_id,
             self.device,
             share=self.logprobs.shares,
         )
 
-    @property
-    def _regularised(self) -> bool:
-        """Whether the minibatch has a KL term, which is of own samples."""
-        return self._kl and self._divisors.num_own > 0
-
     @torch.no_grad()
     def _start_logprobs(self, inputs: Inputs) -> Tensor:
-        """At the start weights, for the KL term."""
-        if self._start is not None:
-            return self._start(inputs)
-        with adapter_off(self.model):
-            return self.logprobs(inputs)
+        assert self.policy.start_logprobs is not None
+        return self.policy.start_logprobs(inputs)
+
+
+def _no_loss(batch: MicroBatch) -> LossOutput:
+    """The loss of an empty micro-batch: zero, with a graph."""
+    nothing = torch.zeros(0)
+    return LossOutput((batch.logprobs_BT * 0.0).sum(), nothing, nothing.bool())

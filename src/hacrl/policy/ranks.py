@@ -1,0 +1,54 @@
+"""The seam between a policy and the processes ("ranks") that hold it.
+
+`OneRank` is the default: one process, one device, and every method returns what it was given.
+`sharding/` has a second class with the same methods for weights that are sharded over several ranks.
+Nothing else in a policy depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hacrl.config import AgentConfig
+from hacrl.policy.weights import Weights, place_on_device
+
+T = TypeVar("T")
+
+
+class OneRank:
+    """The whole policy is in this process, on one device."""
+
+    size = 1
+
+    def place(
+        self,
+        model: Any,
+        agent: AgentConfig,
+        device: torch.device,
+        temperature: float,
+        *,
+        keep_start: bool,
+    ) -> Weights:
+        """Move the model to its device and prepare it for scoring and training. `keep_start`: the start
+        weights stay available, for the KL term."""
+        return place_on_device(model, agent, device, temperature, keep_start=keep_start)
+
+    def split(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> list[int]:
+        """Indices of the sequences that this rank computes. Every rank passes the same arguments."""
+        return list(range(len(lengths)))
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in the order of ranks. Every rank must call it."""
+        return [value]
+
+    def full(self, tensor: Tensor) -> Tensor:
+        """The whole tensor of which this rank may hold a shard."""
+        return tensor
+
+    def shard(self, parameter: Tensor, full: Tensor) -> Tensor:
+        """A copy of what this rank holds of a full tensor, placed like `parameter`."""
+        return full.to(parameter.device, copy=True)
