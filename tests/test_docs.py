@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import inspect
 import json
 import re
 import runpy
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -29,7 +27,7 @@ from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
 from hacrl.store.journal import Journal
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Snapshot
 
@@ -94,10 +92,7 @@ def fragment(folder: Path, name: str) -> dict[str, Any]:
 
 
 def first_cut(run: RunDirectory) -> Snapshot:
-    pool = open_pool(run.config().pool.url, run.path, create=False)
-    cut = pool.gather(0)
-    pool.dispose()
-    return cut
+    return Pool(run.pool_path, read_only=True).snapshot(0)
 
 
 # ---------------------------------------------------------------- extending.md
@@ -162,49 +157,6 @@ def test_the_graded_verifier_of_the_page(folder: Path) -> None:
     found = [near.judge(reply, problem) for reply in ("so 42", "so 44", "so 48", "no idea")]
     assert [v.reward for v in found] == [1.0, 0.5, 0.0, 0.0]
     assert [v.status for v in found] == [Status.OK, Status.WRONG, Status.WRONG, Status.UNPARSED]
-
-
-def test_the_pool_of_the_page_trains_and_changes_nothing(folder: Path) -> None:
-    """The same run through SQLite has the same metrics."""
-    shared = hacrl.train(tiny(**fragment(folder, "pool.toml")), "runs/shared")
-    assert (shared.path / "pool" / "step-000000" / "cut.json").is_file()
-    plain = hacrl.train("team.toml", "runs/plain")
-    assert shared.metrics() == plain.metrics()
-    assert first_cut(shared) == first_cut(plain)
-
-
-def pool_contract() -> list[str]:
-    module = load(ROOT / "tests" / "store" / "pool" / "test_pool.py")
-    return [
-        name
-        for name, function in vars(module).items()
-        if name.startswith("test_") and "pool" in inspect.signature(function).parameters
-    ]
-
-
-@pytest.mark.parametrize("name", pool_contract())
-def test_the_pool_of_the_page_does_what_every_pool_must(folder: Path, name: str) -> None:
-    test = getattr(load(ROOT / "tests" / "store" / "pool" / "test_pool.py"), name)
-    make_row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
-    given = {"pool": open_pool("my_pool:FolderPool://pool", folder), "row": make_row}
-    test(**{key: given[key] for key in inspect.signature(test).parameters})
-
-
-def test_the_pool_of_the_page_keeps_odd_text_and_sees_what_is_gone(folder: Path) -> None:
-    """U+2028 ends a line for str.splitlines, not for a file of JSON lines."""
-    row = load(ROOT / "tests" / "pool" / "conftest.py").make_row
-    pool = open_pool("my_pool:FolderPool://pool", folder)
-    rows = [row(text="a\u2028b\n"), replace(row(index=1), num_tokens=7)]
-    pool.publish(rows)
-    pool.close(3, ["ant"])
-    again = open_pool("my_pool:FolderPool://pool", folder, create=False)
-    assert list(again.rows()) == rows
-    for path in (folder / "pool").glob("*/rows/*"):
-        path.unlink()
-    with pytest.raises(UserError, match="gone"):
-        again.gather(3)
-    with pytest.raises(UserError, match="no folder"):
-        open_pool("my_pool:FolderPool://nowhere", folder, create=False)
 
 
 # ---------------------------------------------------------------- README

@@ -15,7 +15,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, parse_config
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Reply, Request
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.agent import Agent
 from hacrl.types import Message, Problem, Rollout, Snapshot, Verdict
@@ -104,8 +104,8 @@ class ChosenBehaviour:
     def __init__(self, pool: Any, learner: str, behaviour: Mapping[Key, float]) -> None:
         self.pool, self.learner, self.behaviour = pool, learner, behaviour
 
-    def gather(self, step: int) -> Snapshot:
-        cut = self.pool.gather(step)
+    def snapshot(self, step: int) -> Snapshot:
+        cut = self.pool.snapshot(step)
         groups = tuple(
             replace(
                 group,
@@ -147,7 +147,7 @@ class Team:
             policy.sampler = ForcedLengths(policy.sampler, traces[name])
         self.verifiers = VerifierPool(VerifierConfig(kind="number"))
         self.run = RunDirectory.create(folder / "run", self.config("gspo"))
-        self.pool = open_pool("sqlite:///pool.db", self.run.path)
+        self.pool = Pool(self.run.pool_path)
 
     def config(self, algorithm: str, *, prune: bool = True) -> Config:
         trace = next(iter(self.traces.values()))
@@ -217,7 +217,6 @@ class Team:
 
     def close(self) -> None:
         self.verifiers.close()
-        self.pool.dispose()
 
 
 def take_as_scored(agent: Agent, step: int) -> None:

@@ -25,6 +25,12 @@ from hacrl.verify.settings import VerifierConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+RENAMED: dict[str, str] = {
+    "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",
+}
+"""Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
+a key, such as agents.0, are left out."""
+
 
 class Table(BaseModel):
     """Base of every table: unknown keys refused, values frozen."""
@@ -32,12 +38,6 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
-
-
-class PoolConfig(Table):
-    url: str = "sqlite:///pool.db"
-    """Where trajectories meet: memory://, sqlite:///FILE (relative to the run directory), or
-    another database URL of SQLAlchemy."""
 
 
 class EvaluationConfig(Table):
@@ -288,8 +288,6 @@ class Config(Table):
     """What is right."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
     """How to learn from the verified replies."""
-    pool: PoolConfig = PoolConfig()
-    """Where the agents' trajectories meet."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Each agent alone on held-out problems."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
@@ -439,6 +437,8 @@ def _explain_one(item: dict[str, Any], tree: dict[str, Any]) -> str:
     location = item["loc"]
     where = ".".join(str(part) for part in location) or "the file"
     if item["type"] == "extra_forbidden":
+        if advice := RENAMED.get(".".join(part for part in location if isinstance(part, str))):
+            return f"{where}: {advice}"
         known = _known_keys(location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -198,7 +198,7 @@ def test_data_then_a_suite(tmp_path: Path) -> None:
         ("runtime.device=cuda:99", ["cuda:99", "cpu"]),
         ("agents.0.model=/no/such/folder", ["agent 'wren'", "/no/such/folder", "does not exist"]),
         ("agents.0.model=pocket:owl", ["owl", "wren, finch, heron"]),
-        ("pool.url=redis://x", ["pool.url", "sqlite://"]),
+        ("pool.url=redis://x", ["pool: no longer exists", "RUN/pool", "delete"]),
         ("steps", ["'steps'", "key=value"]),
     ],
 )

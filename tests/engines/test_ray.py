@@ -21,11 +21,9 @@ from team import member, team  # noqa: E402
 import hacrl  # noqa: E402
 from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.store.checkpoint import Checkpoints  # noqa: E402
-from hacrl.store.pool import open_pool  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
 from hacrl.training.ray import RayCrew  # noqa: E402
 from hacrl.training.ray_actor import FollowerPlace  # noqa: E402
-from hacrl.training.ray_pool import PoolKeeper, RayPool  # noqa: E402
 from hacrl.training.team import Call  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
@@ -148,19 +146,13 @@ def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any
         assert not (tmp_path / "run").exists()
 
 
-def test_a_memory_pool_cannot_be_shared_by_processes(tmp_path: Path) -> None:
-    config = team(member("wren"), pool={"url": "memory://"}, **NO_EVALUATION)
-    with pytest.raises(UserError, match="memory of one process"):
-        hacrl.train(on_ray(config), tmp_path / "run")
-
-
 def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
     broken = team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION)
     with pytest.raises(UserError, match="reads at most") as kept:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for _ in range(1200):  # nothing stays, also while the error is kept
-        if not (left := agents() | agents(b"PoolKeeper")):
+        if not (left := agents()):
             break
         time.sleep(0.1)
     assert kept.value and not left
@@ -199,41 +191,3 @@ def test_an_agent_that_always_dies_stops_the_run(tmp_path: Path, monkeypatch: An
     config["algorithm"] = {"name": "deadly:Rule"}
     with pytest.warns(UserWarning, match="was lost"), pytest.raises(RunStopped, match="5th time"):
         hacrl.train(on_ray(config), tmp_path / "run")
-
-
-# ---------------------------------------------------------------- the pool behind an actor
-
-
-def test_the_pool_behind_an_actor_is_the_pool(tmp_path: Path, in_one_process: RunDirectory) -> None:
-    """Everything that a run published, through the actor: the same cuts and refusals."""
-    stored = open_pool(in_one_process.config().pool.url, in_one_process.path, create=False)
-    keeper = ray.remote(PoolKeeper).options(max_concurrency=4)
-    pool = RayPool(keeper.remote("sqlite:///pool.db", str(tmp_path)))
-    rows = list(stored.rows(step=0))
-    for _ in range(2):  # again is harmless
-        pool.publish(rows)
-    pool.arrive(0, "wren")
-    assert pool.arrived(0) == ("wren",)
-    with pytest.raises(UserError, match="step 0 is not closed"):
-        pool.gather(0)
-    assert not pool.closed(0)
-    pool.close(0, ["wren", "finch"])
-    assert pool.closed(0) and pool.members(0) == ("wren", "finch")
-    assert pool.gather(0) == stored.gather(0)
-    assert list(pool.rows()) == rows
-    late = list(stored.rows(step=1))
-    pool.close(1, ["wren"])
-    pool.publish(late)
-    assert pool.late(1) == len(late) and pool.gather(1).groups == ()
-    changed = [_with(rows[0], num_tokens=rows[0].num_tokens + 1)]
-    with pytest.raises(UserError, match="already stored with other content"):
-        pool.publish(changed)
-    with pytest.raises(UserError, match="cannot be published: field mean_logprob"):
-        pool.publish([_with(rows[0], index=99, mean_logprob=float("nan"))])
-    stored.dispose()
-
-
-def _with(trajectory: Any, **changes: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(trajectory, **changes)

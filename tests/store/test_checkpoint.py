@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,20 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from breaking import in_little_room, kill_everywhere, names
 
 import hacrl.store.checkpoint
 from hacrl.errors import UserError
 from hacrl.store.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, newest_common
 
 SRC = Path(hacrl.store.checkpoint.__file__).parents[2]
-
-_spec = importlib.util.spec_from_file_location(
-    "breaking", Path(__file__).parents[1] / "breaking.py"
-)
-_breaking = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_breaking)
-in_little_room, kill_everywhere = _breaking.in_little_room, _breaking.kill_everywhere
-names = _breaking.names
 
 
 def snapshot(step, value=None):

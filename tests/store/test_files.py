@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-from pathlib import Path
 
 import pytest
+from breaking import in_little_room, kill_everywhere, names
 
 from hacrl.errors import UserError
 from hacrl.store.files import (
@@ -17,14 +16,6 @@ from hacrl.store.files import (
     whole_folder,
     write_atomic,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "breaking", Path(__file__).parents[1] / "breaking.py"
-)
-_breaking = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_breaking)
-in_little_room, kill_everywhere = _breaking.in_little_room, _breaking.kill_everywhere
-names = _breaking.names
 
 
 def test_write_atomic(tmp_path):

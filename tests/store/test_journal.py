@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from breaking import kill_everywhere, names
 
 from hacrl.errors import UserError
 from hacrl.store.journal import Journal
 from hacrl.types import Completion, Finish, Rollout, Status, Verdict
-
-_spec = importlib.util.spec_from_file_location(
-    "breaking", Path(__file__).parents[1] / "breaking.py"
-)
-_breaking = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_breaking)
-kill_everywhere, names = _breaking.kill_everywhere, _breaking.names
 
 
 def rollout(problem="q1", index=0, step=12, text="42", reward=1.0):

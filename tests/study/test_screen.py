@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
 from hacrl.algorithms import Needs
 from hacrl.config import parse_config
 from hacrl.pocket import pocket_path
-from hacrl.store.rundir import RunDirectory, first_difference
 from hacrl.study.doctor import doctor
 from hacrl.study.doctor.doctor import plan_cells
 from hacrl.study.doctor.memory import count_parameters, size_text
 from hacrl.study.inspect.curves import plot, smooth
 from hacrl.study.inspect.samples import one_line
-from hacrl.training.loggers import WeightsAndBiases
 from hacrl.training.plan import make_plan
 
 CONFIG = {
@@ -86,19 +80,6 @@ def test_parameters_of_a_folder() -> None:
 
 def test_model_text_stays_on_its_line() -> None:
     assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
-
-
-def test_a_password_does_not_leave_for_weights_and_biases(tmp_path: Path, monkeypatch) -> None:
-    sent: dict = {}
-    wandb = SimpleNamespace(init=lambda **settings: sent.update(settings))
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    pool = {"url": "postgresql://me:s3cret@db/pool"}
-    config = parse_config({**CONFIG, "pool": pool, "log": {"wandb": "team"}})
-    WeightsAndBiases(RunDirectory(tmp_path), config)
-    assert sent["config"]["pool"]["url"] == "postgresql://me:***@db/pool"
-    changed = parse_config({**CONFIG, "pool": {"url": "sqlite:///pool.db"}})
-    told = first_difference(config.model_dump(), changed.model_dump())
-    assert told is not None and "s3cret" not in told
 
 
 def test_doctor_knows_what_a_runtime_and_a_sampler_need(monkeypatch) -> None:

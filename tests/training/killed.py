@@ -38,7 +38,7 @@ def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
 
 def tear_metrics(line: int) -> None:
     """Die with half of a metrics line on disk."""
-    from hacrl import rundir
+    from hacrl.store import rundir
 
     real, lines = rundir.append_line, 0
 
@@ -57,15 +57,16 @@ def tear_metrics(line: int) -> None:
 
 def arm(moment: str) -> None:
     """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
-    from hacrl import checkpoint, evaluate
     from hacrl.policy.policy import Policy
     from hacrl.sampling.decode import HostDecoder
-    from hacrl.store.pool.sql import SqlPool
+    from hacrl.store import checkpoint
+    from hacrl.store.pool import Pool
+    from hacrl.training import evaluate
 
     if moment == "sampling":
         kill_at(HostDecoder, "run", 100)  # step 1, second agent
     elif moment == "before publishing":
-        kill_at(SqlPool, "publish", 4)  # step 1, second agent: journalled, not published
+        kill_at(Pool, "publish", 4)  # step 1, second agent: journalled, not published
     elif moment == "between updates":
         kill_at(Policy, "update", 11, after=True)  # step 1, first agent, after its third update
     elif moment == "writing a checkpoint":

@@ -13,7 +13,7 @@ import torch
 from team import member, team
 
 import hacrl
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
 HERE = Path(__file__).parent
@@ -36,10 +36,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def pool_rows(run: RunDirectory) -> list:
-    pool = open_pool(run.config().pool.url, run.path, create=False)
-    rows = [pool.gather(step) for step in range(3)]
-    pool.dispose()
-    return rows
+    pool = Pool(run.pool_path, read_only=True)
+    return [pool.snapshot(step) for step in range(3)]
 
 
 def weights(run: RunDirectory, agent: str) -> dict[str, torch.Tensor]:

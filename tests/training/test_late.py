@@ -11,7 +11,7 @@ import hacrl
 from hacrl.config import parse_config
 from hacrl.errors import UserError
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1, "keep": 9}}
@@ -34,12 +34,11 @@ def test_a_member_leaves_and_comes_back(tmp_path: Path) -> None:
     weights rest, and in step 2 its capability is that of step 0 and step 2."""
     config = team(member("wren"), member("finch", away=[[1, 2]]), **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
-    pool = open_pool(run.config().pool.url, run.path, create=False)
-    members = [pool.gather(step).members for step in range(3)]
+    pool = Pool(run.pool_path, read_only=True)
+    members = [pool.snapshot(step).members for step in range(3)]
     assert members == [("wren", "finch"), ("wren",), ("wren", "finch")]
     assert not list(pool.rows(agent="finch", step=1))
     assert {t.policy_version for t in pool.rows("finch", 2)} == {1}  # steps learned
-    pool.dispose()
     assert [r["step"] for r in rows(run, "finch")] == [0, 2]
     assert [r["peers/samples"] > 0 for r in rows(run, "wren")] == [True, False, True]
     first, last = rows(run, "finch")
@@ -63,9 +62,8 @@ def test_one_agent_stops_learning_while_the_others_go_on(tmp_path: Path) -> None
     assert ["updates" in r for r in rows(run, "finch")] == [True, False, False]
     assert all(r["updates"] > 0 and r["peers/samples"] > 0 for r in rows(run, "wren"))
     assert same(weights(run, "finch", 1), weights(run, "finch", 3))
-    pool = open_pool(run.config().pool.url, run.path, create=False)
+    pool = Pool(run.pool_path, read_only=True)
     versions = [{t.policy_version for t in pool.rows("finch", step)} for step in range(3)]
-    pool.dispose()
     assert versions == [{0}, {1}, {1}]
 
 

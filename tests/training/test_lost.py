@@ -16,7 +16,7 @@ import hacrl
 from hacrl.config import Config, parse_config
 from hacrl.errors import RunStopped
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.local import LocalCrew
 from hacrl.training.logbook import Logbook
@@ -146,12 +146,12 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path, clock: C
 
     settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
-    pool = open_pool("sqlite:///pool.db", run.path, create=False)
-    members = [pool.gather(step).members for step in range(4)]
+    pool = Pool(run.pool_path, read_only=True)
+    members = [pool.snapshot(step).members for step in range(4)]
     assert members == [("wren", "finch"), ("wren",), ("wren",), ("wren", "finch")]
-    assert [pool.late(step) for step in range(4)] == [0, 24, 0, 0]  # step 2: not even sampled
-    assert not list(pool.rows("finch", 2))
-    pool.dispose()
+    assert pool.arrived(1) == ("finch", "wren")  # finch's batch came late and is kept
+    assert len(list(pool.rows("finch", 1))) == 24
+    assert pool.arrived(2) == ("wren",)  # not even sampled
     assert "step 1 goes on without finch" in notes[0] and "step 2 goes on without" in notes[1]
     rows = {(row["step"], row["agent"]): row for row in run.metrics()}
     assert len(rows) == len(run.metrics()) == 8

@@ -12,7 +12,7 @@ import pytest
 from team import member, team
 
 import hacrl
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Snapshot, Status
 
@@ -30,10 +30,7 @@ def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> R
 
 
 def cut(run: RunDirectory) -> Snapshot:
-    pool = open_pool(run.config().pool.url, run.path, create=False)
-    found = pool.gather(0)
-    pool.dispose()
-    return found
+    return Pool(run.pool_path, read_only=True).snapshot(0)
 
 
 def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:

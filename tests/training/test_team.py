@@ -18,8 +18,7 @@ from hacrl.policy import logprobs as logprobs_module
 from hacrl.sampling import engine as engine_module
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
-from hacrl.store.pool import open_pool
-from hacrl.store.pool.sql import SqlPool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Finish
 
@@ -36,10 +35,8 @@ def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
 
 
 def cuts(run: RunDirectory, steps: int) -> list:
-    pool = open_pool(run.config().pool.url, run.path, create=False)
-    found = [pool.gather(step) for step in range(steps)]
-    pool.dispose()
-    return found
+    pool = Pool(run.pool_path, read_only=True)
+    return [pool.snapshot(step) for step in range(steps)]
 
 
 # ---------------------------------------------------------------- sizes
@@ -324,13 +321,6 @@ def test_adapters_and_whole_weights_in_one_team(tmp_path: Path) -> None:
     assert tensors and all("lora_" in name for name in tensors)
 
 
-def test_a_memory_pool_trains_but_cannot_be_resumed(tmp_path: Path) -> None:
-    config = team(member("wren"), steps=1, **NO_EVALUATION, pool={"url": "memory://"})
-    hacrl.train(config, tmp_path / "run")
-    with pytest.raises(UserError, match="memory"):
-        hacrl.resume(tmp_path / "run", steps=2)
-
-
 def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
     first = hacrl.train(team(member("wren"), steps=2), tmp_path / "first")
     second = hacrl.train(first.config_path, tmp_path / "second")
@@ -388,11 +378,11 @@ def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> N
         assert [run.config_path.read_bytes(), run.metrics_path.read_bytes()] == before
 
 
-def test_two_runs_in_one_pool_are_told_apart(tmp_path: Path) -> None:
-    pool = {"url": f"sqlite:///{tmp_path / 'shared.db'}"}
-    hacrl.train(team(member("wren"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "one")
+def test_a_pool_closed_by_other_members_is_refused(tmp_path: Path) -> None:
+    run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
+    run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
     with pytest.raises(UserError, match=r"closed by a run whose members are wren, not finch"):
-        hacrl.train(team(member("finch"), steps=1, pool=pool, **NO_EVALUATION), tmp_path / "two")
+        hacrl.resume(run.path)
 
 
 def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
@@ -433,8 +423,9 @@ def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
 
 
 def test_a_replayed_run_must_have_something_stored(tmp_path: Path) -> None:
-    config = team(member("finch"), steps=1, pool={"url": "memory://"}, **NO_EVALUATION)
+    config = team(member("finch"), steps=1, **NO_EVALUATION)
     stored = hacrl.train(config, tmp_path / "stored")
+    shutil.rmtree(stored.pool_path / "step-000000" / "finch")
     with pytest.raises(UserError, match="nothing to replay"):
         hacrl.train(
             team(member("wren"), {"name": "old", "replay": str(stored.path)}), tmp_path / "run"
@@ -459,17 +450,16 @@ def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path)
 
 def test_rollouts_are_on_disk_before_anyone_sees_them(tmp_path: Path, monkeypatch) -> None:
     """At every publication the journal of that agent and step is whole, verdicts and all."""
-    real, seen = SqlPool.publish, []
+    real, seen = Pool.publish, []
 
-    def watched(self, trajectories) -> None:
-        agent, step = trajectories[0].agent, trajectories[0].step
+    def watched(self, step, agent, trajectories) -> str:
         entry = Journal(tmp_path / "run" / "journal" / agent).read(step)
         assert entry is not None, f"{agent} published step {step} before journalling it"
         assert [r.verdict for r in entry[0]] == [t.verdict for t in trajectories]
         seen.append((agent, step))
-        real(self, trajectories)
+        return real(self, step, agent, trajectories)
 
-    monkeypatch.setattr(SqlPool, "publish", watched)
+    monkeypatch.setattr(Pool, "publish", watched)
     hacrl.train(team(member("wren"), member("finch"), steps=2, **NO_EVALUATION), tmp_path / "run")
     assert seen == [("wren", 0), ("finch", 0), ("wren", 1), ("finch", 1)]
 

@@ -24,20 +24,39 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Put `data` at `path`, whole or not at all, replacing what was there."""
+    with _new_file(path, data) as new:
+        os.replace(new, path)
+
+
+def write_once(path: Path, data: bytes | str) -> bool:
+    """Put `data` at `path` unless a file exists there; return whether it was written.
+
+    Of several processes that try, one succeeds. It needs hard links, not file locks.
+    """
+    with _new_file(path, data) as new:
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def _new_file(path: Path, data: bytes | str) -> Iterator[Path]:
+    """Write `data` under a temporary name beside `path`; the block gives it its final name."""
     content = data.encode() if isinstance(data, str) else data
-    beside = _beside(path, _NEW)
+    new = _beside(path, _NEW)
     try:
         with full_disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(beside, "xb") as file:
+            with open(new, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            yield new
             _sync(path.parent)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:
@@ -83,10 +102,11 @@ def read_whole_lines(path: Path) -> list[str]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; when the block ends well it becomes `path`, all at once.
 
-    A folder already there is replaced. If the block raises, nothing has changed.
+    A folder already there is replaced; with replace=False it raises OSError, so that of several
+    processes one succeeds. If the block raises, nothing has changed.
 
     Example: with whole_folder(run / "step-000010") as new: (new / "state.json").write_text("{}")
     """
@@ -102,7 +122,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
                 _sync(Path(folder))
             # A folder cannot be renamed onto one with content. A kill between the two renames
             # leaves the old one aside, from where sweep() puts it back.
-            if path.exists():
+            if replace and path.exists():
                 os.rename(path, old)
             os.rename(new, path)
             _sync(path.parent)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.store.codec import ROLLOUT, CodecError
 from hacrl.store.files import sweep, write_atomic
-from hacrl.store.pool.wire import ROLLOUT, WireError
 from hacrl.types import Finish, Rollout
 
 SCHEMA = 1
@@ -90,7 +90,7 @@ class Journal:
         return self.folder / f"step-{step:06d}.jsonl"
 
     def _content(self, step: int, rollouts: Sequence[Rollout], facts: dict[str, float]) -> bytes:
-        lines, seen = [json.dumps(facts, allow_nan=False, sort_keys=True)], set()
+        lines, seen = [json.dumps(facts, allow_nan=False, sort_keys=True).encode()], set()
         for rollout in rollouts:
             key = (rollout.problem_id, rollout.index)
             place = f"journal of {self.agent!r}, step {step}, problem {key[0]!r}, index {key[1]}"
@@ -101,10 +101,10 @@ class Journal:
                 raise ValueError(f"{place}: has no verdict, and could never get one afterwards")
             seen.add(key)
             try:
-                lines.append(ROLLOUT.to_json(rollout))
-            except WireError as error:
+                lines.append(ROLLOUT.encode(rollout))
+            except CodecError as error:
                 raise UserError(f"{place}: {error}") from error
-        rest = "".join(line + "\n" for line in lines).encode()
+        rest = b"".join(line + b"\n" for line in lines)
         header = {
             "schema": SCHEMA,
             "agent": self.agent,
@@ -133,8 +133,8 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _rollout(path: Path, number: int, line: bytes) -> Rollout:
     try:
-        return ROLLOUT.from_json(line)
-    except WireError as error:
+        return ROLLOUT.decode(line)
+    except CodecError as error:
         raise _bad(path, number, str(error)) from error
 
 

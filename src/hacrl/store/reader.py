@@ -21,6 +21,9 @@ from hacrl.store.files import read_whole_lines
 
 Row = dict[str, Any]
 
+LAYOUT = 2
+"""Version of the layout of a run directory, written to environment.json. hacrl 0.1 wrote none."""
+
 DIAGNOSTICS = "diagnostics"
 """The phase of times.jsonl that belongs to diagnostics and not to training."""
 
@@ -43,7 +46,23 @@ class RunReader:
                 f"{path} is not a run directory: it has no config.toml. `hacrl train` writes run "
                 "directories, by default under runs/."
             )
+        run.check_layout()
         return run
+
+    def check_layout(self) -> None:
+        """Raise a UserError if another version of hacrl wrote the run in a layout of its own."""
+        path = self.path / "environment.json"
+        found = json.loads(path.read_text()).get("layout") if path.is_file() else None
+        if found is None:
+            raise UserError(
+                f"{self.path} was written by hacrl 0.1.x; this version cannot read it. Use hacrl "
+                "0.1.x (commit 177e5d4)."
+            )
+        if found != LAYOUT:
+            raise UserError(
+                f"{self.path} has layout {found}; this version of hacrl reads layout {LAYOUT}. Use "
+                "the version of hacrl that wrote it (see environment.json)."
+            )
 
     @property
     def config_path(self) -> Path:
@@ -52,6 +71,10 @@ class RunReader:
     @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def pool_path(self) -> Path:
+        return self.path / "pool"
 
     def journal(self, agent: str) -> Path:
         return self.path / "journal" / agent

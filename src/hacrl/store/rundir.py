@@ -5,7 +5,7 @@ environment.json        versions, device, threads
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (an agent's: sample, score, verify, publish, view, diagnostics,
                         update, rest); the only file that differs between equal runs
-pool.db                 trajectories and cuts (unless the config names another pool)
+pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
 samples/AGENT/          what each training sample was worth: advantage, weight, ratio
 evaluation/STEP/AGENT/  every held-out reply and the result
@@ -30,8 +30,7 @@ from typing import Any
 from hacrl.config import Config, dump_config
 from hacrl.errors import UserError
 from hacrl.store.files import append_line, sweep, write_atomic
-from hacrl.store.pool import shown
-from hacrl.store.reader import RunReader
+from hacrl.store.reader import LAYOUT, RunReader
 from hacrl.types import Sample
 
 Row = Mapping[str, Any]
@@ -45,6 +44,7 @@ class RunDirectory(RunReader):
         """A new run. A directory that holds one already is refused, with the way on."""
         run = cls(path)
         if run.config_path.exists():
+            run.check_layout()
             stored = run.config()
             changed = first_difference(stored.model_dump(), config.model_dump())
             if changed:
@@ -160,7 +160,6 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
         return None
     if old == new:
         return None
-    old, new = (shown(value) if isinstance(value, str) else value for value in (old, new))
     return f"{where} is {old!r} there and {new!r} here"
 
 
@@ -172,6 +171,7 @@ def environment() -> dict[str, Any]:
     from hacrl import __version__
 
     return {
+        "layout": LAYOUT,
         "hacrl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -95,7 +95,7 @@ class Agent:
                 run=run,
             )
         self.capability = CapabilityHistory(
-            pool.gather,
+            pool.snapshot,
             window=config.algorithm.capability_window,
             by_task=config.algorithm.capability_by == "task",
             includes_step=config.algorithm.window_includes_step,
@@ -130,8 +130,8 @@ class Agent:
         else:
             rollouts, facts = entry
         with self.clock("publish"):
-            self.pool.publish(self._trajectories(step, rollouts, problems, too_long))
-            self.pool.arrive(step, self.name)
+            trajectories = self._trajectories(step, rollouts, problems, too_long)
+            self.pool.publish(step, self.name, trajectories)
         return {**rollout_metrics(rollouts, len(too_long)), **facts}
 
     def learn(self, step: int) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Agent:
         needs = self.algorithm.needs
         with self.clock("view"), no_garbage():
             own, _ = self.journal.read(step) or ([], {})  # none: closed without it
-            cut = self.pool.gather(step)
+            cut = self.pool.snapshot(step)
             capability = self.capability.at(cut, list(dict.fromkeys((*cut.members, self.name))))
             samples, view = learner_view(
                 cut.groups,

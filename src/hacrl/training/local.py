@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from hacrl.config import Config
 from hacrl.policy.sharding.followers import LocalRanks
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.observer import Observer
 from hacrl.training.seat import Answer, Seat, share
@@ -27,7 +27,7 @@ class LocalCrew:
     rollouts, then all learn."""
 
     def __init__(self, config: Config, run: RunDirectory, stack: ExitStack) -> None:
-        self.pool = open_pool(config.pool.url, run.path)
+        self.pool = Pool(run.pool_path)
         ranks = stack.enter_context(LocalRanks(config))
         shared = share(config, run, self.pool, stack, ranks.policy)
         self.seats = {a.name: Seat(config, a.name, run, shared) for a in config.agents}

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from hacrl.config import Config
 from hacrl.errors import UserError
-from hacrl.store.pool import shown
 from hacrl.store.rundir import RunDirectory
 
 
@@ -53,13 +52,11 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise UserError("log.wandb needs wandb: pip install 'hacrl[wandb]'") from error
-        settings = config.model_dump(mode="json")
-        settings["pool"]["url"] = shown(config.pool.url)  # a password stays here
         self.run = wandb.init(
             project=config.log.wandb,
             name=run.path.name,
             dir=str(run.path),
-            config=settings,
+            config=config.model_dump(mode="json"),
             resume="allow",
             id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hacrl
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError, first_line
-from hacrl.store.pool import Pool, open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.observer import Observer
 from hacrl.training.ray_actor import Failed, FollowerPlace, Orders, Place
@@ -110,8 +110,7 @@ class RayCrew:
     ) -> None:
         self.config, self.run, self.observer = config, run, observer
         self.gpus = _cluster("GPU") > 0 and config.runtime.device != "cpu"
-        self.keeper: Any = None
-        self.pool = self._open_pool(joined, stack)
+        self.pool = Pool(run.pool_path)
         self.bundles = {(a.name, r): self._needs(a) for a in config.agents for r in range(a.ranks)}
         self.room = self._reserve(joined, stack)
         self.groups: dict[str, _Group] = {}
@@ -170,7 +169,6 @@ class RayCrew:
             config=self.config,
             agent=name,
             run=str(self.run.path.absolute()),
-            keeper=self.keeper,
             folder=str(Path.cwd()),
             version=hacrl.__version__,
         )
@@ -273,39 +271,6 @@ class RayCrew:
                 self.observer.note("the cluster's machines are busy: waiting for room.")
             told = True
         return room
-
-    def _open_pool(self, joined: bool, stack: ExitStack) -> Pool:
-        """The file itself on one machine, an actor in front of it on a cluster."""
-        url = self.config.pool.url
-        if url == "memory://":
-            raise UserError(
-                "pool.url = 'memory://' is memory of one process, and with runtime.kind = 'ray' every "
-                "agent has its own. Use sqlite:///pool.db."
-            )
-        if not (joined and url.startswith("sqlite")):
-            pool = open_pool(url, self.run.path)
-            stack.callback(pool.dispose)
-            return pool
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        from hacrl.training.ray_pool import PoolKeeper, RayPool
-
-        here = ray.get_runtime_context().get_node_id()
-        self.keeper = (
-            ray.remote(PoolKeeper)
-            .options(
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=8,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
-            .remote(url, str(self.run.path.absolute()))
-        )
-        # By hand: an error that somebody keeps would keep the actor, too.
-        stack.callback(ray.kill, self.keeper)
-        return RayPool(self.keeper)
 
 
 def _cluster(resource: str) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import hacrl
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import RunStopped, UserError
-from hacrl.store.pool import Pool, open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
 
@@ -24,14 +24,12 @@ from hacrl.store.rundir import RunDirectory
 class Orders:
     """What an agent's processes must know.
 
-    Example: Orders(config, "wren", "/data/runs/team", None, "/home/me", "0.1.0")
+    Example: Orders(config, "wren", "/data/runs/team", "/home/me", "0.1.0")
     """
 
     config: Config
     agent: str
     run: str
-    keeper: Any
-    """The pool's actor; None where every process opens the pool itself."""
     folder: str
     """Where the run was started: a user's own modules are imported from there."""
     version: str
@@ -86,16 +84,8 @@ class Place:
 
         orders = self.orders
         run = RunDirectory(Path(orders.run))
-        pool = self._pool(run)
-        shared = share(orders.config, run, pool, self.stack, self._policy)
+        shared = share(orders.config, run, Pool(run.pool_path), self.stack, self._policy)
         return Seat(orders.config, orders.agent, run, shared)
-
-    def _pool(self, run: RunDirectory) -> Pool:
-        if self.orders.keeper is None:
-            return open_pool(self.orders.config.pool.url, run.path)
-        from hacrl.training.ray_pool import RayPool
-
-        return RayPool(self.orders.keeper)
 
     def _policy(self, agent: AgentConfig) -> Any:
         from hacrl.policy.load import choose_device

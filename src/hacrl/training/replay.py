@@ -9,7 +9,7 @@ from typing import Any
 
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.store.pool import Pool, open_pool, shown
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task
 from hacrl.training.agent import not_attempted
@@ -43,8 +43,7 @@ class ReplayMember:
         self, run: RunDirectory, source: str, verifier: str
     ) -> dict[str, dict[int, list[Trajectory]]]:
         stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
-        pool = open_pool(run.config().pool.url, run.path, create=False)
-        for t in pool.rows(agent=source):
+        for t in Pool(run.pool_path, read_only=True).rows(agent=source):
             if t.finish is Finish.NOT_ATTEMPTED:
                 continue
             if t.verifier != verifier:
@@ -53,19 +52,17 @@ class ReplayMember:
                     f"judges by {verifier!r}; rewards of the two cannot be mixed."
                 )
             stored[t.problem_id][t.step].append(t)
-        pool.dispose()
         if not stored:
             raise UserError(
-                f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r} "
-                f"(its pool is {shown(run.config().pool.url)}); there is nothing to replay."
+                f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r}; "
+                "there is nothing to replay."
             )
         return stored
 
     def rollout(self, step: int) -> dict[str, Any]:
         # What was published once stays, even if the stored run has grown since.
         rows = list(self.pool.rows(agent=self.name, step=step)) or self._choose(step)
-        self.pool.publish(rows)
-        self.pool.arrive(step, self.name)
+        self.pool.publish(step, self.name, rows)
         attempted = [t for t in rows if t.judged]
         rewards = [t.reward for t in attempted]
         return {

@@ -52,11 +52,6 @@ def go_on(
             f"resume: {sorted(other)[0]} cannot change inside a run; only steps can. For another "
             "setting start a new run."
         )
-    if config.pool.url == "memory://":
-        raise UserError(
-            f"{run} used the pool memory://, which ended with its process, so the run cannot be "
-            "resumed. Use pool.url = 'sqlite:///pool.db' in runs that should be."
-        )
     with directory.locked():
         if not config.checkpoint.save and _steps_done(directory) >= config.steps:
             raise UserError(

@@ -68,7 +68,6 @@ def share(
     task = make_task(config.task, config.seed, run.path)
     verifier = stack.enter_context(VerifierPool(config.verifier))
     algorithm = make_algorithm(config.algorithm, verifier.reward_range)
-    stack.callback(pool.dispose)
     return Shared(task, verifier, algorithm, pool, policy)
 
 

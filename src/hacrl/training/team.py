@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from hacrl.config import Config
 from hacrl.errors import RunStopped, UserError
 from hacrl.store.checkpoint import Checkpoints, newest_common
-from hacrl.store.pool import Pool, members_of, shown
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.logbook import Logbook
 from hacrl.training.loggers import open_loggers
@@ -323,7 +323,7 @@ class Team:
             self.book.release([name])
         self.gate, self.waiting, self.since, self.told = next_gate, set(), None, False
         if next_gate.step < self.config.steps and self.crew.pool.closed(next_gate.step):
-            self.cuts[next_gate.step] = members_of(self.crew.pool, next_gate.step)
+            self.cuts[next_gate.step] = self.crew.pool.members(next_gate.step)
         for name in through:
             self._go_on(name, None)
 
@@ -338,7 +338,7 @@ class Team:
     def _takes_part(self, name: str, step: int) -> bool:
         """Whether the member counts in the step's cut, or still may."""
         if step not in self.cuts and step < self.gate.step:  # closed before this run was resumed
-            self.cuts[step] = members_of(self.crew.pool, step)
+            self.cuts[step] = self.crew.pool.members(step)
         return name in self.cuts.get(step, self.names)
 
     def _close(self, step: int) -> None:
@@ -354,13 +354,13 @@ class Team:
                     f"part. See why they die, then `hacrl resume {self.run.path}`."
                 )
             pool.close(step, here)
-            self.cuts[step] = members_of(pool, step)
+            self.cuts[step] = pool.members(step)
         members, late = self.cuts[step], self.config.runtime.late
         present = [a.name for a in self.config.agents if not a.is_away(step)]
         if not set(members) <= set(present) or (late == "wait" and len(members) < len(present)):
             raise UserError(
-                f"pool {shown(self.config.pool.url)}: step {step} was closed by a run whose members are "
-                f"{', '.join(members)}, not {', '.join(present)}. Give each run its own pool.url."
+                f"{pool.folder}: step {step} was closed by a run whose members are "
+                f"{', '.join(members)}, not {', '.join(present)}. Start a new run in another directory."
             )
         late_ones = [n for n in expected if n not in members]
         self.book.release(late_ones)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -133,9 +132,7 @@ def cell_environment(parallel: int) -> dict[str, str]:
 
 def _command(cell: Cell) -> list[str]:
     if cell.run.config_path.is_file():
-        if cell.config.pool.url != "memory://":
-            return ["resume", str(cell.folder)]
-        shutil.rmtree(cell.folder)  # its pool ended with its process: nothing to go on from
+        return ["resume", str(cell.folder)]
     path = cell.folder.with_suffix(".toml")
     write_atomic(path, dump_config(cell.config))
     return ["train", str(path), "--run", str(cell.folder)]

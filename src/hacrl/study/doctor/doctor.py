@@ -34,7 +34,6 @@ CORE = (
     "tokenizers",
     "safetensors",
     "pydantic",
-    "sqlalchemy",
     "tensorboard",
 )
 EXTRAS = {

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from hacrl.config import Config
 from hacrl.errors import UserError
-from hacrl.store.pool import open_pool
+from hacrl.store.pool import Pool
 from hacrl.store.reader import RunReader
 from hacrl.study.tables import plain_table
 from hacrl.types import Problem, Trajectory
@@ -93,16 +93,7 @@ def sample_rows(
     problem: str | None = None,
 ) -> Iterator[list[SampleRow]]:
     """The rows of a step, by problem and learner, in a fixed order."""
-    if config.pool.url == "memory://":
-        raise UserError(
-            f"{run.path} used the pool memory://, so the replies were not kept. Use pool.url = "
-            "'sqlite:///pool.db' in runs whose samples should be read"
-        )
-    pool = open_pool(config.pool.url, run.path, create=False)
-    try:
-        groups = pool.gather(step).groups
-    finally:
-        pool.dispose()
+    groups = Pool(run.pool_path, read_only=True).snapshot(step).groups
     views = {name: _views(run, name, step) for name in learners}
     for group in groups:
         if problem is not None and group.problem_id != problem:

@@ -18,7 +18,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 {imports}
 
-CHANGES = set("open write __exit__ serialize_file mkdir rename replace unlink rmdir".split())
+CHANGES = set("open write __exit__ serialize_file mkdir rename link replace unlink rmdir".split())
 
 def job(folder):
 {job}

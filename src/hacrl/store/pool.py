@@ -1,0 +1,236 @@
+"""The pool: the files through which the agents of a team exchange their replies.
+
+    RUN/pool/step-000003/
+      ant/SHA256.jsonl.gz   the batch of agent "ant": one trajectory per line, as JSON
+      bee/SHA256.jsonl.gz
+      snapshot.json         {"schema": 1, "step": 3, "batches": {"ant": SHA256, "bee": SHA256}}
+
+A *batch* is everything one agent publishes for one step. It is named by the sha256 of its
+uncompressed lines; `zcat RUN/pool/step-000003/ant/*` prints them. A *snapshot* lists the batches that
+count in a step. It is written once, when the step is closed, and every agent learns from it.
+
+All writes are atomic and none needs a file lock, so the agents may run on different machines that
+share the run directory. Reading writes nothing. Steps count from 0 here, as in the journals.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hacrl.errors import UserError
+from hacrl.garbage import no_garbage
+from hacrl.store.codec import TRAJECTORY, Codec, CodecError
+from hacrl.store.files import whole_folder, write_once
+from hacrl.types import SCHEMA, STORED, Group, Snapshot, Trajectory
+
+_STEP = re.compile(r"step-(\d{6,})")
+_BATCH = re.compile(r"([0-9a-f]{64})\.jsonl\.gz")
+_LEVEL = 1  # of gzip: level 6 takes six times as long and saves another quarter
+_WAY_OUT = "It was changed outside hacrl: restore the file, or start a new run"
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Content of snapshot.json."""
+
+    __pydantic_config__ = STORED
+
+    schema: int
+    step: int
+    batches: dict[str, str]
+    """Agent -> digest of its batch, in the order of the team."""
+
+
+_RECORD = Codec(_Record)
+
+
+class Pool:
+    """The batches and snapshots of one run.
+
+    Several processes may publish, close and read at the same time.
+
+    Example: pool = Pool(Path("runs/team/pool")); pool.publish(0, "ant", trajectories)
+    """
+
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
+        self.folder = folder
+        self.read_only = read_only
+        if read_only and not folder.is_dir():
+            raise UserError(
+                f"{folder} does not exist: the run has not published any trajectory yet, or the "
+                "folder was deleted"
+            )
+
+    def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
+        """Store the batch of one agent and step, all of it or nothing; return its digest.
+
+        Publishing the same batch again changes nothing; another batch is a UserError. A batch
+        published after the step was closed is kept, but is not part of the snapshot.
+        """
+        self._writable()
+        lines = _encode(step, agent, trajectories)
+        digest = hashlib.sha256(lines).hexdigest()
+        place = self._step(step) / agent
+        if not place.exists():
+            try:
+                with whole_folder(place, replace=False) as new:
+                    compressed = gzip.compress(lines, _LEVEL, mtime=0)
+                    (new / f"{digest}.jsonl.gz").write_bytes(compressed)
+            except OSError:
+                if not place.is_dir():  # otherwise another process published first
+                    raise
+        if (stored := _digest(place)) != digest:
+            raise UserError(
+                f"{place} already holds another batch of agent {agent!r} for this step (stored: "
+                f"sha256 {stored}, new: {digest}). Two processes publish under one name: end one "
+                "of them"
+            )
+        return digest
+
+    def arrived(self, step: int) -> tuple[str, ...]:
+        """Return the agents that have published their batch of the step, sorted."""
+        return tuple(_agents(self._step(step)))
+
+    def close(self, step: int, members: Sequence[str]) -> None:
+        """Write the step's snapshot: the batches of `members` that are published now.
+
+        The first call decides, whichever process makes it. Later calls change nothing.
+        """
+        self._writable()
+        if not members or len(set(members)) != len(members):
+            raise ValueError(f"closing step {step}: members must be distinct, not {members!r}")
+        if self.closed(step):
+            return
+        # Names are looked up one by one: a listing may be stale on a network file system.
+        folder = self._step(step)
+        published = [agent for agent in members if (folder / agent).is_dir()]
+        if not published:
+            raise ValueError(f"closing step {step}: none of {members!r} has published")
+        record = _Record(SCHEMA, step, {agent: _digest(folder / agent) for agent in published})
+        write_once(folder / "snapshot.json", json.dumps(asdict(record), indent=1) + "\n")
+
+    def closed(self, step: int) -> bool:
+        """Return whether the step has a snapshot."""
+        return (self._step(step) / "snapshot.json").is_file()
+
+    def members(self, step: int) -> tuple[str, ...]:
+        """Return the members of a closed step, without reading their batches."""
+        return tuple(self._record(step).batches)
+
+    def snapshot(self, step: int) -> Snapshot:
+        """Read a closed step and verify every batch.
+
+        Groups are ordered by problem id, their trajectories by agent and index.
+        """
+        record = self._record(step)
+        with no_garbage():
+            rows = [
+                row
+                for agent, digest in record.batches.items()
+                for row in self._read(step, agent, digest)
+            ]
+            rows.sort(key=lambda t: (t.problem_id, t.agent, t.index))
+            groups: dict[str, list[Trajectory]] = {}
+            for row in rows:
+                groups.setdefault(row.problem_id, []).append(row)
+            return Snapshot(
+                step=step,
+                members=tuple(record.batches),
+                groups=tuple(Group(name, of[0].task, tuple(of)) for name, of in groups.items()),
+            )
+
+    def rows(self, agent: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
+        """Yield everything published, in any step or by any agent unless one is given.
+
+        Ordered by step, agent, problem id and index. Includes batches outside of snapshots.
+        """
+        for at in self._steps() if step is None else [step]:
+            folder = self._step(at)
+            for name in _agents(folder):
+                if agent in (None, name):
+                    yield from self._read(at, name, _digest(folder / name))
+
+    def _writable(self) -> None:
+        if self.read_only:
+            raise ValueError(f"{self.folder} is opened read-only")
+
+    def _step(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def _steps(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        names = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def _record(self, step: int) -> _Record:
+        path = self._step(step) / "snapshot.json"
+        try:
+            record = _RECORD.decode(path.read_bytes())
+            if record.step != step:
+                raise CodecError("step", f"{record.step}, expected {step}")
+        except FileNotFoundError as error:
+            raise UserError(f"{path} does not exist: step {step} is not closed yet") from error
+        except CodecError as error:
+            raise UserError(f"{path}: {error}. {_WAY_OUT}") from error
+        return record
+
+    def _read(self, step: int, agent: str, digest: str) -> Iterator[Trajectory]:
+        """Yield the trajectories of one batch after verifying its digest."""
+        path = self._step(step) / agent / f"{digest}.jsonl.gz"
+        try:
+            lines = gzip.decompress(path.read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is missing. {_WAY_OUT}") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path} is not a whole gzip file ({error}). {_WAY_OUT}") from error
+        if (found := hashlib.sha256(lines).hexdigest()) != digest:
+            raise UserError(f"{path}: the sha256 of its lines is {found}. {_WAY_OUT}")
+        for number, line in enumerate(lines.split(b"\n")[:-1], start=1):
+            try:
+                row = TRAJECTORY.decode(line)
+                if (row.step, row.agent) != (step, agent):
+                    raise CodecError("", f"of step {row.step} and agent {row.agent!r}")
+            except CodecError as error:
+                raise UserError(f"{path}, line {number}: {error}. {_WAY_OUT}") from error
+            yield row
+
+
+def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
+    """Return the lines of a batch, ordered by problem id and index."""
+    lines: list[bytes] = []
+    last = None
+    for row in sorted(trajectories, key=lambda t: (t.problem_id, t.index)):
+        where = f"agent {agent!r}, step {step}, problem {row.problem_id!r}, index {row.index}"
+        if (row.step, row.agent) != (step, agent):
+            raise ValueError(f"{where}: is of step {row.step} and agent {row.agent!r}")
+        if row.key == last:
+            raise ValueError(f"{where}: is in the batch twice")
+        last = row.key
+        try:
+            lines.append(TRAJECTORY.encode(row) + b"\n")
+        except CodecError as error:
+            raise UserError(f"{where}: cannot be published: {error}") from error
+    return b"".join(lines)
+
+
+def _agents(folder: Path) -> list[str]:
+    """Return the agents that have published in a step."""
+    if not folder.is_dir():
+        return []
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _digest(place: Path) -> str:
+    """Return the digest of the batch in an agent's folder, from the file's name."""
+    names = [_BATCH.fullmatch(entry.name) for entry in place.iterdir()]
+    if len(names) != 1 or names[0] is None:
+        raise UserError(f"{place} must hold one file SHA256.jsonl.gz. {_WAY_OUT}")
+    return names[0][1]

@@ -1,0 +1,26 @@
+"""Trajectories for tests of the store."""
+
+from __future__ import annotations
+
+from hacrl.types import Finish, Sampling, Status, Trajectory, Turn, Verdict
+
+
+def make_row(
+    agent: str = "ant", problem: str = "q1", index: int = 0, step: int = 3, text: str = "42"
+) -> Trajectory:
+    return Trajectory(
+        problem_id=problem,
+        task="add",
+        agent=agent,
+        index=index,
+        step=step,
+        policy_version=step,
+        turns=(Turn("assistant", text, True),),
+        finish=Finish.STOP,
+        mean_logprob=-0.1,
+        num_tokens=3,
+        verdict=Verdict(1.0, Status.OK, "42"),
+        verifier="number/1",
+        sampling=Sampling(1.0, 32),
+        shareable=True,
+    )

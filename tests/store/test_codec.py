@@ -1,0 +1,154 @@
+"""Encoding to JSON and back is exact; invalid values are refused by field."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import make_row
+
+from hacrl.store.codec import ROLLOUT, TRAJECTORY, CodecError
+from hacrl.types import (
+    Completion,
+    Finish,
+    Rollout,
+    Sampling,
+    Status,
+    Tokens,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+texts = st.text(max_size=40)  # all of Unicode but surrogates: control characters, NUL, line breaks
+floats = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**53)
+verdicts = st.builds(Verdict, reward=floats, status=st.sampled_from(Status), detail=texts)
+tokens = st.lists(st.tuples(st.integers(0, 2**31), floats), max_size=6).map(
+    lambda pairs: (tuple(i for i, _ in pairs), tuple(p for _, p in pairs))
+)
+trajectories = st.builds(
+    Trajectory,
+    problem_id=texts,
+    task=texts,
+    agent=texts,
+    index=counts,
+    step=counts,
+    policy_version=counts,
+    turns=st.lists(st.builds(Turn, texts, texts, st.booleans()), max_size=3).map(tuple),
+    finish=st.sampled_from(Finish),
+    mean_logprob=st.none() | floats,
+    num_tokens=counts,
+    verdict=st.none() | verdicts,
+    verifier=texts,
+    sampling=st.builds(Sampling, floats, counts),
+    shareable=st.booleans(),
+    tokens=st.none() | st.builds(lambda name, t: Tokens(name, *t), texts, tokens),
+    schema=st.just(1),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trajectories)
+def test_a_trajectory_is_read_back_exactly(trajectory):
+    line = TRAJECTORY.encode(trajectory)
+    back = TRAJECTORY.decode(line)
+    assert back == trajectory
+    assert repr(back) == repr(trajectory)  # also -0.0, and types inside tuples
+    assert TRAJECTORY.encode(back) == line
+    assert b"\n" not in line
+    found = json.loads(line)
+    assert list(found) == sorted(found) and list(found["sampling"]) == ["limit", "temperature"]
+    assert b" " not in TRAJECTORY.encode(make_row())
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts, tokens, verdicts, st.booleans())
+def test_a_rollout_is_read_back_exactly(text, tokens, verdict, shareable):
+    completion = Completion(text, *tokens, Finish.STOP)
+    rollout = Rollout(text, 1, 2, (3, 4), completion, verdict, shareable)
+    assert repr(ROLLOUT.decode(ROLLOUT.encode(rollout))) == repr(rollout)
+
+
+@pytest.mark.parametrize("field", ["problem", "agent", "text"])
+@pytest.mark.parametrize("broken", ["\ud800", "a\udfffb"])
+def test_lone_surrogates_are_refused(field, broken):
+    with pytest.raises(CodecError, match="lone surrogate is not Unicode"):
+        TRAJECTORY.encode(make_row(**{field: broken}))
+    line = TRAJECTORY.encode(make_row(text="HERE")).replace(b"HERE", b"\\ud800")
+    with pytest.raises(CodecError, match="Invalid JSON"):
+        TRAJECTORY.decode(line)
+
+
+def test_equal_values_give_equal_bytes():
+    """1 and 1.0 are the same reward."""
+    rows = (replace(make_row(), verdict=Verdict(reward, Status.OK)) for reward in (1, 1.0))
+    one, other = (TRAJECTORY.encode(row) for row in rows)
+    assert one == other
+    assert b'"reward":1.0,' in one
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("index", {"index": 1.0}),
+        ("index", {"index": -1}),
+        ("num_tokens", {"num_tokens": True}),
+        ("num_tokens", {"num_tokens": -1}),
+        ("turns", {"turns": []}),
+        ("finish", {"finish": "stop"}),
+        ("schema", {"schema": 2}),
+        ("mean_logprob", {"mean_logprob": math.nan}),
+        ("verdict.reward", {"verdict": Verdict(math.inf, Status.OK)}),
+        (r"tokens\.logprobs", {"tokens": Tokens("t", (1, 2), (-0.5,))}),
+    ],
+)
+def test_invalid_trajectories_are_refused(field, changes):
+    with pytest.raises(CodecError, match=f"field {field}: "):
+        TRAJECTORY.encode(replace(make_row(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("field", "logprobs"),
+    [
+        ("completion.logprobs", (-0.5,)),
+        ("completion.logprobs.1", (-0.5, math.nan)),
+        ("completion.logprobs.1", (-0.5, -math.inf)),
+    ],
+)
+def test_invalid_rollouts_are_refused(field, logprobs):
+    completion = Completion("a", (1, 2), logprobs, Finish.STOP)
+    with pytest.raises(CodecError, match=f"field {field}: "):
+        ROLLOUT.encode(Rollout("q", 0, 0, (1,), completion))
+
+
+def changed(**fields):
+    return lambda line: json.dumps({**json.loads(line), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("Invalid JSON", lambda line: line[:-5]),
+        ("Invalid JSON", lambda line: b""),
+        ("object", lambda line: b"7.5"),
+        ("surprise", changed(surprise=1)),
+        ("verdict.surprise", changed(verdict={"reward": 1.0, "status": "ok", "surprise": 1})),
+        ("turns.0.text", changed(turns=[{"role": "a", "text": 3, "generated": True}])),
+        ("num_tokens", changed(num_tokens="3")),
+        ("num_tokens", changed(num_tokens=-3)),
+        ("shareable", changed(shareable=1)),
+        ("finish", changed(finish="bored")),
+        ("schema", changed(schema=2)),
+        ("mean_logprob", changed(mean_logprob=math.nan)),
+        ("mean_logprob", lambda line: line.replace(b"-0.1", b"-1e999")),
+        ("verdict.reward", changed(verdict={"reward": math.inf, "status": "ok"})),
+    ],
+)
+def test_invalid_lines_are_refused(field, change):
+    with pytest.raises(CodecError, match=field):
+        TRAJECTORY.decode(change(TRAJECTORY.encode(make_row())))
