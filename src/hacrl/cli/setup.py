@@ -56,11 +56,15 @@ def data(
     subject: Annotated[str | None, typer.Option(help="Column with the subject.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the hub dataset.")] = None,
     subset: Annotated[str | None, typer.Option(help="Subset of the hub dataset.")] = None,
-    cut: Annotated[str, typer.Option(help="Text to remove from the end of questions.")] = "",
+    remove_suffix: Annotated[
+        str, typer.Option(help="Text to remove from the end of questions.")
+    ] = "",
     against: Annotated[
         list[Path] | None, typer.Option(help="Report questions that this file also contains.")
     ] = None,
-    skip_broken: Annotated[bool, typer.Option(help="Skip rows that cannot be read.")] = False,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Skip rows that cannot be read.")
+    ] = False,
 ) -> None:
     """Convert problems to the JSONL form that training and evaluation read."""
     with errors_as_messages():
@@ -81,7 +85,7 @@ def data(
             columns,
             split=split,
             subset=subset,
-            cut=cut,
+            cut=remove_suffix,
             against=against or [],
             skip_broken=skip_broken,
             report=note,

@@ -17,7 +17,7 @@ from hacrl.errors import exit_code, explain
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `hacrl train`.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those of the config."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings to override, e.g. steps=100"),
 ]
 Checkpoint = Annotated[
     int | None, typer.Option(help="Use the checkpoint after this step (default: the newest).")

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from hacrl.errors import UserError
 from hacrl.store.files import full_disk_error, remove_whole, sweep, whole_folder, write_atomic
@@ -278,6 +277,8 @@ def _state_text(snapshot: Checkpoint) -> str:
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor], place: Path) -> None:
+    from safetensors.torch import save_file  # imports torch
+
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(plain, path)
@@ -289,6 +290,8 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor], place: Path) -> Non
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file  # imports torch
+
     try:
         return load_file(path, device="cpu")
     except SafetensorError as error:
