@@ -58,7 +58,7 @@ def tear_metrics(line: int) -> None:
 def arm(moment: str) -> None:
     """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
     from hacrl.policy.policy import Policy
-    from hacrl.sampling.decode import HostDecoder
+    from hacrl.sampling.slots import HostDecoder
     from hacrl.store import checkpoint
     from hacrl.store.pool import Pool
     from hacrl.training import evaluate

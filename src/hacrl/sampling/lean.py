@@ -23,8 +23,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hacrl.policy.attention import attend, rule_of
+from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, attend, doing, rule_of
 from hacrl.policy.fuse import GATED, ROTARY, is_gated
+from hacrl.sampling.compatibility import reference_logits, relative_error, sample_ids
+from hacrl.sampling.decode import next_logits, prefill
 from hacrl.sampling.joined import is_plain
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -269,3 +271,36 @@ def fits(model: Any) -> bool:
             for wrapper in (model, decoder, *layers, *attention)
         )
     )
+
+
+@torch.no_grad()
+def reproduces_logits(model: Any, shape: CacheShape) -> bool:
+    """Whether a lean step gives the model's logits, at the eighth position and at the last."""
+    # In half precision rounding would hide real differences.
+    if shape.dtype != torch.float32 or not fits(model):
+        return False
+    ids_1L = sample_ids(model)
+    reference_V = reference_logits(model, ids_1L, "eager")
+    final = (getattr(model.config, "max_position_embeddings", None) or 32768) - 1
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError, KeyError):
+        lean = LeanForward(model)
+        logits_V, finder = _trial(model, ids_1L, ids_1L.shape[1] - 1, lean)
+        if relative_error(logits_V, reference_V) >= 1e-4 or finder.shape() != shape:
+            return False
+        own_V, theirs = _trial(model, ids_1L, final, None)
+        logits_V, finder = _trial(model, ids_1L, final, lean)
+        return relative_error(logits_V, own_V) < 1e-4 and finder.limits == theirs.limits
+    return False
+
+
+def _trial(
+    model: Any, ids_1L: Tensor, position: int, lean: LeanForward | None
+) -> tuple[Tensor, ShapeFinder]:
+    finder, last = ShapeFinder(), ids_1L[:, -1]
+    position_1 = torch.full_like(last, position)
+    with Switch(model).on(), doing(finder):
+        if lean is not None:
+            lean.fill(ids_1L[:, :-1])
+            return lean(last, position_1)[0], finder
+        prefill(model, ids_1L[:, :-1])
+        return next_logits(model, last, position_1)[0], finder

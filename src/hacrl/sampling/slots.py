@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hacrl.policy.attention import CacheShape, Rule, causal
-from hacrl.sampling.cache import PREFILL_TOKENS, Forward, Prefix, batches, padded
+from hacrl.policy.attention import CacheShape, Rule, Work, causal, doing
+from hacrl.sampling.cache import (
+    PREFILL_TOKENS,
+    Forward,
+    Prefix,
+    prefill_batches,
+    prefill_ids,
+)
+from hacrl.sampling.decode import Rows, next_logits, prefill
+from hacrl.sampling.transformers_cache import draw
 
 BLOCK = 16
 """A decode step on a CPU reads a multiple of so many tokens: the numbers of its widest vectors."""
@@ -45,8 +54,8 @@ class SlotCache:
         self._pending = {}
         prefixes = [p for p, _ in pending]
         self._lengthen(max(map(len, prefixes), default=0))
-        for batch in batches(prefixes, PREFILL_TOKENS["cpu"]):
-            ids = padded([prefixes[i] for i in batch], pad_id)
+        for batch in prefill_batches(prefixes, PREFILL_TOKENS["cpu"]):
+            ids = prefill_ids([prefixes[i] for i in batch], pad_id)
             rows = np.array([(row, b) for b, i in enumerate(batch) for row in pending[i][1]])
             forward(torch.from_numpy(ids), _SlotFill(self, rows[:, 0], rows[:, 1]))
 
@@ -169,3 +178,59 @@ def _bits(tensor: Tensor) -> np.ndarray:
 def _blocks(tokens: int, size: int) -> int:
     """Tokens of a head of this size that a step reads for so many."""
     return max(-(-tokens // BLOCK), -(-SMALLEST // (BLOCK * size))) * BLOCK
+
+
+class Passes(Protocol):
+    """What a sampler asks of a model, while a work attends."""
+
+    def __call__(self, token_R: Tensor, position_R: Tensor) -> Tensor:
+        """[R, V] after one more token a row."""
+
+    def fill(self, ids_BL: Tensor) -> None:
+        """Prompts, padded on the right: only what attention stores is wanted."""
+
+
+class LibraryForward:
+    """The model's own forward, whatever is in it.
+
+    Example: passes = LibraryForward(model); passes.fill(prompts_BL); passes(token_R, position_R)
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, token_R: Tensor, position_R: Tensor) -> Tensor:
+        return next_logits(self.model, token_R, position_R)
+
+    def fill(self, ids_BL: Tensor) -> None:
+        prefill(self.model, ids_BL)
+
+
+class HostDecoder:
+    """A step is a forward; the host looks after every one."""
+
+    steps = 1
+
+    def __init__(self, passes: Passes, cache: SlotCache, temperature: float) -> None:
+        self.passes, self.cache, self.temperature = passes, cache, temperature
+
+    def prefill(self, ids_BL: Tensor, work: Work) -> None:
+        with doing(work):
+            self.passes.fill(ids_BL)
+
+    def run(self, rows: Rows, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        token, position, key, index = (
+            torch.from_numpy(a[:count]) for a in (rows.token, rows.position, rows.key, rows.index)
+        )
+        twin_R, self_R = rows.twin[:count], np.arange(count)
+        if (twin_R == self_R).all():
+            with doing(SlotStep(self.cache, position)):
+                logits_RV = self.passes(token, position)
+        else:
+            # Rows that begin the same prompt have the same next logits: one of them is computed.
+            first, copy = np.unique(twin_R, return_inverse=True)
+            rows.twin[:count] = self_R
+            with doing(SlotStep(self.cache, position, first, copy)):
+                logits_RV = self.passes(token[first], position[first])[copy]
+        token_R, logprob_R = draw(logits_RV, key, index, self.temperature)
+        return token_R.numpy()[:, None], logprob_R.numpy()[:, None]
