@@ -17,10 +17,10 @@ import torch
 
 import hacrl.training.agent
 from hacrl.config import load_config
+from hacrl.store.reader import mean_rewards
 from hacrl.study.diagnostics import Diagnostics
 from hacrl.study.diagnostics.baseline import standard_error
 from hacrl.study.diagnostics.gradients import Directions
-from hacrl.training.evaluate import problem_scores
 from hacrl.training.run import start
 from hacrl.types import Rollout
 
@@ -58,7 +58,9 @@ class Moved(Diagnostics):
         self.settings = settings.model_copy(update={"samples": REPLIES})
         rollouts = self._fresh(-1, self._unseen.spare)
         self.settings = settings
-        return problem_scores(rollouts)
+        return mean_rewards(
+            (r.problem_id, r.verdict.reward if r.verdict else None) for r in rollouts
+        )
 
     @torch.no_grad()
     def _move(self, share: float, move: dict[str, torch.Tensor]) -> None:

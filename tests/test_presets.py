@@ -10,7 +10,7 @@ import pytest
 from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, dump_config, load_config
 from hacrl.errors import UserError
-from hacrl.study.benchmarks import PROMPT
+from hacrl.study.benchmarks.catalogue import PROMPT
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
 ARMS = sorted(path.stem for path in (PAPER / "arms").glob("*.toml"))

@@ -161,7 +161,7 @@ def test_demo_compares_both_halves(tmp_path: Path) -> None:
     assert "holds a demo already" in refused("demo", "--run", tmp_path / "demo")
 
 
-def test_data_then_a_suite(tmp_path: Path) -> None:
+def test_data_then_a_benchmark(tmp_path: Path) -> None:
     """GSM8K's form into the uniform one, and a pocket model on it as a benchmark."""
     source, target = tmp_path / "raw.jsonl", tmp_path / "gsm8k_test.jsonl"
     rows = [{"q": f"{i}+1", "a": f"so\n#### {i + 1}"} for i in range(3)]
@@ -170,10 +170,11 @@ def test_data_then_a_suite(tmp_path: Path) -> None:
     code, _, err = hacrl("data", source, target, *columns)
     assert code == 0, err
     assert [json.loads(x)["answer"] for x in target.open()] == ["1", "2", "3"]
-    suite = ("eval", "pocket:wren", "--suite", "math7", "--benchmarks", "gsm8k_test")
-    assert "--data" in refused(*suite)
+    command = ("eval", "pocket:wren", "--benchmarks", "gsm8k_test")
+    assert "--data" in refused(*command)
+    assert "--suite is now --benchmarks" in refused("eval", "pocket:wren", "--suite", "math7")
     code, out, err = hacrl(
-        *suite, "--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out"
+        *command, "--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out"
     )
     assert code == 0, err
     assert "GSM8K" in out

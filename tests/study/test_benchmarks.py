@@ -1,41 +1,34 @@
-"""The suite with pocket models on benchmark files made here; figures counted by hand."""
+"""Benchmarks with pocket models on small files; figures counted by hand."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
-from hacrl.config import AgentConfig
+from hacrl.config import AgentConfig, dump_config, parse_config
 from hacrl.errors import UserError
+from hacrl.figures import count
 from hacrl.policy.policy import Policy
-from hacrl.study.benchmarks import (
-    Benchmark,
-    Contestant,
-    Suite,
-    SuiteSettings,
-    contestants_of,
-    count_figures,
-    evaluate_suite,
-    find_suite,
-    load_problems,
-    read_suite,
-    recount,
-    recount_suite,
-)
+from hacrl.statistics import estimate_scores
+from hacrl.study.benchmarks.catalogue import MATH7, Benchmark, choose_benchmarks, load_problems
+from hacrl.study.benchmarks.results import count_headline, read_summary, recount
+from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
+from hacrl.study.evaluation import Candidate, evaluate_held_out, find_candidates, model_name
 from hacrl.training.run import start
 from hacrl.verify import VerifierConfig
 
-SUMS = Suite(
-    "sums", (Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")), prompt="{question}"
-)
+EASY, HARD = Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")
+SUMS = (EASY, HARD)
 NUMBER = VerifierConfig(kind="number", options={"which": "first"}, workers=1, timeout=300)
-SETTINGS = SuiteSettings(max_response_tokens=24, verifier=NUMBER)
+SETTINGS = BenchmarkSettings(max_response_tokens=24, prompt="{question}", verifier=NUMBER)
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -60,31 +53,31 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pocket(name: str, **settings: Any) -> Contestant:
+def pocket(name: str, **settings: Any) -> Candidate:
     agent = AgentConfig(name=name, model=f"pocket:{name}", learn=False, **settings)
-    return Contestant(agent, lambda: Policy(agent, device="cpu", temperature=1.0, beta=0.0))
+    return Candidate(agent, 0, lambda: Policy(agent, device="cpu", temperature=1.0, beta=0.0))
 
 
-def never(name: str) -> Contestant:
+def never(name: str) -> Candidate:
     """An agent that must not be loaded."""
 
     def load() -> Policy:
         raise AssertionError(f"{name} was loaded")
 
-    return Contestant(AgentConfig(name=name, model=f"pocket:{name}", learn=False), load)
+    return Candidate(AgentConfig(name=name, model=f"pocket:{name}", learn=False), 0, load)
 
 
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("suite") / "out"
-    evaluate_suite([pocket("wren"), pocket("finch")], SUMS, data, out, SETTINGS)
+    out = tmp_path_factory.mktemp("benchmarks") / "out"
+    evaluate_benchmarks([pocket("wren"), pocket("finch")], SUMS, data, out, SETTINGS)
     return out
 
 
 def row(problem: str, index: int, status: str | None, detail: str = "", **other: Any) -> dict:
     reward = {"ok": 1.0, "wrong": 0.0, "unparsed": 0.0, None: 0.0}.get(status)
     finish = "stop" if status else "not_attempted"
-    base = {"problem": problem, "index": index, "status": status, "detail": detail}
+    base = {"problem": problem, "index": index, "status": status, "detail": detail, "task": "t"}
     return {**base, "reward": reward, "finish": finish, "tokens": 10 if status else 0, **other}
 
 
@@ -115,7 +108,8 @@ def test_figures_by_hand() -> None:
     """Scores over p, q, r, t: avg (1/3, 1/3, 0, 0), best (1, 1, 0, 0), maj (0, 1, 0, 0). pass@1 is
     avg@1 of 0/1 rewards: 1/6. pass@2 over those with two judged replies (p, q, t):
     1 - C(2,2)/C(3,2) = 2/3 twice and 0: 4/9. pass@3: (1 + 1 + 0) / 3. 12 replies; one was cut."""
-    found = count_figures(ROWS)
+    found = count(ROWS, estimate_scores)
+    assert found.avg and found.best and found.majority
     assert (found.problems, found.samples, found.replies) == (5, 3, 12)
     assert found.avg.mean == pytest.approx(1 / 6)
     assert found.avg.method == "bootstrap" and found.avg.count == 4
@@ -132,22 +126,25 @@ def test_figures_by_hand() -> None:
 def test_order_of_lines_does_not_matter() -> None:
     """Ties go to the first index, not to the first line."""
     tie = [row("p", 0, "wrong", "6"), row("p", 1, "ok", "5")]
-    assert count_figures(tie).majority.mean == 0.0
-    assert count_figures(tie[::-1]).majority.mean == 0.0
+    for rows in (tie, tie[::-1]):
+        majority = count(rows).majority
+        assert majority is not None and majority.mean == 0.0
 
 
 def test_a_broken_verifier_is_no_zero() -> None:
+    broken = [row("p", 0, "error", "boom"), row("q", 0, "error", "boom")]
+    assert count(broken).avg is None and count(broken).metrics()["accuracy"] is None
     with pytest.raises(UserError, match=r"none of the 2 replies could be judged.*boom"):
-        count_figures([row("p", 0, "error", "boom"), row("q", 0, "error", "boom")])
+        count_headline(broken, "avg")
 
 
-# ---------------------------------------------------------------- a whole suite
+# ---------------------------------------------------------------- whole benchmarks
 
 
 def test_what_is_written(done: Path, data: Path) -> None:
-    result = read_suite(done)
+    result = read_summary(done)
     assert result.agents == ["wren", "finch"] and result.benchmarks == ["easy", "hard"]
-    easy, hard = result.cell("easy", "wren"), result.cell("hard", "wren")
+    easy, hard = result.result("easy", "wren"), result.result("hard", "wren")
     assert easy is not None and hard is not None
     assert (easy.label, hard.label) == ("avg@1", "best@4")
     assert easy.settings["temperature"] == 0.0 and hard.settings["temperature"] == 1.0
@@ -162,61 +159,60 @@ def test_what_is_written(done: Path, data: Path) -> None:
     assert "| wren" in table and "| finch" in table and "best@4" in table
 
 
-def test_recount_equals_result(done: Path) -> None:
-    """All figures again from the replies on disk; and avg@k once more without our own counting."""
-    assert recount_suite(done) == read_suite(done)
-    for cell in read_suite(done).cells:
-        assert recount(done / cell.benchmark / cell.agent) == cell.figures
+def test_recount_equals_result(done: Path, tmp_path: Path) -> None:
+    """All figures again from the replies on disk; avg@k and best@k once more in plain Python; and a
+    changed reply is noticed."""
+    assert recount(done) == read_summary(done)
+    for result in read_summary(done).results:
         scores: dict[str, list[float]] = {}
-        for line in (done / cell.benchmark / cell.agent / "replies.jsonl").open():
+        for line in (done / result.benchmark / result.agent / "replies.jsonl").open():
             reply = json.loads(line)
             scores.setdefault(reply["problem"], []).append(reply["reward"])
-        assert cell.figures.avg.mean == pytest.approx(fmean(map(fmean, scores.values())))
-        assert cell.figures.best.mean == pytest.approx(fmean(map(max, scores.values())))
-
-
-def test_recount_notices_a_changed_reply(done: Path, tmp_path: Path) -> None:
-    lines = (done / "easy" / "wren" / "replies.jsonl").read_text().splitlines()
-    changed = json.loads(lines[0])
+        avg, best = result.figures.avg, result.figures.best
+        assert avg is not None and avg.mean == pytest.approx(fmean(map(fmean, scores.values())))
+        assert best is not None and best.mean == pytest.approx(fmean(map(max, scores.values())))
+    copy = tmp_path / "copy"
+    shutil.copytree(done, copy)
+    path = copy / "easy" / "wren" / "replies.jsonl"
+    first, *rest = path.read_text().splitlines()
+    changed = json.loads(first)
     changed["reward"] = 1.0 - changed["reward"]
-    (tmp_path / "replies.jsonl").write_text("\n".join([json.dumps(changed), *lines[1:]]) + "\n")
-    stored = read_suite(done).cell("easy", "wren")
-    assert stored is not None and recount(tmp_path).avg != stored.figures.avg
+    path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
+    assert recount(copy).results[0].score != read_summary(copy).results[0].score
 
 
-def test_finished_cells_are_not_run_again(done: Path, data: Path) -> None:
+def test_finished_benchmarks_are_not_run_again(done: Path, data: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in done.rglob("re*.json*")}
-    again = evaluate_suite([never("wren"), never("finch")], SUMS, data, done, SETTINGS)
-    assert again == read_suite(done)
+    again = evaluate_benchmarks([never("wren"), never("finch")], SUMS, data, done, SETTINGS)
+    assert again == read_summary(done)
     assert before == {p: p.stat().st_mtime_ns for p in done.rglob("re*.json*")}
 
 
-def test_a_broken_off_cell_goes_on(done: Path, data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_continues(done: Path, data: Path, tmp_path: Path) -> None:
     """As a kill leaves it: some whole problems, one with two of four replies, and a torn line. Only
     the missing problems are asked, and the end is the unbroken one."""
     lines = (done / "hard" / "wren" / "replies.jsonl").read_text().splitlines(keepends=True)
     folder = tmp_path / "hard" / "wren"
     folder.mkdir(parents=True)
-    settings = (done / "hard" / "wren" / "settings.json").read_text()
-    (folder / "settings.json").write_text(settings)
+    shutil.copy(done / "hard" / "wren" / "settings.json", folder)
     kept = json.loads(lines[0])
     kept["reply"] = "kept"
     partial = [json.dumps(kept) + "\n", *lines[1:6], lines[6][:20]]
     (folder / "replies.partial.jsonl").write_text("".join(partial))
     said: list[str] = []
-    only_hard = SuiteSettings(("hard",), max_response_tokens=24, verifier=NUMBER, chunk_replies=8)
-    result = evaluate_suite([pocket("wren")], SUMS, data, tmp_path, only_hard, said.append)
-    assert said[0] == "wren, Hard: 3 of 5 problems x 4 to do"
-    whole = read_suite(done).cell("hard", "wren")
-    assert whole is not None and result.cells[0].figures == whole.figures
+    settings = replace(SETTINGS, chunk_replies=8)
+    result = evaluate_benchmarks([pocket("wren")], [HARD], data, tmp_path, settings, said.append)
+    assert said[0] == "wren, Hard: 4 of 5 problems x 4 to do"
+    whole = read_summary(done).result("hard", "wren")
+    assert whole is not None and result.results[0].figures == whole.figures
     resumed = (folder / "replies.jsonl").read_text().splitlines(keepends=True)
     assert json.loads(resumed[0])["reply"] == "kept"
     assert resumed[1:] == lines[1:]
 
 
 def test_chunks_change_nothing(done: Path, data: Path, tmp_path: Path) -> None:
-    small = SuiteSettings(max_response_tokens=24, verifier=NUMBER, chunk_replies=5)
-    evaluate_suite([pocket("wren")], SUMS, data, tmp_path, small)
+    small = replace(SETTINGS, chunk_replies=5)
+    evaluate_benchmarks([pocket("wren")], SUMS, data, tmp_path, small)
     for name in ("easy", "hard"):
         ours = (tmp_path / name / "wren" / "replies.jsonl").read_text()
         assert ours == (done / name / "wren" / "replies.jsonl").read_text()
@@ -225,18 +221,18 @@ def test_chunks_change_nothing(done: Path, data: Path, tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused(done: Path, data: Path) -> None:
-    other = SuiteSettings(max_response_tokens=25, verifier=NUMBER)
-    with pytest.raises(UserError, match="max_response_tokens = 24, and 25 is asked for now"):
-        evaluate_suite([never("wren")], SUMS, data, done, other)
+    other = replace(SETTINGS, max_response_tokens=25)
+    with pytest.raises(UserError, match="max_response_tokens = 24; this one has 25"):
+        evaluate_benchmarks([never("wren")], SUMS, data, done, other)
 
 
 def test_agents_of_two_calls_stand_side_by_side(data: Path, tmp_path: Path) -> None:
-    easy = SuiteSettings(("easy",), 3, max_response_tokens=24, verifier=NUMBER)
-    evaluate_suite([pocket("wren")], SUMS, data, tmp_path, easy)
-    both = evaluate_suite([pocket("finch")], SUMS, data, tmp_path, easy)
+    easy = replace(SETTINGS, problems=3)
+    evaluate_benchmarks([pocket("wren")], [EASY], data, tmp_path, easy)
+    both = evaluate_benchmarks([pocket("finch")], [EASY], data, tmp_path, easy)
     assert both.agents == ["finch", "wren"]
-    longer = SuiteSettings(("easy",), 3, max_response_tokens=30, verifier=NUMBER)
-    alone = evaluate_suite([pocket("heron")], SUMS, data, tmp_path, longer)
+    longer = replace(easy, max_response_tokens=30)
+    alone = evaluate_benchmarks([pocket("heron")], [EASY], data, tmp_path, longer)
     assert alone.agents == ["heron"]  # not comparable with the others
 
 
@@ -244,8 +240,8 @@ def test_a_begun_reply_is_judged_with_its_beginning(data: Path, tmp_path: Path) 
     """The begun reply holds the number that the verifier reads first: every reply becomes wrong or
     right by it alone."""
     begun = pocket("wren", reply_start="42 ")
-    hard = SuiteSettings(("hard",), max_response_tokens=8, verifier=NUMBER)
-    evaluate_suite([begun], SUMS, data, tmp_path, hard)
+    short = replace(SETTINGS, max_response_tokens=8)
+    evaluate_benchmarks([begun], [HARD], data, tmp_path, short)
     for line in (tmp_path / "hard" / "wren" / "replies.jsonl").open():
         reply = json.loads(line)
         if reply["finish"] != "not_attempted":
@@ -256,7 +252,7 @@ def test_a_begun_reply_is_judged_with_its_beginning(data: Path, tmp_path: Path) 
 
 
 def test_the_sample_is_fixed_and_nested(data: Path) -> None:
-    easy = SUMS.benchmarks[0]
+    easy = EASY
     every = [p.id for p in load_problems(easy, data)]
     five = [p.id for p in load_problems(easy, data, most=5)]
     three = [p.id for p in load_problems(easy, data, most=3)]
@@ -268,7 +264,7 @@ def test_the_sample_is_fixed_and_nested(data: Path) -> None:
 
 
 def test_the_prompt_asks_for_a_box(data: Path) -> None:
-    problem = load_problems(SUMS.benchmarks[0], data)[0]
+    problem = load_problems(EASY, data)[0]
     assert problem.messages[0].content == (
         "2+1\nReason step by step and put the final answer in \\boxed{}."
     )
@@ -276,56 +272,89 @@ def test_the_prompt_asks_for_a_box(data: Path) -> None:
 
 
 def test_math7_is_the_papers() -> None:
-    suite = find_suite("math7")
-    assert [b.name for b in suite.benchmarks] == [
+    assert choose_benchmarks("math7") == MATH7
+    assert [b.name for b in MATH7] == [
         "math500", "math_test", "gsm8k_test", "aime25", "amc23", "minerva", "olympiadbench",
     ]  # fmt: skip
-    figures = {b.name: (b.samples, b.headline) for b in suite.benchmarks}
+    figures = {b.name: (b.samples, b.headline) for b in MATH7}
     assert figures.pop("aime25") == (30, "best")
     assert set(figures.values()) == {(1, "avg")}
-    assert SuiteSettings().max_response_tokens == 8196
-    assert SuiteSettings().verifier.kind == "math"
+    assert BenchmarkSettings().max_response_tokens == 8196
+    assert BenchmarkSettings().verifier.kind == "math"
+    assert [b.name for b in choose_benchmarks("aime25,math500")] == ["math500", "aime25"]
+    with pytest.raises(UserError, match=r"'math8' is unknown; there are math7 \(all\), math500"):
+        choose_benchmarks("math8")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (SuiteSettings(("medium",)), "'medium' is not in the suite 'sums'; there are: easy, hard"),
-        (SuiteSettings(samples={"medium": 2}), "'medium' is not in the suite"),
-        (SuiteSettings(temperature=0.0), "Hard: temperature 0 gives 4 equal replies"),
-        (SuiteSettings(problems=0), "problems = 0"),
-        (SuiteSettings(prompt="Hello"), "names no column"),
+        (
+            BenchmarkSettings(samples={"medium": 2}),
+            "'medium' is not one of the benchmarks easy, hard",
+        ),
+        (BenchmarkSettings(temperature=0.0), "Hard: temperature 0 gives 4 equal replies"),
+        (BenchmarkSettings(problems=0), "problems = 0"),
+        (BenchmarkSettings(prompt="Hello"), "names no column"),
     ],
 )
-def test_what_is_refused(settings: SuiteSettings, message: str, data: Path, tmp_path: Path) -> None:
+def test_what_is_refused(
+    settings: BenchmarkSettings, message: str, data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=message):
-        evaluate_suite([never("wren")], SUMS, data, tmp_path, settings)
+        evaluate_benchmarks([never("wren")], SUMS, data, tmp_path, settings)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no easy\.jsonl or easy\.jsonl\.gz for Easy"):
-        evaluate_suite([never("wren")], SUMS, tmp_path, tmp_path / "out")
+        evaluate_benchmarks([never("wren")], SUMS, tmp_path, tmp_path / "out")
 
 
-def test_unknown_suite() -> None:
-    with pytest.raises(UserError, match="'math8' is unknown; there are: math7"):
-        find_suite("math8")
-
-
-# ---------------------------------------------------------------- who is evaluated
+# ---------------------------------------------------------------- candidates
 
 
 def test_a_model_as_it_stands() -> None:
-    (found,) = contestants_of("pocket:heron", ["system=Be brief.", "sampler_rows=7"])
+    (found,) = find_candidates("pocket:heron", ["system=Be brief.", "sampler_rows=7"])
     assert (found.agent.name, found.agent.model, found.step) == ("heron", "pocket:heron", 0)
     assert (found.agent.system, found.agent.sampler_rows) == ("Be brief.", 7)
     assert not found.agent.learns
-    (hub,) = contestants_of("Qwen/Qwen3-1.7B-Base")
+    (hub,) = find_candidates("Qwen/Qwen3-1.7B-Base")
     assert hub.agent.name == "Qwen3-1.7B-Base"
+    assert model_name("models/my model:v1") == "my-model-v1"
     with pytest.raises(UserError, match=r"pocket:heron: sistem: .*not permitted"):
-        contestants_of("pocket:heron", ["sistem=x"])
+        find_candidates("pocket:heron", ["sistem=x"])
     with pytest.raises(UserError, match="no agents and no checkpoints"):
-        contestants_of("pocket:heron", step=3)
+        find_candidates("pocket:heron", step=3)
+
+
+def test_a_model_with_the_settings_of_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hacrl eval MODEL --config FILE --agent NAME`: the named agent's settings, not the first's, and
+    a folder without a colon."""
+    agents = [{"name": n, "model": "pocket:finch", "reply_start": f"{n} "} for n in ("one", "two")]
+    table = {
+        "steps": 1,
+        "max_response_tokens": 4,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
+        "evaluation": {"problems": 2, "samples": 1},
+        "runtime": {"device": "cpu", "threads": 1},
+        "agents": agents,
+    }
+    config = tmp_path / "team.toml"
+    config.write_text(dump_config(parse_config(table)))
+    monkeypatch.chdir(tmp_path)
+    for agent, expected in ((None, "one "), ("two", "two ")):
+        [(found, result)], out = evaluate_held_out("pocket:wren", config=config, agent=agent)
+        assert (found.agent.name, found.agent.model) == ("wren", "pocket:wren")
+        assert found.agent.reply_start == expected
+        assert out == Path("runs/eval-wren") and result.replies == 2
+        assert (out / "held_out" / "wren" / "replies.jsonl").is_file()
+    with pytest.raises(UserError, match="--agent 'three': the config has one, two"):
+        evaluate_held_out("pocket:wren", config=config, agent="three")
+    with pytest.raises(UserError, match="has no checkpoints"):
+        evaluate_held_out("pocket:wren", config=config, best=True)
 
 
 def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
@@ -351,10 +380,9 @@ def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
         },
         run,
     )
-    both = contestants_of(str(run), ["runtime.device=cpu"])
+    both = find_candidates(str(run), ["runtime.device=cpu"])
     assert [(c.agent.name, c.step) for c in both] == [("pupil", 1), ("teacher", 0)]
-    easy = SuiteSettings(("easy",), max_response_tokens=24, verifier=NUMBER)
-    result = evaluate_suite(both, SUMS, data, tmp_path / "out", easy)
+    result = evaluate_benchmarks(both, [EASY], data, tmp_path / "out", SETTINGS)
     assert result.agents == ["pupil", "teacher"]
-    assert [cell.settings["step"] for cell in result.cells] == [1, 0]
-    assert [c.agent.name for c in contestants_of(str(run), agent="teacher")] == ["teacher"]
+    assert [r.settings["step"] for r in result.results] == [1, 0]
+    assert [c.agent.name for c in find_candidates(str(run), agent="teacher")] == ["teacher"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,83 +71,65 @@ def evaluate(
     config: Annotated[
         Path | None, typer.Option(help="Config with the problems, for a model folder.")
     ] = None,
-    agent: Annotated[str | None, typer.Option(help="Only this agent of the run.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Only this agent of the run; for a model, use its settings.")
+    ] = None,
     step: Checkpoint = None,
     best: Best = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the replies.")] = None,
-    suite: Annotated[str | None, typer.Option(help="Benchmark suite to run: math7.")] = None,
-    data: Annotated[Path | None, typer.Option(help="suite: folder with its data files.")] = None,
     benchmarks: Annotated[
-        str, typer.Option(help="suite: only these benchmarks (comma-separated).")
+        str, typer.Option(help="Evaluate on math7, or on these benchmarks (comma-separated).")
     ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="benchmarks: folder with the data files.")
+    ] = None,
     problems: Annotated[
-        int | None, typer.Option(min=1, help="suite: maximum problems per benchmark.")
+        int | None, typer.Option(min=1, help="benchmarks: maximum problems of each.")
     ] = None,
     samples: Annotated[
-        str, typer.Option(help="suite: replies per problem, e.g. aime25=8,amc23=4")
+        str, typer.Option(help="benchmarks: replies per problem, e.g. aime25=8,amc23=4")
     ] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="suite: maximum reply length.")] = 8196,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="benchmarks: maximum reply length.")
+    ] = 8196,
+    suite: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Evaluate the agents of a run, or a model, on held-out problems or a benchmark suite."""
+    """Evaluate the agents of a run, or a model, on held-out problems or on benchmarks."""
     with errors_as_messages():
-        if suite is None:
-            _evaluate_held_out(target, overrides or [], config, agent, step, best, out)
-            return
-        from hacrl.study.evaluation import run_suite
+        if suite is not None:
+            raise UserError(
+                f"--suite is now --benchmarks: write --benchmarks {benchmarks or suite}"
+            )
+        chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
+        if not benchmarks:
+            from hacrl.study.evaluation import evaluate_held_out, evaluation_table
+            from hacrl.study.tables import console
 
-        run_suite(
-            target,
-            overrides or [],
-            suite=suite,
-            data=data,
-            out=out,
-            agent=agent,
-            step=step,
-            best=best,
-            benchmarks=benchmarks,
-            problems=problems,
-            samples=samples,
-            max_tokens=max_tokens,
-            report=note,
-        )
+            results, folder = evaluate_held_out(
+                target, overrides or [], config=config, out=out, **chosen
+            )
+            console().print(evaluation_table(results))
+        else:
+            from hacrl.study.benchmarks.results import summary_markdown
+            from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
+
+            settings = BenchmarkSettings(problems, _numbers(samples), None, max_tokens)
+            summary, folder = evaluate_target(
+                target, overrides or [], benchmarks, data, out, settings, **chosen
+            )
+            typer.echo(summary_markdown(summary))
+        typer.echo(f"replies: {folder}")
 
 
-def _evaluate_held_out(
-    target: str,
-    overrides: list[str],
-    config: Path | None,
-    agent: str | None,
-    step: int | None,
-    best: bool,
-    out: Path | None,
-) -> None:
-    from hacrl.config import load_config
-    from hacrl.store.rundir import RunDirectory
-    from hacrl.study.evaluation import (
-        candidate_of_model,
-        candidates_of_run,
-        evaluate_candidates,
-        evaluation_table,
-    )
-    from hacrl.study.tables import console
-
-    is_run = (Path(target) / "config.toml").is_file()
-    if not is_run and config is None:
-        raise UserError(
-            f"{target} is not a run directory. For a model folder give the config with the "
-            "problems: --config FILE.toml"
-        )
-    base = Path(target) if is_run else Path.cwd()
-    settings = load_config(config or base / "config.toml", overrides)
-    if is_run:
-        own = RunDirectory.open(base).config()
-        candidates = candidates_of_run(RunDirectory(base), own, agent, step, best, note)
-    else:
-        candidates = [candidate_of_model(target, settings)]
-    folder = out or (base / "eval" if is_run else Path("runs") / f"eval-{Path(target).name}")
-    results = evaluate_candidates(settings, candidates, folder, base, note)
-    console().print(evaluation_table(results))
-    typer.echo(f"replies: {folder}")
+def _numbers(text: str) -> dict[str, int]:
+    """The value of --samples, e.g. aime25=8,amc23=4, as a dict."""
+    numbers: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        if not value.isdigit() or int(value) < 1:
+            raise UserError(f"--samples {part!r} is not of the form NAME=NUMBER, e.g. aime25=8")
+        numbers[key] = int(value)
+    return numbers
 
 
 @commands.command()

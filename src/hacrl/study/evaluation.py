@@ -1,27 +1,28 @@
-"""`hacrl eval` and `hacrl export`: a run's checkpoints or any model folder, put to use.
-
-Every set of problems is a name and a list (`problem_sets`): a suite of benchmarks is more of them.
-"""
+"""`hacrl eval` and `hacrl export`: load the agents of a run, or a model, and use them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from rich.table import Table
 
-from hacrl.config import AgentConfig, Config
+from hacrl.config import AgentConfig, Config, load_config
 from hacrl.errors import UserError
+from hacrl.figures import Evaluation
+from hacrl.overrides import set_key
 from hacrl.policy.policy import Policy
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import whole_folder
-from hacrl.store.rundir import RunDirectory
+from hacrl.store.reader import RunReader
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
-from hacrl.training.evaluate import Evaluation, evaluate, write_evaluation
-from hacrl.types import Problem
+from hacrl.training.evaluate import evaluate
 from hacrl.verify import VerifierPool
 
 Report = Callable[[str], None]
@@ -29,35 +30,37 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One set of weights to evaluate.
+    """An agent to evaluate. `load` loads its weights.
 
-    Example: Candidate(agent=AgentConfig(name="wren", ...), step=40, checkpoints=Checkpoints(...))
+    Example: Candidate(AgentConfig(name="wren", model="pocket:wren"), step=40, load=lambda: policy)
     """
 
     agent: AgentConfig
     step: int
-    """Steps learned; 0: the start weights."""
-    checkpoints: Checkpoints | None = None
-    """Where the weights of `step` are; None for the model folder itself."""
+    """Training steps of the weights; 0 for a model as it is."""
+    load: Callable[[], Policy]
 
-    def load(self, config: Config) -> Policy:
-        policy = Policy(
-            self.agent, device=config.runtime.device, temperature=config.temperature, beta=0.0
-        )
-        if self.checkpoints is not None:
-            policy.restore(self.checkpoints.load(self.step))
-        return policy
+
+def is_run(target: str) -> bool:
+    """Whether `target` is a run directory, and not a model."""
+    return (Path(target) / "config.toml").is_file()
+
+
+def output_folder(target: str, name: str) -> Path:
+    """Where the replies go by default: RUN/NAME, or runs/NAME-MODEL for a model."""
+    return Path(target) / name if is_run(target) else Path("runs") / f"{name}-{model_name(target)}"
 
 
 def candidates_of_run(
-    run: RunDirectory,
+    run: RunReader,
     config: Config,
-    agent: str | None,
-    step: int | None,
-    best: bool,
-    report: Report,
+    *,
+    agent: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+    report: Report = lambda text: None,
 ) -> list[Candidate]:
-    """The run's agents at their newest whole checkpoint, their best, or that of a step."""
+    """The agents of a run (all, or `agent`) at the newest checkpoint, the best, or that of `step`."""
     names = [a.name for a in config.agents if not a.replay]
     if agent is not None and agent not in names:
         raise UserError(f"agent {agent!r} is not in {run.path}; there are {', '.join(names)}")
@@ -66,105 +69,158 @@ def candidates_of_run(
 
 
 def _candidate(
-    run: RunDirectory,
-    config: Config,
-    agent: AgentConfig,
-    step: int | None,
-    best: bool,
-    report: Report,
+    run: RunReader, config: Config, agent: AgentConfig, step: int | None, best: bool, report: Report
 ) -> Candidate:
+    load = partial(
+        Policy, agent, device=config.runtime.device, temperature=config.temperature, beta=0.0
+    )
     if not agent.learns:
-        return Candidate(agent, 0)  # frozen: its model folder is all there is
+        return Candidate(agent, 0, load)
     checkpoints = Checkpoints(run.checkpoints(agent.name), config.checkpoint.keep)
     stored = checkpoints.steps()
     if not stored:
         raise UserError(
-            f"{run.path} has no checkpoint of {agent.name!r} yet; go on with "
+            f"{run.path} has no checkpoint of {agent.name!r} yet; continue the run with "
             f"`hacrl resume {run.path}`"
         )
-    if step is not None:
-        chosen: int | None = step
-    elif best:
-        marked = checkpoints.best()
-        if marked is None:
+    if step is None and best:
+        if (marked := checkpoints.best()) is None:
             raise UserError(
-                f"{run.path}: no best checkpoint of {agent.name!r} is marked; leave out --best"
+                f"{run.path}: no checkpoint of {agent.name!r} is marked as the best; leave out --best"
             )
-        chosen = marked[0]
-    else:
-        chosen = checkpoints.newest_whole(report)
+        step = marked[0]
+    chosen = checkpoints.newest_whole(report) if step is None else step
     if chosen not in stored:
         raise UserError(
-            f"{run.path} has no whole checkpoint of {agent.name!r} at step {chosen}; there are "
+            f"{run.path} has no complete checkpoint of {agent.name!r} at step {chosen}; there are "
             f"{', '.join(map(str, stored))}"
         )
-    return Candidate(agent, chosen, checkpoints)
+
+    def restored() -> Policy:
+        policy = load()
+        policy.restore(checkpoints.load(chosen))
+        return policy
+
+    return Candidate(agent, chosen, restored)
 
 
-def candidate_of_model(model: str, config: Config) -> Candidate:
-    """A model folder under the settings of the config's first agent (limits, prompt style)."""
-    like = next((a for a in config.agents if not a.replay), None)
-    settings = like.model_dump() if like else {}
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(model).name.removeprefix("pocket:")).strip("-._")
-    name = name[:64] or "model"
-    settings |= {"name": name, "model": model, "learn": False, "lora": None}
-    return Candidate(AgentConfig.model_validate(settings), 0)
+def candidate_of_model(
+    model: str, settings: Mapping[str, Any], device: str = "auto", temperature: float = 1.0
+) -> Candidate:
+    """A model folder, hub name or pocket:NAME, with the settings of an agent's table."""
+    values = {"name": model_name(model), **settings, "model": model, "learn": False}
+    try:
+        agent = AgentConfig.model_validate(values)
+    except ValidationError as error:
+        found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UserError(f"settings of the model {model}: {'; '.join(found)}") from error
+    return Candidate(
+        agent, 0, partial(Policy, agent, device=device, temperature=temperature, beta=0.0)
+    )
 
 
-def problem_sets(config: Config, run: Path) -> dict[str, list[Problem]]:
-    """What to evaluate on: the held-out problems of the config."""
-    count = config.evaluation.problems
+def model_name(model: str) -> str:
+    """A model's name as an agent and as a folder, e.g. wren for pocket:wren."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name.removeprefix("pocket:"))
+    return name.strip("._-")[:64] or "model"
+
+
+def find_candidates(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    agent: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+    report: Report = lambda text: None,
+) -> list[Candidate]:
+    """The agents of the run `target`, or the model `target`. Overrides are keys of the run's config
+    (runtime.device=cpu), or of an agent's table for a model (template=plain)."""
+    if is_run(target):
+        config = load_config(Path(target) / "config.toml", overrides)
+        run = RunReader(Path(target))
+        return candidates_of_run(run, config, agent=agent, step=step, best=best, report=report)
+    if agent is not None or step is not None or best:
+        raise UserError(f"{target} is not a run directory, so it has no agents and no checkpoints")
+    settings: dict[str, Any] = {}
+    for override in overrides:
+        set_key(settings, override)
+    return [candidate_of_model(target, settings)]
+
+
+def evaluate_held_out(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    config: Path | None = None,
+    agent: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+    out: Path | None = None,
+    report: Report = lambda text: None,
+) -> tuple[list[tuple[Candidate, Evaluation]], Path]:
+    """Evaluate a run's agents, or a model, on held-out problems. Returns the results and the folder
+    of the replies. `config` gives the problems and limits, by default the run's own; for a model
+    `agent` is the agent of `config` that lends its settings, by default the first."""
+    path = Path(target)
+    if is_run(target):
+        run = RunReader(path)
+        settings = load_config(config or run.config_path, overrides)
+        loading = {"runtime": settings.runtime, "temperature": settings.temperature}
+        own = run.config().model_copy(update=loading)
+        found = candidates_of_run(run, own, agent=agent, step=step, best=best, report=report)
+        base = path
+    else:
+        if config is None:
+            raise UserError(
+                f"{target} is not a run directory. For a model give the config with the problems: "
+                "--config FILE.toml"
+            )
+        if step is not None or best:
+            raise UserError(f"{target} is not a run directory, so it has no checkpoints")
+        settings = load_config(config, overrides)
+        found = [_like_agent(target, settings, agent)]
+        base = Path.cwd()
+    count = settings.evaluation.problems
     if not count:
-        raise UserError("evaluation.problems = 0: give the number, e.g. evaluation.problems=200")
-    return {"held_out": make_task(config.task, config.seed, run).held_out(count)}
+        raise UserError("evaluation.problems = 0: give a number, e.g. evaluation.problems=200")
+    problems = make_task(settings.task, settings.seed, base).held_out(count)
+    out, results = out or output_folder(target, "eval"), []
+    with VerifierPool(settings.verifier) as verifier:
+        for candidate in found:
+            name = candidate.agent.name
+            report(f"{name}: {len(problems)} problems x {settings.evaluation.samples} replies")
+            folder = out / "held_out" / name
+            result = evaluate(candidate.load(), settings, problems, verifier, folder)
+            results.append((candidate, result))
+    return results, out
 
 
-def evaluate_candidates(
-    config: Config, candidates: Sequence[Candidate], out: Path, base: Path, report: Report
-) -> list[tuple[str, Evaluation]]:
-    """(set name, result) of every candidate on every set; all replies go to `out`/SET/AGENT."""
-    settings = config.evaluation
-    sets = problem_sets(config, base)
-    results = []
-    with VerifierPool(config.verifier) as verifier:
-        for candidate in candidates:
-            agent = candidate.agent
-            policy = candidate.load(config)
-            for name, problems in sets.items():
-                report(f"{agent.name}: {len(problems)} problems x {settings.samples}")
-                result, rollouts = evaluate(
-                    policy,
-                    problems,
-                    verifier,
-                    agent=agent.name,
-                    step=candidate.step,
-                    seed=config.seed,
-                    samples=settings.samples,
-                    temperature=settings.temperature,
-                    prompt_limit=config.prompt_limit(agent),
-                    limit=settings.max_response_tokens or config.response_limit(agent),
-                )
-                write_evaluation(out / name / agent.name, result, rollouts, problems)
-                results.append((name, result))
-    return results
+def _like_agent(model: str, config: Config, agent: str | None) -> Candidate:
+    """A model with the settings of an agent of the config (limits, prompt style)."""
+    agents = {a.name: a for a in config.agents if not a.replay}
+    if agent is not None and agent not in agents:
+        raise UserError(f"--agent {agent!r}: the config has {', '.join(agents)}")
+    chosen = agents[agent] if agent else next(iter(agents.values()), None)
+    settings = chosen.model_dump(exclude={"name", "lora"}) if chosen else {}
+    return candidate_of_model(model, settings, config.runtime.device, config.temperature)
 
 
-def evaluation_table(results: Sequence[tuple[str, Evaluation]]) -> Table:
+def evaluation_table(results: Sequence[tuple[Candidate, Evaluation]]) -> Table:
+    """One row per agent: held-out accuracy, by task where there are a few, and reply lengths."""
     tasks = sorted({task for _, result in results for task in result.by_task})
-    table = plain_table("accuracy in percent with its 95 % interval")
-    for name in ("agent", "problems of"):
-        table.add_column(name, no_wrap=True)
-    columns = ["step", "accuracy", *(tasks if 1 < len(tasks) <= 6 else ()), "tokens", "cut off"]
-    for name in columns:
-        table.add_column(name, justify="right")
-    for name, r in results:
-        by_task = [f"{100 * r.by_task[t]:.1f}" if t in r.by_task else "-" for t in tasks]
+    tasks = tasks if 1 < len(tasks) <= 6 else []
+    table = plain_table("held-out accuracy in percent with its 95 % interval")
+    table.add_column("agent", no_wrap=True)
+    for name in ("step", "problems", "accuracy", *tasks, "tokens", "truncated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for candidate, r in results:
         table.add_row(
-            r.agent,
-            f"{name} ({r.score.count if r.score else 0} x {r.samples})",
-            str(r.step),
-            percent(r.score) if r.score else "-",
-            *(by_task if 1 < len(tasks) <= 6 else ()),
+            candidate.agent.name,
+            str(candidate.step),
+            f"{r.avg.count if r.avg else 0} x {r.samples}",
+            percent(r.avg) if r.avg else "-",
+            *(f"{100 * r.by_task[t]:.1f}" if t in r.by_task else "-" for t in tasks),
             f"{r.reply_tokens:.0f}",
             f"{r.truncated:.0%}",
         )
@@ -172,67 +228,15 @@ def evaluation_table(results: Sequence[tuple[str, Evaluation]]) -> Table:
 
 
 def export_agent(
-    run: RunDirectory, name: str, folder: Path, step: int | None, best: bool, report: Report
+    run: RunReader, name: str, folder: Path, step: int | None, best: bool, report: Report
 ) -> int:
-    """Write an agent's checkpoint as an ordinary model folder; returns its step."""
-    config = run.config()
+    """Write an agent's checkpoint as a model folder; returns its step."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give a new folder")
-    (candidate,) = candidates_of_run(run, config, name, step, best, report)
-    policy = candidate.load(config)
+    (candidate,) = candidates_of_run(
+        run, run.config(), agent=name, step=step, best=best, report=report
+    )
+    policy = candidate.load()
     with whole_folder(folder) as new:
         policy.export(new)
     return candidate.step
-
-
-def run_suite(
-    target: str,
-    overrides: Sequence[str],
-    *,
-    suite: str,
-    data: Path | None,
-    out: Path | None,
-    agent: str | None,
-    step: int | None,
-    best: bool,
-    benchmarks: str,
-    problems: int | None,
-    samples: str,
-    max_tokens: int,
-    report: Report,
-) -> None:
-    """`hacrl eval TARGET --suite NAME`: print the summary that is also written to the folder."""
-    from hacrl.study.benchmarks import (
-        SuiteSettings,
-        contestants_of,
-        evaluate_suite,
-        find_suite,
-        summary_markdown,
-    )
-
-    if data is None:
-        raise UserError(f"--suite {suite} needs --data DIR, the folder with its benchmark files")
-    settings = SuiteSettings(
-        benchmarks=tuple(name for name in benchmarks.split(",") if name),
-        problems=problems,
-        samples=_numbers(samples, "--samples"),
-        max_response_tokens=max_tokens,
-    )
-    found = contestants_of(target, overrides, agent=agent, step=step, best=best, report=report)
-    name = Path(target).name.removeprefix("pocket:")
-    is_run = (Path(target) / "config.toml").is_file()
-    folder = out or (Path(target) / "eval" / suite if is_run else Path("runs") / f"{suite}-{name}")
-    result = evaluate_suite(found, find_suite(suite), data, folder, settings, report)
-    print(summary_markdown(result))
-    print(f"every reply: {folder}")
-
-
-def _numbers(text: str, option: str) -> dict[str, int]:
-    """aime25=8,amc23=4 as a dict."""
-    numbers: dict[str, int] = {}
-    for part in filter(None, text.split(",")):
-        key, _, value = part.partition("=")
-        if not value.isdigit() or int(value) < 1:
-            raise UserError(f"{option} {part!r} is not of the form NAME=NUMBER, e.g. aime25=8")
-        numbers[key] = int(value)
-    return numbers

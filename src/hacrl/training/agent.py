@@ -24,7 +24,7 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory, sample_rows
 from hacrl.study.diagnostics import Diagnostics
 from hacrl.tasks import Task
-from hacrl.training.attempt import attempt, judge, split_by_length
+from hacrl.training.evaluate import attempt, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.training.plan import minibatch, replaced
 from hacrl.training.samples import ViewLimits, learner_view

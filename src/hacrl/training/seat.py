@@ -21,7 +21,7 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
 from hacrl.training.agent import Agent, Member
-from hacrl.training.evaluate import evaluate, write_evaluation
+from hacrl.training.evaluate import evaluate
 from hacrl.training.replay import ReplayMember
 from hacrl.training.timing import Clock
 from hacrl.verify import VerifierPool
@@ -141,24 +141,13 @@ class Seat:
         assert isinstance(agent, Agent)
         with self.clock("evaluate"):
             problems = self.shared.task.held_out(settings.problems)
-            result, rollouts = evaluate(
-                agent.policy,
-                problems,
-                self.shared.verifier,
-                agent=self.name,
-                step=done,
-                seed=self.config.seed,
-                samples=settings.samples,
-                temperature=settings.temperature,
-                prompt_limit=self.config.prompt_limit(agent.agent),
-                limit=settings.max_response_tokens or self.config.response_limit(agent.agent),
-            )
-            write_evaluation(self.run.evaluation(done, self.name), result, rollouts, problems)
+            folder = self.run.evaluation(done, self.name)
+            result = evaluate(agent.policy, self.config, problems, self.shared.verifier, folder)
         best = (
             done > 0
             and self._learner is not None
-            and result.score is not None
-            and self.checkpoints.mark_best(done, result.score.mean)
+            and result.avg is not None
+            and self.checkpoints.mark_best(done, result.avg.mean)
         )
         return result.metrics(), best
 

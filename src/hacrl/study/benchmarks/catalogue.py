@@ -1,11 +1,11 @@
-"""The benchmarks of a suite and their problems, read from a folder in one plain form:
+"""The known benchmarks, and how their problems are read.
 
-one file a benchmark, .jsonl or .jsonl.gz, one object a line with `id`, `question` and `answer`.
+Each benchmark is one file, NAME.jsonl or NAME.jsonl.gz, with one JSON object per line that has `id`,
+`question` and `answer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,72 +25,55 @@ Headline = Literal["avg", "best"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One set of problems and how it is counted.
+    """A set of problems and the figure reported for it.
 
     Example: Benchmark("aime25", "AIME 2025", samples=30, headline="best")
     """
 
     name: str
-    """Also the file's name, without .jsonl or .jsonl.gz."""
+    """Also the name of the file, without .jsonl or .jsonl.gz."""
     title: str
     samples: int = 1
     """k: replies to each problem."""
     headline: Headline = "avg"
-    """Which figure stands for the benchmark: avg@k or best@k."""
+    """The figure reported: avg@k or best@k."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Benchmarks that are reported together.
+MATH7 = (
+    Benchmark("math500", "MATH-500"),
+    Benchmark("math_test", "MATH"),
+    Benchmark("gsm8k_test", "GSM8K"),
+    Benchmark("aime25", "AIME 2025", samples=30, headline="best"),
+    Benchmark("amc23", "AMC 23"),
+    Benchmark("minerva", "Minerva"),
+    Benchmark("olympiadbench", "OlympiadBench"),
+)
+"""The seven benchmarks of arXiv 2603.02604, appendix A: best@30 on AIME 2025, avg@1 elsewhere."""
 
-    Example: SUITES["math7"]
+
+def choose_benchmarks(names: str) -> tuple[Benchmark, ...]:
+    """math7, or some of its benchmarks with commas, in the order of math7.
+
+    Example: choose_benchmarks("aime25,math500")
     """
-
-    name: str
-    benchmarks: tuple[Benchmark, ...]
-    prompt: str = PROMPT
-
-    def choose(self, names: Sequence[str]) -> tuple[Benchmark, ...]:
-        """Those named, in the suite's order; all of them where none is named."""
-        known = [b.name for b in self.benchmarks]
-        for name in names:
-            if name not in known:
-                raise UserError(
-                    f"benchmark {name!r} is not in the suite {self.name!r}; there are: "
-                    f"{', '.join(known)}"
-                )
-        return tuple(b for b in self.benchmarks if not names or b.name in names)
-
-
-SUITES = {
-    "math7": Suite(
-        "math7",
-        (
-            Benchmark("math500", "MATH-500"),
-            Benchmark("math_test", "MATH"),
-            Benchmark("gsm8k_test", "GSM8K"),
-            Benchmark("aime25", "AIME 2025", samples=30, headline="best"),
-            Benchmark("amc23", "AMC 23"),
-            Benchmark("minerva", "Minerva"),
-            Benchmark("olympiadbench", "OlympiadBench"),
-        ),
-    )
-}
-"""math7: the seven of arXiv 2603.02604, appendix A: best@30 on AIME 2025, avg@1 elsewhere."""
-
-
-def find_suite(name: str) -> Suite:
-    if name not in SUITES:
-        raise UserError(f"suite {name!r} is unknown; there are: {', '.join(SUITES)}")
-    return SUITES[name]
+    known = [b.name for b in MATH7]
+    chosen = known if names == "math7" else names.split(",")
+    for name in chosen:
+        if name not in known:
+            raise UserError(
+                f"benchmark {name!r} is unknown; there are math7 (all), {', '.join(known)}"
+            )
+    return tuple(b for b in MATH7 if b.name in chosen)
 
 
 def load_problems(
     benchmark: Benchmark, data: Path, prompt: str = PROMPT, most: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """The benchmark's problems in the order of the file; of a larger one a fixed sample of `most`,
-    chosen by a hash of (seed, id): the same on every machine, and a smaller sample is a part of a
-    larger one."""
+    """The problems of a benchmark, in the order of the file, at most `most` of them.
+
+    The sample is chosen by a hash of (seed, id): it is the same on every machine, and a smaller
+    sample is a part of a larger one.
+    """
     path = _file(benchmark, data)
     template = PromptTemplate(prompt, "prompt")
     problems = to_problems(
@@ -99,7 +82,8 @@ def load_problems(
     if most is None or most >= len(problems):
         return problems
     if most < 1:
-        raise UserError(f"problems = {most}: ask for at least 1, or leave it out for all")
+        raise UserError(f"problems = {most}: give at least 1, or leave it out for all")
+    # "suite" is part of the hash: another word would choose other problems.
     chosen = sorted(problems, key=lambda p: (hash_number("suite", seed, p.id), p.id))[:most]
     kept = {p.id for p in chosen}
     return [p for p in problems if p.id in kept]
@@ -111,6 +95,6 @@ def _file(benchmark: Benchmark, data: Path) -> Path:
         if (data / name).is_file():
             return data / name
     raise UserError(
-        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: put the file there, one "
-        "object a line with id, question and answer, or leave the benchmark out"
+        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: put the file there, one JSON "
+        "object per line with id, question and answer, or leave the benchmark out"
     )

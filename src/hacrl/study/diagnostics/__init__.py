@@ -23,7 +23,7 @@ from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_g
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
 from hacrl.study.diagnostics.harm import CHECKED
 from hacrl.tasks import Task
-from hacrl.training.attempt import attempt, judge, split_by_length
+from hacrl.training.evaluate import attempt, judge, split_by_length
 from hacrl.training.plan import Plan
 from hacrl.types import Problem, Rollout, Sample, Snapshot
 from hacrl.verify import VerifierPool
@@ -106,8 +106,6 @@ class Diagnostics:
     def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
         """Replies of the learner at its present weights, from streams of their own."""
         prompts, _ = split_by_length(self.policy, problems, self.config.prompt_limit(self.agent))
-        if not prompts:
-            return []
         stream = f"{self.agent.name}/fresh"  # no agent can have this name
         rollouts = attempt(
             self.policy,

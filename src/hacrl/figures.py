@@ -1,0 +1,120 @@
+"""Figures of an evaluation, counted from the rows of replies.jsonl: avg@k, best@k, maj@k, pass@k."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from hacrl.statistics import Estimate, best_at_k, estimate, majority_at_k, pass_at_k
+from hacrl.types import Finish, Status
+
+Row = Mapping[str, Any]
+"""A line of replies.jsonl."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of the replies to a set of problems. Means and intervals are over problems. A reply
+    that could not be judged (timeout, error) is left out; a problem whose prompt is too long counts
+    as not solved. The estimates are None if no reply could be judged.
+
+    Example: Evaluation(problems=200, samples=4, replies=800, avg=Estimate(0.61, 0.55, 0.67, 200), ...)
+    """
+
+    problems: int
+    samples: int
+    """k: replies to each problem."""
+    replies: int
+    avg: Estimate | None
+    """avg@k: mean reward of a problem's replies."""
+    best: Estimate | None
+    """best@k: largest reward of a problem's replies."""
+    majority: Estimate | None
+    """maj@k: reward of a problem's most frequent answer."""
+    passes: Mapping[int, float]
+    """pass@j for j = 1, 2, 4, ... and k: unbiased estimates, over problems with j judged replies."""
+    by_task: Mapping[str, float]
+    """avg@k of each task."""
+    verdicts: Mapping[str, int]
+    """Number of replies by status: ok, wrong, unparsed, timeout, error."""
+    not_attempted: int
+    """Problems whose prompt was too long."""
+    unjudged: int
+    """Problems without a judged reply, left out of all means."""
+    reply_tokens: float
+    """Mean length of a reply."""
+    reply_tokens_median: float
+    truncated: float
+    """Fraction of replies truncated at the limit."""
+
+    def metrics(self) -> dict[str, Any]:
+        """The columns of an evaluation's row in metrics.jsonl."""
+        return {
+            "accuracy": self.avg.mean if self.avg else None,
+            "accuracy/low": self.avg.low if self.avg else None,
+            "accuracy/high": self.avg.high if self.avg else None,
+            "problems": self.avg.count if self.avg else 0,
+            **{f"accuracy/{task}": value for task, value in self.by_task.items()},
+            **{f"verdict/{status}": n for status, n in self.verdicts.items()},
+            "not_attempted": self.not_attempted,
+            "reply_tokens": self.reply_tokens,
+            "truncated": self.truncated,
+        }
+
+
+def count(
+    rows: Sequence[Row], interval: Callable[[Sequence[float]], Estimate] = estimate
+) -> Evaluation:
+    """Count the rows of replies.jsonl. `interval` turns one score per problem into an estimate."""
+    problems: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: int(row["index"])):
+        problems.setdefault(row["problem"], []).append(row)
+    samples = 1 + max((row["index"] for row in rows), default=0)
+    judged = [[r for r in group if r["reward"] is not None] for group in problems.values()]
+    judged = [group for group in judged if group]
+    attempted = [row for row in rows if row["finish"] != Finish.NOT_ATTEMPTED]
+    statuses = Counter(row["status"] for row in attempted)
+    lengths = [row["tokens"] for row in attempted] or [0]
+    tasks: dict[str, list[float]] = {}
+    for group in judged:
+        tasks.setdefault(group[0]["task"], []).append(fmean(r["reward"] for r in group))
+
+    def mean(score: Callable[[Sequence[Row]], float]) -> Estimate | None:
+        return interval([score(group) for group in judged]) if judged else None
+
+    return Evaluation(
+        problems=len(problems),
+        samples=samples,
+        replies=len(attempted),
+        avg=mean(lambda group: fmean(r["reward"] for r in group)),
+        best=mean(lambda group: best_at_k([r["reward"] for r in group], samples)),
+        majority=mean(lambda group: majority_at_k([_vote(r) for r in group], samples)),
+        passes=_passes(judged, samples),
+        by_task={task: fmean(values) for task, values in sorted(tasks.items())},
+        verdicts={status.value: statuses[status.value] for status in Status},
+        not_attempted=len({r["problem"] for r in rows if r["finish"] == Finish.NOT_ATTEMPTED}),
+        unjudged=len(problems) - len(judged),
+        reply_tokens=fmean(lengths),
+        reply_tokens_median=float(median(lengths)),
+        truncated=fmean([row["finish"] == Finish.LENGTH for row in attempted] or [0]),
+    )
+
+
+def _vote(row: Row) -> tuple[str | None, float]:
+    """The extracted answer (a verdict's detail), if the reply has one, and the reward."""
+    found = row["status"] in (Status.OK, Status.WRONG)
+    return (row["detail"] if found else None), row["reward"]
+
+
+def _passes(groups: Sequence[Sequence[Row]], samples: int) -> dict[int, float]:
+    """pass@j for the powers of two up to k, and for k."""
+    passes = {}
+    for j in sorted({*(2**i for i in range(samples.bit_length())), samples}):
+        large = [group for group in groups if len(group) >= j]
+        right = [sum(r["status"] == Status.OK for r in group) for group in large]
+        if large and j <= samples:
+            passes[j] = fmean(pass_at_k(len(g), n, j) for g, n in zip(large, right, strict=True))
+    return passes
