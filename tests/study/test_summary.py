@@ -10,6 +10,7 @@ import pytest
 
 from hacrl.config import dump_config, parse_config
 from hacrl.statistics import Estimate
+from hacrl.store.reader import LAYOUT
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.comparison import Row, compare, sentence
 from hacrl.study.inspect.summary import summarise
@@ -28,6 +29,7 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
         }
     )
     (path / "config.toml").write_text(dump_config(config))
+    (path / "environment.json").write_text(json.dumps({"layout": LAYOUT}))
     run = RunDirectory(path)
     rows: list[dict[str, Any]] = [
         {
