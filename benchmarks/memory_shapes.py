@@ -130,7 +130,7 @@ def step(policies: list[Policy], sizes: Sizes, number: int, peaks: dict[str, flo
             for m, part in enumerate(("own", "peers")):
                 report = policy.update(own, LOSS, Update(m, 2, 0.8, part, ("p",)))
                 assert not report.skipped
-            policy.rest()
+            policy.offload()
 
 
 def _rollout(policy: Policy, sizes: Sizes, number: int) -> list[Sample]:

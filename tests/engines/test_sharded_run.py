@@ -113,7 +113,7 @@ def test_a_follower_that_dies_ends_the_run_with_its_reason() -> None:
             policy.score([((1, 2), (3, 4))])
         assert time.monotonic() - begun < 120  # and not after the half hour that ranks wait
         with pytest.raises(RunStopped, match="failed before"):  # and nobody waits for it again
-            policy.snapshot(0)
+            policy.checkpoint(0)
     assert not torch.distributed.is_initialized()
 
 

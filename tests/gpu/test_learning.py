@@ -272,7 +272,7 @@ def test_what_waits_on_the_host_leaves_the_device_and_comes_back(llama: Path) ->
         for p in (parked, plain):
             p.update(rows, LOSS, update)
         before = torch.cuda.memory_allocated()
-        parked.rest()
+        parked.offload()
         count = sum(t.numel() for t in parked.master.values())
         assert before - torch.cuda.memory_allocated() >= 16 * count  # master, moments, gradients
         assert {t.device.type for t in parked.master.values()} == {"cpu"}

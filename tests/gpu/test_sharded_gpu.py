@@ -83,7 +83,7 @@ def test_updates_are_those_of_the_whole_policy(
         assert mine.loss == pytest.approx(theirs.loss, abs=tolerance)
     assert not mine.skipped
     resident = dict(sharded.model.named_parameters())
-    one, two = sharded.snapshot(3), whole.snapshot(3)
+    one, two = sharded.checkpoint(3), whole.checkpoint(3)
     for name, tensor in one.model.items():
         assert tensor.dtype == torch.float32
         assert torch.allclose(tensor, two.model[name], atol=1e-4, rtol=0)

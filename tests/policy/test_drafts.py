@@ -132,7 +132,7 @@ def test_unusual_models_are_pruned_rightly(llama: Path, change, scouts: bool, mo
         report = learn(plain, samples, update=PEERS)
         assert report.grad_norm > 1e-3
         assert_equal_state(pruned, plain)
-        plain.restore(pruned.snapshot(1))
+        plain.restore(pruned.checkpoint(1))
     assert not any("forward" in vars(module) for module in pruned.model.modules())
 
 
@@ -208,9 +208,9 @@ def test_a_resumed_policy_expects_what_it_would_have(llama: Path) -> None:
     assert one.survived == {"peers": share} and 0.5 < share < 1
     learn(one, rows(one, [(True, 1.0, 1.0)] * 3), update=replace(UPDATE, part="own"))
     assert one.survived == {"peers": share, "own": 1.0}
-    other.restore(one.snapshot(1))
+    other.restore(one.checkpoint(1))
     assert other.survived == one.survived
-    old = one.snapshot(1)
+    old = one.checkpoint(1)
     del old.state["survived"]  # a checkpoint of before
     other.restore(old)
     assert other.survived == {}

@@ -289,7 +289,7 @@ def test_snapshot_and_restore_go_on_bit_for_bit(llama: Path) -> None:
     a, b = policy(llama), policy(llama)
     rows = samples(a)
     a.update(rows, loss_of(), UPDATE)
-    b.restore(a.snapshot(1))
+    b.restore(a.checkpoint(1))
     for p in (a, b):
         p.update(rows, loss_of(), UPDATE)
     assert all(torch.equal(a.master[n], b.master[n]) for n in a.master)

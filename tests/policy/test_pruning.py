@@ -55,7 +55,7 @@ def test_gradient_and_optimizer_are_the_same(
         for s, mine, theirs in zip(samples, one.ratios, two.ratios, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-6) if mine is not None else not s.advantage
         # AdamW can make whole steps of what is rounding in gradients: go on from the same weights.
-        plain.restore(pruned.snapshot(1))
+        plain.restore(pruned.checkpoint(1))
     assert one.grad_norm > 1e-3
 
 
@@ -70,7 +70,7 @@ def test_the_same_with_checkpointing_and_adapters(
         reports = [learn(p, samples, update=update) for p in (pruned, plain)]
         assert_equal_state(pruned, plain)
         assert reports[0].pruned_backward > 0
-        plain.restore(pruned.snapshot(1))
+        plain.restore(pruned.checkpoint(1))
 
 
 # ---------------------------------------------------------------- what is left out
@@ -103,7 +103,7 @@ def test_without_own_rows_there_is_no_kl_and_no_second_model(llama: Path) -> Non
     rows of advantage 0, and the start weights are not asked."""
     with_term, without = policy(llama, beta=0.1), policy(llama)
     learn(with_term, rows(with_term), beta=0.1)  # away from the start weights
-    without.restore(with_term.snapshot(1))
+    without.restore(with_term.checkpoint(1))
     samples = [s for s in rows(without) if not s.is_own]
     asked = []
     with_term.start_model.model.register_forward_hook(lambda *a: asked.append(a))
@@ -182,7 +182,7 @@ def test_with_all_rows_left_out_the_optimizer_steps_all_the_same(llama: Path, sp
     pruned, plain = (policy(llama, prune=prune) for prune in (True, False))
     samples = rows(plain)
     learn(pruned, samples)
-    plain.restore(pruned.snapshot(1))
+    plain.restore(pruned.checkpoint(1))
     moments = {n: pruned.optimizer.state[m]["exp_avg"].clone() for n, m in pruned.master.items()}
     for p in (pruned, plain):
         learn(p, rows(p, [spec] * 4))

@@ -50,7 +50,7 @@ def test_scouts_change_nothing(llama: Path, beta: float, changes: dict) -> None:
         assert one.pruned_backward > 0 == two.pruned_backward
         for mine, theirs in zip(one.ratios, two.ratios, strict=True):
             assert mine is None or mine == pytest.approx(theirs, abs=1e-6)
-        plain.restore(scouting.snapshot(1))
+        plain.restore(scouting.checkpoint(1))
 
 
 def test_survivors_go_together(llama: Path) -> None:

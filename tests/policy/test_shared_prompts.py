@@ -225,7 +225,7 @@ def test_updates_are_the_same(
     assert_equal_state(shared, apart)
     assert one.loss == pytest.approx(two.loss, abs=1e-6) and one.pruned_backward > 0
     pairs = [(s.token_ids[:3], s.token_ids[3:]) for s in samples[::2]]
-    apart.restore(shared.snapshot(1))
+    apart.restore(shared.checkpoint(1))
     for mine, theirs in zip(shared.score(pairs), apart.score(pairs), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
 

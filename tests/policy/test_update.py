@@ -119,7 +119,7 @@ def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) ->
     In float32 a loss is never moved to the scores."""
     p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 1, 0.8, "own", ())
     batch = [s for s in scored(p) if s.is_own]
-    start = p.snapshot(0)
+    start = p.checkpoint(0)
     assert p.at_scores(loss, 3) is loss
     p.keep_scores(3)
     assert p.at_scores(loss, 3) == AtScores(loss) and p.at_scores(loss, 4) is loss

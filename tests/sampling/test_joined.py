@@ -270,19 +270,19 @@ def test_a_joined_policy_learns_saves_and_exports_as_any(
     for join in (False, True):
         policy = Policy(agent, device="cpu", temperature=1.0, beta=0.1)
         products = Joined(policy.model) if join else None
-        start = policy.snapshot(0)
+        start = policy.checkpoint(0)
         for advantage in (1.0, -0.5):
             assert not policy.update([one_sample(policy, advantage)], LOSS, UPDATE).skipped
-            policy.rest()
+            policy.offload()
         if products:
             assert len(products.groups) == 2 * 2
-            for snapshot in (policy.snapshot(2), start, policy.snapshot(2)):
+            for snapshot in (policy.checkpoint(2), start, policy.checkpoint(2)):
                 policy.restore(snapshot)
                 plain = logits(policy.model)
                 with products.on():
                     assert torch.allclose(logits(policy.model), plain, atol=TOLERANCE[dtype])
         shelf = Checkpoints(tmp_path / f"shelf{join}", keep=1)
-        shelf.save(policy.snapshot(2))
+        shelf.save(policy.checkpoint(2))
         policy.export(tmp_path / f"model{join}")
         policies.append(shelf.load(2))
         loaded.append(AutoModelForCausalLM.from_pretrained(tmp_path / f"model{join}").state_dict())

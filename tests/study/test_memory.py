@@ -170,9 +170,7 @@ def test_a_run_parks_where_doctor_says_so(
     assert peak.bytes < H200
     cache = max(n.cache for n in needs)
     first, second = (OnGpu(n, 0) for n in needs)
-    monkeypatch.setattr(offload, "_tenants", weakref.WeakSet())
-    for tenant in (first, second):
-        offload.move_in(tenant)
+    monkeypatch.setattr(offload, "_offloaders", weakref.WeakSet((first, second)))
     whole = [n.waiting for n in needs]
     for first.here, second.here in ((whole[0], whole[1] / 3), (0, whole[1]), (whole[0], 0), whole):
         used = cache + sum(t.need.weights + t.here for t in (first, second))

@@ -71,8 +71,8 @@ Moments = Mapping[str, tuple[Tensor, int]]
 
 def _second_moments(policy: Policy) -> Moments:
     """AdamW's second moment of every tensor that has one, and how many updates it has seen."""
-    if policy.agent.ranks > 1:  # each rank holds a part: a snapshot gathers them
-        stored = policy.snapshot(policy.updates_made).optimizer
+    if policy.agent.ranks > 1:  # each rank holds a part: a checkpoint gathers them
+        stored = policy.checkpoint(policy.updates_made).optimizer
     else:
         stored = policy.optimizer_tensors()
     return {

@@ -26,7 +26,7 @@ from hacrl.policy.load import (
 )
 from hacrl.policy.logprobs import make_inputs
 from hacrl.policy.lora import add_adapter, merge_into
-from hacrl.policy.offload import Turns
+from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank
 from hacrl.policy.reuse import recordable
 from hacrl.policy.update import AtScores, Loss, UpdateReport, merge_rows
@@ -77,7 +77,7 @@ class Policy:
             foreach=False,  # tensor by tensor: no temporaries of the model's size
         )
         self.sampler: Sampler = make_sampler(self, sampler or SamplerConfig())
-        self.turns = Turns(
+        self.offloader = Offloader(
             self.device,
             agent.offload if self.ranks.size == 1 else "none",  # shards stay on their device
             self.model,
@@ -148,7 +148,7 @@ class Policy:
         also of the forward pass (unless there is a KL term). Divisors and the optimizer's step are
         the same as with these rows.
         """
-        self.turns.take()
+        self.offloader.begin_update()
         backward = GradientPass(self, samples, loss, update)
         sums = backward.run(range(len(samples)))
         rate = self.learning_rate()
@@ -184,7 +184,7 @@ class Policy:
     ) -> dict[str, Tensor]:
         """The part of a minibatch's gradient that comes from the samples `rows`, not clipped. For
         diagnostics: weights, optimizer and counters do not change."""
-        self.turns.take()
+        self.offloader.begin_update()
         GradientPass(self, samples, loss, update).run(rows)
         found = {}
         for name, parameter in self.master.items():
@@ -226,14 +226,14 @@ class Policy:
             if master is not None and master is not parameter:
                 parameter.copy_(self.ranks.full(master.to(parameter.dtype)))
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Drop gradients, and move what only updates need to the host if the agent's `offload` setting
         says so. Called after the last update of a step."""
-        self.turns.rest()
+        self.offloader.end_updates()
 
     # ------------------------------------------------------------ checkpoints
 
-    def snapshot(self, step: int) -> Checkpoint:
+    def checkpoint(self, step: int) -> Checkpoint:
         """Everything that a resumed agent needs besides the journal and the pool."""
         return Checkpoint(
             step=step,

@@ -171,7 +171,7 @@ class Agent:
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
         with self.clock("rest"):
-            self.policy.rest()
+            self.policy.offload()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {

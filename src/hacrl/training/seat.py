@@ -130,7 +130,7 @@ class Seat:
     def save(self, done: int) -> None:
         assert self._learner is not None
         with self.clock("checkpoint"):
-            self.checkpoints.save(self._learner.policy.snapshot(done))
+            self.checkpoints.save(self._learner.policy.checkpoint(done))
 
     def prune(self, also: Collection[int]) -> None:
         self.checkpoints.prune(also)

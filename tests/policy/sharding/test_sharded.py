@@ -118,7 +118,7 @@ def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
 
 def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -> None:
     """Weights, moments and counts; and the copy that samples has the weights of the shards."""
-    one, two = sharded.snapshot(1), whole.snapshot(1)
+    one, two = sharded.checkpoint(1), whole.checkpoint(1)
     assert one.state == two.state
     assert list(one.model) == list(two.model) and list(one.optimizer) == list(two.optimizer)
     for mine, theirs in ((one.model, two.model), (one.optimizer, two.optimizer)):
@@ -152,7 +152,7 @@ def test_updates_are_those_of_the_whole_policy(
         assert_same_report(mine, theirs)
         assert_same_state(sharded, whole, 1e-5)
         # AdamW can make whole steps of what is rounding in gradients: go on from the same weights.
-        whole.restore(sharded.snapshot(1))
+        whole.restore(sharded.checkpoint(1))
     assert mine.grad_norm > 1e-3 and (mine.kl > 0) == (beta > 0)
 
 
@@ -179,7 +179,7 @@ def test_pruning_is_agreed_on(pair, llama: Path, part: str) -> None:
         mine, theirs = (learn(p, rows, part=part) for p in (sharded, whole))
         assert_same_report(mine, theirs)
         assert_same_state(sharded, whole, 1e-5)
-        whole.restore(sharded.snapshot(1))
+        whole.restore(sharded.checkpoint(1))
     assert mine.pruned_backward == len(DEAD) and mine.grad_norm == 0.0
     assert sharded.updates_made == 3
 
@@ -195,12 +195,12 @@ def test_a_non_finite_update_is_skipped_by_all(pair, llama: Path) -> None:
     """The row that is not a number is with one rank only."""
     sharded, whole = pair(llama)
     rows = samples(whole)
-    before = sharded.snapshot(0)
+    before = sharded.checkpoint(0)
     broken = [replace(rows[0], advantage=float("nan")), *rows[1:]]
     for count in (1, 2):
         assert learn(sharded, broken).skipped
         assert sharded.skipped_in_a_row == count
-    after = sharded.snapshot(0)
+    after = sharded.checkpoint(0)
     assert all(torch.equal(before.model[n], after.model[n]) for n in before.model)
     assert not learn(sharded, rows).skipped
     learn(whole, rows)
@@ -222,29 +222,29 @@ def test_a_shard_counts_its_own_part_and_none_of_it_waits_elsewhere(pair, llama:
     sharded, whole = pair(llama, offload="optimizer")
     here = sum(m.to_local().numel() for m in sharded.master.values())
     assert 0 < here < sum(m.numel() for m in sharded.master.values())
-    assert sharded.turns.absent_bytes() == 8 * here
+    assert sharded.offloader.absent_bytes() == 8 * here
     for _ in range(2):
         learn(sharded, samples(whole))
-        sharded.rest()
-        assert sharded.turns.absent_bytes() == 0 and not sharded.turns.parking.parked
+        sharded.offload()
+        assert sharded.offloader.absent_bytes() == 0 and not sharded.offloader.offloaded
 
 
 def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
     """Steps of 1e-6 vanish in bfloat16; the shards keep them, and the sampling copy follows."""
     sharded, whole = pair(llama, dtype="bfloat16", learning_rate=1e-6)
     rows = samples(whole)
-    start = sharded.snapshot(0)
+    start = sharded.checkpoint(0)
     for _ in range(2):
         mine, theirs = (learn(p, rows, epsilon_low=0.9, epsilon_high=9.0) for p in (sharded, whole))
     assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=0.03)
     assert mine.loss == pytest.approx(theirs.loss, abs=0.02)
     assert next(sharded.model.parameters()).dtype == torch.bfloat16
-    after = sharded.snapshot(2)
+    after = sharded.checkpoint(2)
     resident = dict(sharded.model.named_parameters())
     for name, tensor in after.model.items():
         assert tensor.dtype == torch.float32
         assert not torch.equal(tensor, start.model[name])
-        assert torch.allclose(tensor, whole.snapshot(2).model[name], atol=1e-5, rtol=0)
+        assert torch.allclose(tensor, whole.checkpoint(2).model[name], atol=1e-5, rtol=0)
         assert torch.equal(resident[name], tensor.to(torch.bfloat16))
 
 
@@ -271,7 +271,7 @@ def test_scores_and_replies_are_the_whole_policys(pair, llama: Path) -> None:
             for one, two in zip(sharded.score(pairs), whole.score(pairs), strict=True):
                 assert one == pytest.approx(two, abs=1e-5)
         learn(sharded, rows)
-        whole.restore(sharded.snapshot(1))
+        whole.restore(sharded.checkpoint(1))
 
 
 def test_a_frozen_member_of_two_ranks_samples_and_scores(pair, llama: Path) -> None:
@@ -294,14 +294,14 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
     sharded, whole = pair(llama, **changes)
     rows = samples(whole)
     learn(sharded, rows)
-    whole.restore(sharded.snapshot(1))
+    whole.restore(sharded.checkpoint(1))
     assert_same_state(sharded, whole, 0.0)
     for p in (sharded, whole):
         learn(p, rows)
     assert_same_state(sharded, whole, 1e-5)
     learn(whole, rows)
     whole.survived["peers"] = 1.0  # every rank must expect it, or they go different ways
-    sharded.restore(whole.snapshot(3))
+    sharded.restore(whole.checkpoint(3))
     assert_same_state(sharded, whole, 0.0)
     for p in (sharded, whole):
         learn(p, rows, part="peers")
@@ -314,7 +314,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
     assert exported.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)
     other = Policy(AgentConfig(name="b", model=str(qwen)), device="cpu", temperature=1.0, beta=0.0)
     with pytest.raises(UserError, match="another model"):
-        sharded.restore(other.snapshot(1))
+        sharded.restore(other.checkpoint(1))
     assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)  # still of use
 
 

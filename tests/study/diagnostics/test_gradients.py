@@ -186,9 +186,9 @@ def test_a_check_of_gradients_changes_nothing(llama: Path) -> None:
         [own, peers] = blocks(plan(a=1, b=1), chosen, PROBLEMS)
         p.update(own.samples, loss, own.update)
         if checked:
-            before = p.snapshot(0)
+            before = p.checkpoint(0)
             found(p, chosen, plan(a=1, b=1))
-            after = p.snapshot(0)
+            after = p.checkpoint(0)
             assert after.state == before.state
             for kind in ("model", "optimizer"):
                 for name, tensor in getattr(before, kind).items():

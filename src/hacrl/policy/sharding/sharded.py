@@ -166,8 +166,8 @@ class ShardedPolicy(Policy):
     ) -> dict[str, Tensor]:
         return self.everywhere("gradient", list(samples), list(rows), loss, update)
 
-    def snapshot(self, step: int) -> Checkpoint:
-        return self.everywhere("snapshot", step)
+    def checkpoint(self, step: int) -> Checkpoint:
+        return self.everywhere("checkpoint", step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.check_names(checkpoint)
@@ -183,8 +183,8 @@ class ShardedPolicy(Policy):
             self.group.tell(("restore", (heard,), {}))
             super().restore(checkpoint)
 
-    def rest(self) -> None:
-        self.everywhere("rest")
+    def offload(self) -> None:
+        self.everywhere("offload")
 
     def close(self) -> None:
         """Release the followers, if the group still works; it can then hold another policy."""
@@ -230,7 +230,7 @@ def follow(group: Group, device: str) -> None:
             method, arguments, named = heard
             if method == "sample":
                 _sample(group, policy.sampler, *arguments)
-            elif method == "snapshot":  # take part in the gathers, keep nothing
+            elif method == "checkpoint":  # take part in the gathers, keep nothing
                 for tensor in (*policy.master.values(), *policy.optimizer_tensors().values()):
                     policy.ranks.full(tensor)
             else:
