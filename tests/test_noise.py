@@ -30,7 +30,7 @@ def test_noise_does_not_depend_on_the_batch() -> None:
     assert torch.equal(gumbel_noise(k, positions, 100), whole[:, :100])
 
 
-def test_the_cpu_has_the_noise_of_other_devices() -> None:
+def test_numpy_and_torch_give_the_same_noise() -> None:
     k = torch.cat([keys(50), torch.tensor([0, -1, 2**63 - 1, -(2**63)])])
     positions = torch.arange(len(k)) * 37
     assert torch.equal(_bits_on_cpu(k, positions, 300), _bits(k, positions, 300))
@@ -61,11 +61,11 @@ def test_neighbours_are_independent() -> None:
 
 
 def test_gumbel_max_draws_the_softmax() -> None:
-    """40,000 draws from p = (0.5, 0.3, 0.15, 0.04, 0.01): each share within 5 standard errors."""
+    """40,000 draws from p = (0.5, 0.3, 0.15, 0.04, 0.01): each fraction within 5 standard errors."""
     p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01])
     k = keys(400).repeat_interleave(100)
     positions = torch.arange(100).repeat(400)
     drawn = (p.log() + gumbel_noise(k, positions, 5)).argmax(1)
-    share = torch.bincount(drawn, minlength=5) / len(drawn)
-    for expected, seen in zip(p.tolist(), share.tolist(), strict=True):
+    fraction = torch.bincount(drawn, minlength=5) / len(drawn)
+    for expected, seen in zip(p.tolist(), fraction.tolist(), strict=True):
         assert abs(expected - seen) < 5 * sqrt(expected * (1 - expected) / len(drawn))

@@ -1,8 +1,10 @@
-"""Stateless randomness: every draw is a pure function of what it is for.
+"""Counter-based random numbers without generator state.
 
-A stream is named by (seed, agent, step, problem, sample index); the noise of a token is a hash of
-the stream's key, the token's position and the word. Nothing is drawn in order and no generator
-state exists, so adding or reordering agents, batching and refilling rows change nobody's stream.
+A noise stream is named by (seed, agent, step, problem, sample index). The noise of a token is a hash of
+the stream's key, the token's position in the reply and the word. So a reply does not depend on the
+order of requests, on batching, or on other agents.
+
+Axis suffixes: B rows, V words.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _ONES = (1 << 64) - 1
 
 
 def _hash64(*parts: object) -> int:
-    """64 bits of a hash over the parts; lengths are hashed too, so ("ab", "c") != ("a", "bc")."""
+    """64-bit hash of the parts and their lengths, so that ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         raw = str(part).encode("utf-8", "surrogatepass")
@@ -32,17 +34,17 @@ def _hash64(*parts: object) -> int:
 
 
 def stream_key(seed: int, agent: str, step: int, problem_id: str, index: int) -> int:
-    """The key of one sample's noise."""
+    """Key of one sample's noise stream."""
     return _hash64("sample", seed, agent, step, problem_id, index)
 
 
 def order_key(seed: int, step: int, problem_id: str) -> int:
-    """Sorting by this shuffles a step's problems; the same for every agent."""
+    """Sort key that shuffles the problems of a step, identically for every agent."""
     return _hash64("order", seed, step, problem_id)
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """splitmix64's finaliser, in place; the masks make the arithmetic shifts logical."""
+    """splitmix64's finaliser, in place. The masks turn arithmetic shifts into logical ones."""
     x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
     x *= _MIX1
     x ^= (x >> 27).bitwise_and_((1 << 37) - 1)
@@ -52,7 +54,7 @@ def _mix_(x: Tensor) -> Tensor:
 
 
 def _mix_array_(x: np.ndarray) -> np.ndarray:
-    """The same for numpy, whose unsigned integers shift without masks."""
+    """_mix_ for numpy's unsigned integers, which need no masks."""
     shifted = x >> 30
     x ^= shifted
     x *= _MIX1 & _ONES
@@ -63,7 +65,7 @@ def _mix_array_(x: np.ndarray) -> np.ndarray:
 
 
 def _bits(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """32 random bits for each word, [B, words] in float32."""
+    """32 random bits for each word, [B, V] in float32."""
     import torch
 
     row_B1 = _mix_(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
@@ -73,7 +75,7 @@ def _bits(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
 
 
 def _bits_on_cpu(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """The same by numpy, in a third to three quarters of the time."""
+    """_bits with numpy, which takes a third to three quarters of torch's time."""
     import torch
 
     key_B, place_B = (t.numpy().view(np.uint64) for t in (keys_B, positions_B + 1))
@@ -85,10 +87,10 @@ def _bits_on_cpu(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
 
 
 def exponential_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """Standard exponential noise [B, words] for the token at `positions_B` of the streams `keys_B`.
+    """Standard exponential noise [B, V] for position `positions_B` of the streams `keys_B`.
 
-    argmin(noise / p) is an exact draw from p. 32 random bits give a uniform u near 0 with full
-    resolution, and -log1p(-u) keeps the lower tail (the one that argmin looks at) exact in float32.
+    argmin(noise / p) is an exact draw from p. The uniform u keeps full resolution near 0, and
+    -log1p(-u) keeps the lower tail, which decides the argmin, exact in float32.
     """
     bits = _bits_on_cpu if keys_B.device.type == "cpu" else _bits
     uniform_BV = bits(keys_B, positions_B, words).add_(0.5).mul_(2.0**-32)
@@ -96,5 +98,5 @@ def exponential_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor
 
 
 def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """The same noise in logarithms: argmax(logits + noise) is the draw from softmax(logits)."""
+    """Gumbel noise [B, V]: argmax(logits + noise) is the same draw from softmax(logits)."""
     return exponential_noise(keys_B, positions_B, words).log_().neg_()

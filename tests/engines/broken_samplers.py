@@ -1,4 +1,4 @@
-"""vLLM samplers that are wrong on purpose; tests name them by import path."""
+"""vLLM samplers with defects; tests name them by import path."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from hacrl.sampling.vllm import VllmSampler
 
 
 class SkipsSync(VllmSampler):
-    """Takes the start weights and no others."""
+    """Loads the initial weights only."""
 
     def _sync(self) -> None:
         if self.syncs == 0:
             super()._sync()
 
 
-class IsNeverTold(VllmSampler):
-    """As if the policy had forgotten to say that its weights changed."""
+class MissesChanges(VllmSampler):
+    """As if the policy did not call weights_changed."""
 
     def weights_changed(self) -> None:
         pass
 
 
 class LeavesTiedHead(VllmSampler):
-    """Right at the start; later the head keeps what it had, as after vLLM's own reload on the CPU."""
+    """The initial sync is complete; later ones leave a tied head, like vLLM's reload on the CPU."""
 
     def _renew_tied_head(self, worker: Any) -> None:
         if self.syncs == 0:
@@ -31,14 +31,14 @@ class LeavesTiedHead(VllmSampler):
 
 
 class NeverRenewsTiedHead(VllmSampler):
-    """vLLM's own reload from the start on."""
+    """vLLM's reload without the fix for tied heads."""
 
     def _renew_tied_head(self, worker: Any) -> None:
         pass
 
 
 class FailsToReload(VllmSampler):
-    """The second sync breaks in the middle."""
+    """The second sync fails half way."""
 
     def _renew_tied_head(self, worker: Any) -> None:
         if self.syncs:

@@ -1,4 +1,4 @@
-"""vLLM on the CPU, for real: `make test-engines`. Nothing here is skipped where vLLM is missing."""
+"""vLLM on the CPU (`make test-engines`). Without vLLM these tests fail; they are not skipped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_EVALUATION = {"evaluation": {"problems": 0}}
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pocket team in a shape that vLLM's CPU kernels take."""
+    """The pocket team with head sizes that vLLM's CPU kernels support."""
     folder = tmp_path_factory.mktemp("wide")
     return {name: wide_member(name, folder / name) for name in NAMES}
 
@@ -68,7 +68,7 @@ def requests(policy: Policy, samples: int = 8, limit: int = 40) -> list[Request]
 
 
 def move(policy: Policy, by: float, seed: int) -> None:
-    """What an update of AdamW does: every trained number goes up or down by about the learning rate."""
+    """Change every trained weight by plus or minus `by`, about what an AdamW update does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for master in policy.master.values():
@@ -78,7 +78,7 @@ def move(policy: Policy, by: float, seed: int) -> None:
 
 
 def gaps(policy: Policy, asked: list[Request], replies: list[Reply]) -> list[float]:
-    """Token by token, between the engine's log-probabilities of its replies and the trainer's."""
+    """Absolute differences between vLLM's and the trainer's log-probabilities of the replies."""
     scores = policy.score(
         [(r.prompt_ids, a.token_ids) for r, a in zip(asked, replies, strict=True)]
     )
@@ -98,8 +98,8 @@ def rows(run: RunDirectory, kind: str, agent: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_wider_heads_compute_the_same(wide: dict[str, Path], name: str) -> None:
-    """See wide_pocket.py; words that no training ever touched are left out: their embedding is next
-    to nothing, and the smallest rounding turns it."""
+    """See wide_pocket.py. Words that were never trained are left out: their embeddings are almost 0, so
+    rounding changes them."""
     narrow = AutoModelForCausalLM.from_pretrained(pocket_path(name), dtype=torch.float32)
     wider = AutoModelForCausalLM.from_pretrained(wide[name], dtype=torch.float32)
     words = (narrow.get_input_embeddings().weight.norm(dim=1) > 0.1).nonzero().squeeze(1)
@@ -115,8 +115,8 @@ def test_wider_heads_compute_the_same(wide: dict[str, Path], name: str) -> None:
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_follows_the_trainer(wide: dict[str, Path], name: str, lora: Any) -> None:
-    """Small and large changes, each followed by a sync: 1e-4 by token on the replies themselves, and
-    the probe far closer than the trainer has moved."""
+    """Small and large changes, each followed by a sync: replies agree to 1e-4 per token, and the probe's
+    difference is much smaller than the change of the trainer."""
     policy = make_policy(wide[name], lora=lora)
     asked = requests(policy)
     for seed, by in enumerate((0.0, 1e-5, 1e-4, 1e-3)):
@@ -131,8 +131,8 @@ def test_engine_follows_the_trainer(wide: dict[str, Path], name: str, lora: Any)
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
 def test_engine_follows_in_bfloat16(wide: dict[str, Path], lora: Any) -> None:
-    """Resident weights in bfloat16, master in float32; adapters are merged and rounded once. The mean
-    by token on the replies stays within what agents allow (0.05)."""
+    """Model weights in bfloat16, master weights in float32, adapters merged and rounded once: the mean
+    difference stays within the default tolerance (0.05)."""
     policy = make_policy(wide["wren"], dtype="bfloat16", lora=lora)
     asked = requests(policy)
     for seed, by in enumerate((0.0, 1e-3, 1e-2)):
@@ -142,7 +142,7 @@ def test_engine_follows_in_bfloat16(wide: dict[str, Path], lora: Any) -> None:
 
 
 def test_the_cache_of_old_weights_is_dropped(wide: dict[str, Path]) -> None:
-    """A prompt long enough (300 tokens) that vLLM keeps its keys and values for the next request."""
+    """vLLM keeps keys and values of a prompt of 300 tokens for the next request."""
     policy = make_policy(wide["heron"])
     prompt = (policy.renderer.prompt((Message("user", "17+25"),)) * 50)[:300]
     asked = [Request(prompt, key, 20) for key in range(4)]
@@ -161,8 +161,8 @@ def test_several_updates_cost_one_sync(wide: dict[str, Path]) -> None:
 
 
 def test_replies(wide: dict[str, Path]) -> None:
-    """Greedy ones are the built-in sampler's; drawn ones depend on weights, prompt and key alone, and
-    end where they should."""
+    """Greedy replies equal the built-in sampler's. Sampled replies depend only on weights, prompt and
+    key, and end at the first end token or at the limit."""
     policy = make_policy(wide["wren"])
     built_in = BuiltinSampler(policy.model, policy.renderer.end_ids, policy.renderer.pad_id, 512)
     asked = requests(policy)
@@ -185,7 +185,7 @@ def test_replies(wide: dict[str, Path]) -> None:
 
 
 def test_the_process_is_left_as_it_was(wide: dict[str, Path]) -> None:
-    """vLLM takes torch.set_num_threads away and sets variables that child processes would inherit."""
+    """vLLM replaces torch.set_num_threads and sets environment variables."""
     before = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
     threads = torch.get_num_threads()
     make_policy(wide["heron"])
@@ -197,7 +197,7 @@ def test_the_process_is_left_as_it_was(wide: dict[str, Path]) -> None:
 
 
 def test_an_engine_outlives_the_others(wide: dict[str, Path]) -> None:
-    """One that is collected must not take torch.distributed down under those that are in use."""
+    """A collected engine must not destroy torch.distributed, which the others use."""
     gone, kept = make_policy(wide["wren"]), make_policy(wide["heron"])
     engine = weakref.ref(gone.sampler.engine)
     del gone
@@ -207,7 +207,7 @@ def test_an_engine_outlives_the_others(wide: dict[str, Path]) -> None:
     make_policy(wide["wren"])
 
 
-def test_what_vllm_cannot_run_is_told(wide: dict[str, Path]) -> None:
+def test_unsupported_models_and_lengths(wide: dict[str, Path]) -> None:
     with pytest.raises(UserError, match=r"vLLM cannot run .*head_dim=16.*sampler = 'builtin'"):
         make_policy(pocket_path("wren"))
     policy = make_policy(wide["heron"])
@@ -219,12 +219,12 @@ def test_what_vllm_cannot_run_is_told(wide: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-6, 2e-4])
-@pytest.mark.parametrize("kind", ["SkipsSync", "IsNeverTold", "LeavesTiedHead"])
+@pytest.mark.parametrize("kind", ["SkipsSync", "MissesChanges", "LeavesTiedHead"])
 def test_stale_weights_stop_the_run(
     wide: dict[str, Path], tmp_path: Path, kind: str, rate: float
 ) -> None:
-    """After the very first step, also at the paper's learning rate, where log-probabilities move by
-    less than the 1e-4 that rounding is allowed."""
+    """After the first step, also at the paper's learning rate, which moves log-probabilities by less
+    than the allowed 1e-4."""
     sampler = {**VLLM, "kind": f"broken_samplers:{kind}"}
     config = wide_team(wide, "wren", sampler=sampler, learning_rate=rate, **NO_EVALUATION)
     with pytest.raises(RunStopped, match="stale"):
@@ -233,17 +233,17 @@ def test_stale_weights_stop_the_run(
     assert [r["step"] for r in trained] == [0]
 
 
-def test_a_sync_that_never_reaches_the_head_is_told_at_the_start(wide: dict[str, Path]) -> None:
-    """Because the engine starts from random weights; had it read the model's files, it would agree
-    until the first update."""
+def test_a_sync_without_the_head_fails_at_the_start(wide: dict[str, Path]) -> None:
+    """The engine starts with random weights. With the model's files it would agree until the first
+    update."""
     with pytest.raises(RunStopped, match=r"stale or incomplete.*builtin"):
         make_policy(wide["wren"], "broken_samplers:NeverRenewsTiedHead")
-    make_policy(wide["heron"], "broken_samplers:NeverRenewsTiedHead")  # not tied: nothing to renew
+    make_policy(wide["heron"], "broken_samplers:NeverRenewsTiedHead")  # not tied
 
 
 def test_a_failed_reload_stops_the_run(wide: dict[str, Path], tmp_path: Path) -> None:
     sampler = {**VLLM, "kind": "broken_samplers:FailsToReload"}
-    with pytest.raises(RunStopped, match=r"could not take the new weights .*no memory left"):
+    with pytest.raises(RunStopped, match=r"could not load the new weights .*no memory left"):
         hacrl.train(wide_team(wide, "wren", sampler=sampler, **NO_EVALUATION), tmp_path / "run")
 
 
@@ -251,7 +251,7 @@ def test_a_failed_reload_stops_the_run(wide: dict[str, Path], tmp_path: Path) ->
 
 
 def test_the_pocket_team_improves(wide: dict[str, Path], tmp_path: Path) -> None:
-    """All three, together; every step's probe is in the metrics and below 1e-4."""
+    """Three agents; the probe of every step is in the metrics and below 1e-4."""
     config = wide_team(
         wide,
         *NAMES,
@@ -276,7 +276,7 @@ def test_the_pocket_team_improves(wide: dict[str, Path], tmp_path: Path) -> None
 def test_a_resumed_run_goes_on_with_the_restored_weights(
     wide: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Another engine, in float32 on the CPU: it writes what the unbroken run's engine wrote."""
+    """Float32 on the CPU: a new engine samples the same replies as in an uninterrupted run."""
     config = wide_team(wide, "wren", "heron", steps=3, **NO_EVALUATION)
     whole = hacrl.train(config, tmp_path / "whole")
     hacrl.train({**config, "steps": 1}, tmp_path / "parts")
@@ -288,7 +288,7 @@ def test_a_resumed_run_goes_on_with_the_restored_weights(
 
 
 def test_agents_of_two_kinds_in_one_team(wide: dict[str, Path], tmp_path: Path) -> None:
-    """wren's heads are too narrow for vLLM: it keeps the built-in sampler."""
+    """vLLM does not support wren's head size; wren keeps the built-in sampler."""
     heron = {"name": "heron", "model": str(wide["heron"]), "learning_rate": 2e-4}
     config = team(member("wren", sampler="builtin"), heron, sampler=VLLM, steps=2, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
@@ -297,7 +297,7 @@ def test_agents_of_two_kinds_in_one_team(wide: dict[str, Path], tmp_path: Path) 
 
 
 def test_the_same_on_ray(wide: dict[str, Path], tmp_path: Path) -> None:
-    """An engine in each agent's own process: metric for metric what engines side by side in one make."""
+    """One engine per process gives the same metrics as all engines in one process."""
     runs = [
         hacrl.train(
             wide_team(

@@ -1,14 +1,14 @@
-"""The pocket team with wider heads: the same functions, in a shape that vLLM's CPU kernels take.
+"""The pocket team with wider heads: the same functions, with head sizes that vLLM supports on the CPU.
 
-vLLM on the CPU has attention for heads of 32, 64, 80 ... numbers; wren has 16, finch 24, heron 32. A
-head of d numbers is put into one of D by zeros that never touch a result and take no gradient:
+vLLM's CPU attention supports head sizes 32, 64, 80, ...; wren has 16, finch 24, heron 32. A head of size
+d becomes one of size D by padding with zeros, which change no result and get no gradient:
 
-- rotary positions turn number i with number i + d/2 by the angle theta^(-2i/d). With theta' =
-  theta^(D/d) the first d/2 pairs of D turn by the same angles: theta'^(-2i/D) = theta^(-2i/d). So the
-  two halves of a head go to the beginnings of the two halves of the wider one;
-- scores are divided by sqrt(D) instead of sqrt(d): queries are multiplied by sqrt(D/d);
-- Qwen's norm over a head divides by the root of the mean over D instead of d: its weights are
-  multiplied by sqrt(d/D) (and for queries by sqrt(D/d) on top, for the line above).
+- rotary embeddings rotate dimensions i and i + d/2 by the angle theta^(-2i/d). With theta' =
+  theta^(D/d) the first d/2 pairs of D have the same angles: theta'^(-2i/D) = theta^(-2i/d). So each half
+  of a head moves to the beginning of a half of the wider head;
+- scores are divided by sqrt(D) instead of sqrt(d), so queries are multiplied by sqrt(D/d);
+- Qwen's head norm takes the mean over D instead of d, so its weights are multiplied by sqrt(d/D) (and
+  those of queries also by sqrt(D/d), see above).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD = 32
 
 
 def wide_member(name: str, folder: Path) -> Path:
-    """A model folder that computes what pocket:NAME computes, with heads of 32."""
+    """Write a model that computes the same as pocket:NAME with heads of size 32; returns its folder."""
     source = pocket_path(name)
     shutil.copytree(source, folder)
     config = AutoConfig.from_pretrained(source)
@@ -55,7 +55,7 @@ def _widened(layer: str, tensor: Tensor, narrow: int, normed: bool) -> Tensor:
         return _spread(tensor, narrow)
     if layer == "o_proj":
         return _spread(tensor.T, narrow).T
-    if layer == "q_norm":  # both factors of the docstring: sqrt(D/d) * sqrt(d/D)
+    if layer == "q_norm":  # sqrt(D/d) * sqrt(d/D) = 1
         return _spread(tensor, narrow)
     if layer == "k_norm":
         return _spread(tensor, narrow) / louder
@@ -63,7 +63,7 @@ def _widened(layer: str, tensor: Tensor, narrow: int, normed: bool) -> Tensor:
 
 
 def _spread(rows: Tensor, narrow: int) -> Tensor:
-    """[heads * narrow, ...] -> [heads * HEAD, ...]: each half of a head, then zeros."""
+    """[heads * narrow, ...] -> [heads * HEAD, ...], each half of a head followed by zeros."""
     halves = rows.reshape(-1, 2, narrow // 2, *rows.shape[1:])
     spread = torch.zeros(halves.shape[0], 2, HEAD // 2, *rows.shape[1:])
     spread[:, :, : narrow // 2] = halves

@@ -1,4 +1,4 @@
-"""How a policy gets its sampler; vLLM itself is in tests/engines."""
+"""How a config chooses a sampler. vLLM itself is tested in tests/engines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hacrl.sampling.engine import BuiltinSampler
 OWN = """
 from hacrl.sampling.engine import BuiltinSampler
 
-class Told(BuiltinSampler):
-    times = 0
+class Counting(BuiltinSampler):
+    changes = 0
 
     def __init__(self, policy, settings):
         super().__init__(policy.model, policy.renderer.end_ids, policy.renderer.pad_id, 512)
         assert settings.options == {"colour": "red"} and settings.max_tokens == 64 + 24
 
     def weights_changed(self):
-        Told.times += 1
+        Counting.changes += 1
 
     def facts(self):
-        return {"told": Told.times}
+        return {"changes": Counting.changes}
 """
 
 
@@ -47,29 +47,26 @@ def make_policy(folder: Path, sampler: dict[str, Any] | None = None, **agent: An
 
 
 def test_a_sampler_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named by import path for one agent; it hears of each of the 4 updates of a step, and what it
-    tells is in the metrics. wren keeps the built-in one."""
+    """Named by import path for one agent: it is notified of all 4 updates of a step, and its facts are
+    in the metrics. wren keeps the built-in sampler."""
     (tmp_path / "own_sampler.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     config = team(
         member("wren"),
-        member("finch", sampler="own_sampler:Told"),
+        member("finch", sampler="own_sampler:Counting"),
         sampler={"options": {"colour": "red"}},
         evaluation={"problems": 0},
     )
     run = hacrl.train(config, tmp_path / "run")
-    told = [r["told"] for r in run.metrics() if r["agent"] == "finch"]
-    assert told == [0, 4, 8]
-    assert not any("told" in r for r in run.metrics() if r["agent"] == "wren")
+    assert [r["changes"] for r in run.metrics() if r["agent"] == "finch"] == [0, 4, 8]
+    assert not any("changes" in r for r in run.metrics() if r["agent"] == "wren")
 
 
 def test_built_in_by_default(llama: Path) -> None:
     assert type(make_policy(llama).sampler) is BuiltinSampler
 
 
-def test_unknown_and_missing_samplers_are_told(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_and_missing_samplers(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"sampler\.kind = 'vlm' is unknown: choose one of builtin"):
         make_policy(llama, {"kind": "vlm"})
     found = importlib.util.find_spec

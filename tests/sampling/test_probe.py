@@ -1,4 +1,4 @@
-"""The probe with a second model in the engine's place: no engine is needed to see it judge."""
+"""The probe, with a second model in place of the engine."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def shift(model: Any, by: float) -> None:
 
 
 def engine_of(model: Any, rounding: float = 1e-6) -> Any:
-    """Scores as an engine with these weights would, each off by `rounding`."""
-    scores = Probe(model, "engine", None)._score
+    """Scores of an engine with these weights and a rounding error."""
+    scores = Probe(model, "engine", None).score
     return lambda rows: [[x + rounding for x in row] for row in scores(rows)]
 
 
-def test_trainer_scores_are_log_probabilities_of_the_next_token(llama: Path) -> None:
-    """Against the library's own loss: the mean of minus the scores of a row."""
+def test_scores_are_log_probabilities_of_the_next_token(llama: Path) -> None:
+    """The mean of the negative scores of a row is transformers' loss."""
     model = load(llama)
-    (scores,) = Probe(model, "it", None)._score([(1, 2, 3, 4)])
+    (scores,) = Probe(model, "it", None).score([(1, 2, 3, 4)])
     ids = torch.tensor([[1, 2, 3, 4]])
     assert len(scores) == 3
     assert -sum(scores) / 3 == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
 
 
 def test_an_engine_that_follows_passes(llama: Path) -> None:
-    """Off by 1e-6 everywhere: gap and largest are that, moved is what the trainer did."""
+    """Off by 1e-6 everywhere: that is gap and largest; moved is the change of the trainer."""
     model = load(llama)
     probe = Probe(model, "it", None)
     first = probe.compare(engine_of(model))
@@ -59,8 +59,8 @@ def test_an_engine_that_follows_passes(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("by", [3e-6, 1e-3])
-def test_weights_of_the_step_before_stop_the_run(llama: Path, by: float) -> None:
-    """3e-6 moves log-probabilities by less than the 1e-4 that rounding is allowed."""
+def test_weights_that_are_one_step_old_stop_the_run(llama: Path, by: float) -> None:
+    """A change of 3e-6 moves log-probabilities by less than the allowed 1e-4."""
     model = load(llama)
     probe = Probe(model, "it", None)
     stale = engine_of(copy.deepcopy(model))
@@ -71,7 +71,7 @@ def test_weights_of_the_step_before_stop_the_run(llama: Path, by: float) -> None
         probe.compare(stale)
 
 
-def test_a_tolerance_that_was_asked_for_is_the_only_limit(llama: Path) -> None:
+def test_a_configured_tolerance_is_the_only_limit(llama: Path) -> None:
     model = load(llama)
     probe = Probe(model, "it", 1e-3)
     stale = engine_of(copy.deepcopy(model))
@@ -83,7 +83,7 @@ def test_a_tolerance_that_was_asked_for_is_the_only_limit(llama: Path) -> None:
         probe.compare(stale)
 
 
-def test_broken_weights_are_told_apart(llama: Path) -> None:
+def test_nan_weights_have_their_own_message(llama: Path) -> None:
     model = load(llama)
     probe = Probe(model, "it", None)
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Two kernels of a captured decode step: attention over a paged cache, and the draw of a token.
+"""Triton kernels of a decode step: attention over a paged KV cache, and the draw of a token.
 
-Attention reads only the filled part of each row's cache and never repeats grouped heads: the query
-heads that share a key head are the rows of one small matrix product. The draw makes the noise of
-noise.py word by word while it reads the logits once, so no [rows x words] tensor of noise exists.
+Attention reads only the filled part of each row's cache. The query heads of one key head form one matrix
+product, so keys are not repeated for grouped-query attention. The draw reads the logits once and
+computes the noise of noise.py on the fly, without a [rows, words] tensor.
 
 Axis suffixes: R rows, H query heads, K key heads, D head size, V words, S splits.
 """
@@ -36,7 +36,8 @@ def _attend_kernel(
     SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head, one split of its pages. `position` is where the new token stands."""
+    """Attention of one row and key head over one split of the row's pages. `position` is the position
+    of the new token."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     g, d, o = tl.arange(0, GROUP_PAD), tl.arange(0, SIZE_PAD), tl.arange(0, PAGE)
     real = (g < GROUP)[:, None] & (d < SIZE)[None, :]
@@ -70,7 +71,7 @@ def _attend_kernel(
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         top = new_top
-    if split == 0:  # the new token itself: from the registers, and into the cache for later
+    if split == 0:  # the new token: attend to it from registers and store it in the cache
         k = tl.load(key + row * key_row + head * key_head + d, mask=d < SIZE, other=0.0)
         v = tl.load(value + row * value_row + head * value_head + d, mask=d < SIZE, other=0.0)
         page = tl.load(table + row * table_row + length // PAGE).to(tl.int64)
@@ -102,7 +103,7 @@ def _join_kernel(
     part_out, part_max, part_sum, out,
     SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Put the splits of one row and query head together."""
+    """Combine the splits of one row and query head."""
     place = tl.program_id(0)
     s, d = tl.arange(0, SPLITS), tl.arange(0, SIZE_PAD)
     top = tl.load(part_max + place * SPLITS + s)
@@ -128,9 +129,9 @@ def decode_attention(
     cap: float | None,
     splits: int,
 ) -> Tensor:
-    """One new token a row over its pages; stores its key and value. [R, H, D].
+    """Attention [R, H, D] of one new token per row over its pages; stores the token's key and value.
 
-    `keys` and `values` are one layer's pages: [pages, K, tokens of a page, D].
+    `keys` and `values` are the pages of one layer: [pages, K, tokens of a page, D].
     """
     rows, all_heads, size = query_RHD.shape
     _, heads, page, _ = keys.shape
@@ -164,7 +165,7 @@ def decode_attention(
 
 @triton.jit
 def _mix(x):
-    """splitmix64's finaliser; the masks make the arithmetic shifts logical."""
+    """splitmix64's finaliser. The masks turn arithmetic shifts into logical ones."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -172,7 +173,7 @@ def _mix(x):
 
 @triton.jit
 def _exponential(u):
-    """-log(1 - u), exact for small u too, where 1 - u has lost its digits."""
+    """-log(1 - u), by a series for small u, where 1 - u loses precision."""
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u / 6)))))
     return tl.where(u < 0.03125, series, -tl.log(1 - u))
 
@@ -182,7 +183,7 @@ def _scan_kernel(
     logits, row_stride, words, keys, index, settings, best, best_word, best_logit, top, total,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Over one split of a row's words: the largest noisy logit, and the sum for the normaliser."""
+    """Largest noisy logit and softmax normaliser over one split of a row's words."""
     row, split = tl.program_id(0), tl.program_id(1)
     inverse, noisy = tl.load(settings), tl.load(settings + 1)
     stream = _mix(tl.load(keys + row) + (tl.load(index + row).to(tl.int64) + 1) * GOLDEN)
@@ -226,7 +227,7 @@ def _advance_kernel(
     token, position, index, limit, done, out_token, out_logprob, out_row,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Join the splits of a row, write its token down, and move the row on unless it is done."""
+    """Combine the splits of a row, store its token, and advance the row unless it is done."""
     row = tl.program_id(0)
     s = tl.arange(0, SPLITS)
     place = row * SPLITS + s
@@ -260,10 +261,10 @@ def draw_and_advance(
     out_token: Tensor,
     out_logprob: Tensor,
 ) -> None:
-    """Draw a token for every row by Gumbel-max and move the rows on, all on the device.
+    """Draw a token for every row by Gumbel-max and advance the rows, without the host.
 
-    `rows` holds key, index (place in the reply), token, position, limit, done of each row;
-    `settings` is [1 / temperature, 1 for noise or 0 for the largest logit].
+    `rows` has the tensors of STATE in decode.py. `settings` is [1 / temperature, 1 for sampling or 0
+    for greedy]. Column `tick` of the outputs gets the tokens and their log-probabilities.
     """
     count, words = logits_RV.shape
     parts = [
