@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hacrl.logs.observer import Quiet
+from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.observer import Quiet
-from hacrl.training.run import start
 
 
 class Stopwatch(Quiet):

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from hacrl.config import load_config
 from hacrl.policy.policy import Policy
+from hacrl.runs import start
 from hacrl.sampling.base import Reply, Request
-from hacrl.training.run import start
 from speed.generate import GenerateSampler
 from speed.measure import Measurement
 from speed.work import Setting

@@ -27,13 +27,15 @@ def train(
     `config` is a Config, the path of a TOML file, or a dict of the same form. Keyword arguments
     replace top-level settings (`steps=20`). `run` is the directory to write (default: runs/NAME).
     """
-    from hacrl.training.run import start
+    from hacrl.runs import start
+    from hacrl.study.diagnostics import HOOKS
 
-    return start(config, run, overrides)
+    return start(config, run, overrides, hooks=HOOKS)
 
 
 def resume(run: str | Path, **overrides: Any) -> RunDirectory:
     """Continue a run from its newest complete checkpoint; `steps=N` extends it."""
-    from hacrl.training.run import go_on
+    from hacrl.runs import resume as resume_run
+    from hacrl.study.diagnostics import HOOKS
 
-    return go_on(Path(run), overrides)
+    return resume_run(Path(run), overrides, hooks=HOOKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -19,12 +20,11 @@ pytestmark = pytest.mark.engines
 from team import member, team  # noqa: E402
 
 import hacrl  # noqa: E402
+from hacrl.cluster.actor import FollowerActor  # noqa: E402
+from hacrl.cluster.executor import RayExecutor  # noqa: E402
 from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.store.checkpoint import Checkpoints  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
-from hacrl.training.ray import RayCrew  # noqa: E402
-from hacrl.training.ray_actor import FollowerPlace  # noqa: E402
-from hacrl.training.team import Call  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 CONFIG = team(member("wren"), member("finch"))
@@ -80,23 +80,25 @@ def test_agents_whose_processes_are_killed_come_back(
     """All of them, when finch has just begun to learn in the second step: under `wait` no number
     changes."""
     killed: set[int] = set()
-    really_begin = RayCrew.begin
+    real_call = RayExecutor.call
 
-    def begin(crew: RayCrew, name: str, call: Call) -> None:
-        really_begin(crew, name, call)
-        if not killed and (name, call) == ("finch", Call("learn", (1,))):
+    async def call(executor: RayExecutor, name: str, method: str, *args: Any) -> Any:
+        calling = asyncio.ensure_future(real_call(executor, name, method, *args))
+        await asyncio.sleep(0)
+        if not killed and (name, method, args) == ("finch", "learn", (1,)):
             for pid in agents():
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
+        return await calling
 
-    monkeypatch.setattr(RayCrew, "begin", begin)
-    with pytest.warns(UserWarning, match="'finch' was lost in step 1"):
+    monkeypatch.setattr(RayExecutor, "call", call)
+    with pytest.warns(UserWarning, match="'finch' was lost in step 2"):
         run = hacrl.train(on_ray(CONFIG), tmp_path / "run")
     assert len(killed) == 2
     assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
 
 
-def agents(kind: bytes = b"Place") -> set[int]:
+def agents(kind: bytes = b"AgentActor") -> set[int]:
     """The processes of agents that this test's Ray has started, or of actors of another kind."""
     found = set()
     for entry in Path("/proc").iterdir():
@@ -134,11 +136,11 @@ def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None
 
 
 def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("hacrl.training.ray.PATIENCE", 1.0)
+    monkeypatch.setattr("hacrl.cluster.executor.PATIENCE", 1.0)
     for settings, words in (
         ({"cpus": 999}, "ask for 1000 CPU in all"),
         ({"resources": {"moon": 1}}, "1 moon in all, but the cluster has 0"),
-        ({"device": "cuda:1"}, "Ray hands the GPUs out"),
+        ({"device": "cuda:1"}, "Ray assigns the GPUs"),
     ):
         config = team(member("wren", **settings), member("finch"), **NO_EVALUATION)
         with pytest.raises(UserError, match=words):
@@ -171,14 +173,14 @@ def test_a_rank_that_cannot_be_one_says_so_at_once(tmp_path: Path, monkeypatch: 
 
 
 def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
-    class Failing(FollowerPlace):
+    class Failing(FollowerActor):
         def follow(self, rank: int, address: str) -> Any:
             raise MemoryError("no room for the shard")
 
-    monkeypatch.setattr("hacrl.training.ray.FollowerPlace", Failing)
-    monkeypatch.setattr("hacrl.training.team.MOST_LOSSES", 1)
+    monkeypatch.setattr("hacrl.cluster.executor.FollowerActor", Failing)
+    monkeypatch.setattr("hacrl.training.loop.MAX_LOSSES", 1)
     config = team(member("wren", ranks=2), **NO_EVALUATION)
-    with pytest.raises(RunStopped, match=r"lost in step 0 \(MemoryError: no room for the shard\)"):
+    with pytest.raises(RunStopped, match=r"lost in step 1 \(MemoryError: no room for the shard\)"):
         hacrl.train(on_ray(config), tmp_path / "run")
 
 

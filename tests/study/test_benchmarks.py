@@ -17,12 +17,12 @@ from hacrl.config import AgentConfig, dump_config, parse_config
 from hacrl.errors import UserError
 from hacrl.figures import count
 from hacrl.policy.policy import Policy
+from hacrl.runs import start
 from hacrl.statistics import estimate_scores
 from hacrl.study.benchmarks.catalogue import MATH7, Benchmark, choose_benchmarks, load_problems
 from hacrl.study.benchmarks.results import count_headline, read_summary, recount
 from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
 from hacrl.study.evaluation import Candidate, evaluate_held_out, find_candidates, model_name
-from hacrl.training.run import start
 from hacrl.verify import VerifierConfig
 
 EASY, HARD = Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")

@@ -1,13 +1,15 @@
-"""Members that are lost or late, without any engine: a crew in one process that loses them.
+"""Lost and late agents, in one process: executors that lose calls or hold them back.
 
 `tests/engines/test_ray_nodes.py` does the same with processes and machines.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from team import member, team
@@ -15,14 +17,14 @@ from team import member, team
 import hacrl
 from hacrl.config import Config, parse_config
 from hacrl.errors import RunStopped
+from hacrl.logs.metrics_log import MetricsLog
+from hacrl.logs.observer import Quiet
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.local import LocalCrew
-from hacrl.training.logbook import Logbook
-from hacrl.training.observer import Quiet
-from hacrl.training.seat import Answer, Seat
-from hacrl.training.team import Call, Lost, Team
+from hacrl.training.hooks import Hooks
+from hacrl.training.local import LocalExecutor
+from hacrl.training.loop import AgentLost, Team
 
 TEAM = team(
     member("wren"),
@@ -31,63 +33,33 @@ TEAM = team(
     evaluation={"every": 2, "problems": 6},
     checkpoint={"every": 2},
 )
+DEADLINE = 0.2
+GO_ON = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": DEADLINE, "late": "go_on"}
 
-GO_ON = {"kind": "ray", "threads": 1, "device": "cpu", "deadline": 20.0, "late": "go_on"}
 
-
-class Losing(LocalCrew):
-    """Loses a member at the named calls, before or after they are carried out, with its weights."""
+class Losing(LocalExecutor):
+    """Loses an agent, with its weights, before or after the named calls are carried out."""
 
     lose: dict[tuple[str, str, str], str]
 
-    def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
-        name, call = self.calls.popleft()
-        when = self.lose.pop((name, call.method, str(call.args[0])), None)
-        answer = None
-        if when != "before":
-            answer = self.seats[name].answer(call.method, *call.args)
-        if when or answer is None:
-            old = self.seats[name]
-            self.seats[name] = Seat(old.config, name, old.run, old.shared)
-            return name, Lost("killed")
-        return name, answer
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        when = self.lose.pop((name, method, str(args[0])), None)
+        result = None if when == "before" else await super().call(name, method, *args)
+        if when:
+            self.agents[name] = self.make(name)
+            raise AgentLost("killed")
+        return result
 
 
-class Clock:
-    """Stands in for the driver's `time`: it moves only when a test says so, however slow the machine."""
+class Holding(LocalExecutor):
+    """Holds calls back while `held` says so."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    held: Callable[[LocalExecutor, str, str, tuple], bool]
 
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("hacrl.training.team.time", made)
-    return made
-
-
-class Holding(LocalCrew):
-    """Leaves held calls alone. While there are no others, time passes: until the deadline where there
-    is one, else an hour."""
-
-    clock: Clock
-    held: Callable[[LocalCrew, str, Call], bool]
-    idle = 0
-
-    def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
-        ready = [(name, call) for name, call in self.calls if not self.held(self, name, call)]
-        if not ready:
-            self.idle += 1
-            assert self.idle < 100, "the driver asks again and again"
-            self.clock.now += 3600.0 if seconds is None else seconds
-            return None
-        self.calls.remove(ready[0])
-        name, call = ready[0]
-        return name, self.seats[name].answer(call.method, *call.args)
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        while self.held(self, name, method, args):
+            await asyncio.sleep(0.01)
+        return await super().call(name, method, *args)
 
 
 class Notes(Quiet):
@@ -98,14 +70,27 @@ class Notes(Quiet):
         self.notes.append(text)
 
 
-def train(kind: type[LocalCrew], settings: dict, place: Path, **attributes) -> tuple:
+class Until:
+    """True until this many seconds have passed since the first question."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.end = seconds, 0.0
+
+    def __bool__(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.end = self.end or now + self.seconds
+        return now < self.end
+
+
+def train(kind: type[LocalExecutor], settings: dict, place: Path, **attributes: Any) -> tuple:
     config: Config = parse_config(settings)
     run, notes = RunDirectory.create(place, config), Notes()
     with ExitStack() as stack:
-        crew = kind(config, run, stack)
+        executor = kind(config, run, notes, Hooks(), stack)
         for name, value in attributes.items():
-            setattr(crew, name, value)
-        Team(config, run, notes).train(crew, stack)
+            setattr(executor, name, value)
+        executor.pool = Pool(run.pool_path)
+        asyncio.run(Team(config, run, executor.pool, executor, MetricsLog(run, notes)).train())
     return run, notes.notes
 
 
@@ -133,26 +118,26 @@ def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
         def pop(self, key, default=None):
             return "before" if key == ("finch", "learn", "1") else None
 
-    with pytest.raises(RunStopped, match=r"'finch' was lost in step 1 .* for the 5th time"):
+    with pytest.raises(RunStopped, match=r"'finch' was lost in step 2 .* for the 5th time"):
         train(Losing, TEAM, tmp_path / "run", lose=Hopeless())
 
 
-def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path, clock: Clock) -> None:
+def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     """finch's step 1 comes when steps 1 and 2 are closed without it: its rows are kept as late, it
     learns both cuts from wren's rows alone, and takes part in step 3."""
 
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "finch" and call == Call("rollout", (1,)) and not crew.pool.closed(2)
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return (name, method, args) == ("finch", "rollout", (1,)) and not executor.pool.closed(2)
 
     settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
-    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    run, notes = train(Holding, settings, tmp_path / "run", held=held)
     pool = Pool(run.pool_path, read_only=True)
     members = [pool.snapshot(step).members for step in range(4)]
     assert members == [("wren", "finch"), ("wren",), ("wren",), ("wren", "finch")]
     assert pool.arrived(1) == ("finch", "wren")  # finch's batch came late and is kept
     assert len(list(pool.rows("finch", 1))) == 24
     assert pool.arrived(2) == ("wren",)  # not even sampled
-    assert "step 1 goes on without finch" in notes[0] and "step 2 goes on without" in notes[1]
+    assert "step 2 continues without finch" in notes[0] and "step 3 continues without" in notes[1]
     rows = {(row["step"], row["agent"]): row for row in run.metrics()}
     assert len(rows) == len(run.metrics()) == 8
     for step in (1, 2):
@@ -167,78 +152,68 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path, clock: C
     assert back["capability/finch"] == pytest.approx(rewards)
 
 
-def test_under_wait_the_deadline_only_tells(tmp_path: Path, clock: Clock) -> None:
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "finch" and call == Call("rollout", (1,)) and clock.now < 1100.0
+def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
+    slow = Until(3 * DEADLINE)
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return (name, method, args) == ("finch", "rollout", (1,)) and bool(slow)
 
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "steps": 2, "runtime": runtime}
-    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
-    assert len(notes) == 1 and "step 1 still waits for finch: not there 20 seconds" in notes[0]
+    run, notes = train(Holding, settings, tmp_path / "run", held=held)
+    assert (
+        len(notes) == 1
+        and "step 2 is still waiting for finch: not finished 0.2 seconds" in notes[0]
+    )
     unhurried = hacrl.train({**TEAM, "steps": 2}, tmp_path / "unhurried")
     assert run.metrics_path.read_bytes() == unhurried.metrics_path.read_bytes()
 
 
-def test_a_member_lost_while_it_waits_for_the_others_changes_no_number(tmp_path: Path) -> None:
-    """As when one rank of a group dies while rank 0 has nothing to do: wren has published step 1 and
-    waits for finch. Its next life must not be let through in the old one's place."""
-
-    class Fragile(LocalCrew):
-        whole = True
-
-        def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
-            if self.whole and self.calls[0] == ("finch", Call("rollout", (1,))):
-                old, self.whole = self.seats["wren"], False
-                self.seats["wren"] = Seat(old.config, "wren", old.run, old.shared)
-                return "wren", Lost("a rank of its group has ended")
-            return super().next(seconds)
-
-    settings = {**TEAM, "steps": 2}
-    run, notes = train(Fragile, settings, tmp_path / "lost")
-    assert len(notes) == 1
-    unbroken = hacrl.train(settings, tmp_path / "unbroken")
-    assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
-
-
-def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path, clock: Clock) -> None:
+def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path) -> None:
     """finch is away in step 1, so it is at the cut at once; wren's rollouts take longer than the
     deadline. Nobody has published yet: there is nothing to close the step with."""
 
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+    slow = Until(3 * DEADLINE)
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return (name, method, args) == ("wren", "rollout", (1,)) and bool(slow)
 
     members = [member("wren"), member("finch", away=[[1, 2]])]
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
-    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    run, notes = train(Holding, settings, tmp_path / "run", held=held)
     assert notes == []
     rows = [(row["step"], row["agent"]) for row in run.metrics()]
     assert (1, "wren") in rows and (1, "finch") not in rows and (2, "finch") in rows
 
 
-def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path, clock: Clock) -> None:
+def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path) -> None:
     """The frozen finch has published step 1 and the deadline is over, but wren is not there: the step
     waits for it, without asking all the time."""
 
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "wren" and call == Call("rollout", (1,)) and clock.now < 1100.0
+    slow = Until(3 * DEADLINE)
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return (name, method, args) == ("wren", "rollout", (1,)) and bool(slow)
 
     members = [member("wren"), member("finch", learn=False)]
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
-    run, notes = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    run, notes = train(Holding, settings, tmp_path / "run", held=held)
     assert notes == [] and len(run.metrics()) == 8
 
 
-def test_the_end_waits_for_who_was_away(tmp_path: Path, clock: Clock) -> None:
+def test_the_end_waits_for_who_was_away(tmp_path: Path) -> None:
     """finch is away to the end and beyond; its last evaluation and checkpoint take longer than the
     last step of wren."""
 
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        return name == "finch" and call.args == (4,) and clock.now < 1100.0
+    slow = Until(3 * DEADLINE)
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return name == "finch" and args == (4,) and bool(slow)
 
     members = [member("wren"), member("finch", away=[[3, 10**9]])]
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "agents": members, "runtime": runtime}
-    run, _ = train(Holding, settings, tmp_path / "run", clock=clock, held=held)
+    run, _ = train(Holding, settings, tmp_path / "run", held=held)
     assert 4 in Checkpoints(run.checkpoints("finch"), 2).steps()
     assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
 
@@ -250,7 +225,7 @@ def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -
 
     settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
     run, notes = train(Losing, settings, tmp_path / "run", lose=Hopeless())
-    assert "the others go on without it" in notes[-1]
+    assert "The other agents continue without it" in notes[-1]
     wren = [(r["kind"], r["step"]) for r in run.metrics() if r["agent"] == "wren"]
     assert wren == [
         ("evaluation", 0),
@@ -266,27 +241,28 @@ def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
 
     members = [member("wren"), member("finch", away=[[2, 3]])]
     settings = {**TEAM, "agents": members, "runtime": {**GO_ON, "deadline": 3600.0}}
-    with pytest.raises(RunStopped, match="step 2: whoever is not away was lost"):
+    with pytest.raises(RunStopped, match="step 3: no agent is left"):
         train(Losing, settings, tmp_path / "run", lose=Hopeless())
 
 
-def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, clock: Clock) -> None:
+def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path) -> None:
     """finch is more checkpoints behind than are kept, and catches up little by little. At every moment
     one step must be whole for both, or a resume would begin anew: so wren keeps those that finch has
     yet to reach."""
 
-    def held(crew: LocalCrew, name: str, call: Call) -> bool:
-        until = {"rollout (1,)": 3, "learn (2,)": 5}.get(f"{call.method} {call.args}")
-        return name == "finch" and until is not None and not crew.pool.closed(until)
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        until = {"rollout (1,)": 3, "learn (2,)": 5}.get(f"{method} {args}")
+        return name == "finch" and until is not None and not executor.pool.closed(until)
 
     class Watched(Holding):
         common: list[int]
 
-        def next(self, seconds: float | None) -> tuple[str, Answer | Lost] | None:
-            folders = [seat.checkpoints for seat in self.seats.values()]
+        async def call(self, name: str, method: str, *args: Any) -> Any:
+            result = await super().call(name, method, *args)
+            folders = [agent.checkpoints for agent in self.agents.values()]
             steps = set.intersection(*(set(f.steps()) for f in folders))
             self.common.append(max(steps, default=0))
-            return super().next(seconds)
+            return result
 
     settings = {
         **TEAM,
@@ -297,7 +273,7 @@ def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path, cl
         "checkpoint": {"every": 1, "keep": 1},
     }
     common: list[int] = []
-    run, _ = train(Watched, settings, tmp_path / "run", clock=clock, held=held, common=common)
+    run, _ = train(Watched, settings, tmp_path / "run", held=held, common=common)
     assert common == sorted(common)
     assert [Checkpoints(run.checkpoints(n), 1).steps() for n in ("wren", "finch")] == [[8], [8]]
 
@@ -310,7 +286,7 @@ def test_only_the_wanted_checkpoints_stay(tmp_path: Path) -> None:
 
 
 def test_rows_are_written_in_order_whoever_reports_first(tmp_path: Path) -> None:
-    book = Logbook(RunDirectory(tmp_path), Quiet(), [])
+    book = MetricsLog(RunDirectory(tmp_path), Quiet())
     book.expect("train", 0, ["a", "b"])
     book.expect("evaluation", 1, ["a", "b"])
     for kind, step, name in (

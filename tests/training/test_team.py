@@ -381,7 +381,7 @@ def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> N
 def test_a_pool_closed_by_other_members_is_refused(tmp_path: Path) -> None:
     run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
     run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
-    with pytest.raises(UserError, match=r"closed by a run whose members are wren, not finch"):
+    with pytest.raises(UserError, match=r"closed with the agents wren, but the config has finch"):
         hacrl.resume(run.path)
 
 
@@ -402,7 +402,7 @@ def test_a_broken_verifier_does_not_look_like_a_weak_model(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     verifier = {"kind": "function", "workers": 1, "options": {"path": "always_raises:score"}}
     config = team(member("wren"), steps=1, verifier=verifier)
-    with pytest.warns(UserWarning, match="made no update"):
+    with pytest.warns(UserWarning, match="learned nothing in step 1"):
         run = hacrl.train(config, tmp_path / "run")
     assert [r["accuracy"] for r in rows(run, "wren", "evaluation")] == [None, None]
     assert rows(run, "wren")[0]["reward"] is None

@@ -27,14 +27,15 @@ def train(
         from hacrl.config import load_config
 
         settings = load_config(config, overrides or [])
-        from hacrl.training.run import free_name, start
+        from hacrl.runs import free_name, start
+        from hacrl.study.diagnostics import HOOKS
 
         place = run or free_name(Path("runs") / config.stem)
     with errors_as_messages(place):
         from hacrl.cli.progress import ProgressLine
 
         with ProgressLine() as progress:
-            start(settings, place, observer=progress)
+            start(settings, place, observer=progress, hooks=HOOKS)
         _print_summary(place)
 
 
@@ -43,10 +44,11 @@ def resume(run: Run, overrides: Overrides = None) -> None:
     """Continue RUN from its newest complete checkpoint; steps=N extends it."""
     with errors_as_messages(run):
         from hacrl.cli.progress import ProgressLine
-        from hacrl.training.run import go_on
+        from hacrl.runs import resume as resume_run
+        from hacrl.study.diagnostics import HOOKS
 
         with ProgressLine() as progress:
-            go_on(run, _parse(overrides or []), observer=progress)
+            resume_run(run, _parse(overrides or []), observer=progress, hooks=HOOKS)
         _print_summary(run)
 
 

@@ -23,11 +23,11 @@ from rich.console import Console
 from hacrl.cli.progress import ProgressLine
 from hacrl.config import Config, load_config
 from hacrl.errors import UserError
+from hacrl.runs import start
 from hacrl.store.files import read_whole_lines, write_atomic
 from hacrl.study.inspect.comparison import compare, comparison_table, sentence
 from hacrl.study.pocket_config import POCKET_TOML
 from hacrl.study.tables import console, duration
-from hacrl.training.run import start
 from hacrl.verify.settings import usable_cores
 
 

@@ -1,101 +1,60 @@
-"""One agent's loop. Everything else serves these two phases; a runtime decides where they run.
+"""One agent: its two phases of a step, and what it does between steps.
 
-rollout phase   problems -> rollouts -> scores -> verdicts -> journal -> pool
-learning phase  the step's committed cut -> my view -> credit -> updates
+    rollout: problems -> rollouts -> scores -> verdicts -> journal -> pool
+    learn:   the step's snapshot -> my samples -> credit -> updates
+
+loop.py decides when they run, an executor (local.py, ray.py) in which process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from hacrl.algorithms import Algorithm, Step
+from hacrl.algorithms import Step
 from hacrl.algorithms.capability import Capability, CapabilityHistory
-from hacrl.config import AgentConfig, Config
+from hacrl.config import AgentConfig
 from hacrl.errors import RunStopped, UserError
 from hacrl.garbage import no_garbage
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import probe_facts
+from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
-from hacrl.store.pool import Pool
-from hacrl.store.rundir import RunDirectory, sample_rows
-from hacrl.study.diagnostics import Diagnostics
-from hacrl.tasks import Task
-from hacrl.training.evaluate import attempt, judge, split_by_length
+from hacrl.store.rundir import sample_rows
+from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics
 from hacrl.training.plan import minibatch, replaced
 from hacrl.training.samples import ViewLimits, learner_view
 from hacrl.training.timing import Clock
-from hacrl.types import (
-    Finish,
-    Problem,
-    Rollout,
-    Sample,
-    Sampling,
-    Snapshot,
-    Tokens,
-    Trajectory,
-    Turn,
-    Update,
-)
-from hacrl.verify import VerifierPool
+from hacrl.training.trajectories import make_trajectories
+from hacrl.types import Rollout, Sample, Sampling, Snapshot, Update
 
-
-class Member(Protocol):
-    """What a runtime asks of a team's member."""
-
-    name: str
-
-    def rollout(self, step: int) -> dict[str, Any]:
-        """Publish the step's trajectories; metrics of the phase."""
-
-    def learn(self, step: int) -> dict[str, Any]:
-        """Learn from the step's cut; metrics of the phase. Empty for a member that does not. One
-        that the step was closed without learns from the others' rows alone."""
+if TYPE_CHECKING:
+    from hacrl.training.local import Shared
 
 
 class Agent:
     """A model that samples and, unless frozen, learns.
 
-    Example: agent.rollout(0); pool.close(0, members); agent.learn(0)
+    Example: agent.rollout(0); pool.close(0, ["wren"]); agent.learn(0)
     """
 
-    def __init__(
-        self,
-        config: Config,
-        agent: AgentConfig,
-        *,
-        policy: Policy,
-        algorithm: Algorithm,
-        task: Task,
-        verifier: VerifierPool,
-        pool: Pool,
-        run: RunDirectory,
-    ) -> None:
-        self.name = agent.name
-        self.config, self.agent, self.policy, self.algorithm = config, agent, policy, algorithm
-        self.task, self.verifier, self.pool, self.run = task, verifier, pool, run
-        self.journal = Journal(run.journal(agent.name))
+    def __init__(self, agent: AgentConfig, shared: Shared, policy: Policy) -> None:
+        config = self.config = shared.config
+        self.agent, self.name, self.policy = agent, agent.name, policy
+        self.run, self.pool, self.task = shared.run, shared.pool, shared.task
+        self.verifier, self.algorithm = shared.verifier, shared.algorithm
+        self.journal = Journal(self.run.journal(self.name))
+        self.checkpoints = Checkpoints(self.run.checkpoints(self.name), config.checkpoint.keep)
         self.clock = Clock()
-        self.plan = config.plan_of(agent, algorithm) if agent.learns else None
+        self.notes: list[str] = []
+        self.plan = config.plan_of(agent, self.algorithm) if agent.learns else None
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
-        self.diagnostics: Diagnostics | None = None
-        if self.plan and config.diagnostics.every:
-            self.diagnostics = Diagnostics(
-                config,
-                agent,
-                policy=policy,
-                algorithm=algorithm,
-                plan=self.plan,
-                task=task,
-                verifier=verifier,
-                run=run,
-            )
         self.capability = CapabilityHistory(
-            pool.snapshot,
+            self.pool.snapshot,
             window=config.algorithm.capability_window,
             by_task=config.algorithm.capability_by == "task",
             includes_step=config.algorithm.window_includes_step,
@@ -112,10 +71,13 @@ class Agent:
                 f"model reads at most {policy.context} tokens. Lower one of the two, for the run or for "
                 "this agent."
             )
+        make_diagnostics = shared.hooks.diagnostics if config.diagnostics.every else None
+        self.diagnostics = make_diagnostics(self) if make_diagnostics and self.plan else None
 
-    # ------------------------------------------------------------ the loop
+    # ------------------------------------------------------------ the two phases
 
     def rollout(self, step: int) -> dict[str, Any]:
+        """Publish the step's trajectories and return metrics. A journalled step is not sampled again."""
         problems = self.task.batch(step, self.config.prompts_per_step)
         prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         entry = self.journal.read(step)
@@ -130,21 +92,36 @@ class Agent:
         else:
             rollouts, facts = entry
         with self.clock("publish"):
-            trajectories = self._trajectories(step, rollouts, problems, too_long)
-            self.pool.publish(step, self.name, trajectories)
+            published = make_trajectories(
+                rollouts,
+                problems,
+                too_long,
+                agent=self.name,
+                step=step,
+                policy_version=self._steps_learned(step),
+                sampling=Sampling(self.config.temperature, self.limits.max_response_tokens),
+                verifier=self.verifier.label,
+                tokenizer=self.policy.renderer.vocabulary_hash,
+                reply_start=self.agent.reply_start,
+                with_tokens=self.algorithm.needs.include("tokens"),
+            )
+            self.pool.publish(step, self.name, published)
         return {**rollout_metrics(rollouts, len(too_long)), **facts}
 
     def learn(self, step: int) -> dict[str, Any]:
+        """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
         with self.clock("view"), no_garbage():
-            own, _ = self.journal.read(step) or ([], {})  # none: closed without it
-            cut = self.pool.snapshot(step)
-            capability = self.capability.at(cut, list(dict.fromkeys((*cut.members, self.name))))
+            own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
+            snapshot = self.pool.snapshot(step)
+            capability = self.capability.at(
+                snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
+            )
             samples, view = learner_view(
-                cut.groups,
+                snapshot.groups,
                 own,
                 problems,
                 self.policy.renderer,
@@ -155,11 +132,11 @@ class Agent:
                 needs_tokens=needs.include("tokens"),
                 mask_truncated=self.agent.mask_truncated,
             )
-        samples = self._credited(samples, cut, capability)
+        samples = self._credited(samples, snapshot, capability)
         checked: dict[str, Any] = {}
         if self.diagnostics and self.diagnostics.due(step):
             with self.clock("diagnostics"):
-                checked = self.diagnostics.check(step, cut, problems, capability, samples)
+                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
             last = replaced(samples) if needs.updates == "with_own" else ()
@@ -179,7 +156,7 @@ class Agent:
                 done,
                 self.plan,
                 capability,
-                cut.members,
+                snapshot.members,
                 self.name,
                 by_ratio=self.algorithm.weighs_by_ratio,
             ),
@@ -187,7 +164,47 @@ class Agent:
             **checked,
         }
 
-    # ------------------------------------------------------------ its parts
+    # ------------------------------------------------------------ between steps
+
+    def restore(self, steps: Sequence[int]) -> int | None:
+        """Load the newest whole checkpoint among `steps` and return its step; 0 if there is none.
+        None for a frozen agent."""
+        if not self.agent.learns:
+            return None
+        found = self.checkpoints.newest_whole(self.notes.append, steps)
+        if found is None:
+            return 0
+        self.policy.restore(self.checkpoints.load(found))
+        return found
+
+    def evaluate(self, done: int) -> tuple[dict[str, Any], bool]:
+        """Answer the held-out problems alone; return metrics and whether this is the best so far."""
+        with self.clock("evaluate"):
+            problems = self.task.held_out(self.config.evaluation.problems)
+            folder = self.run.evaluation(done, self.name)
+            result = evaluate(self.policy, self.config, problems, self.verifier, folder)
+        best = bool(
+            done > 0
+            and self.agent.learns
+            and result.avg is not None
+            and self.checkpoints.mark_best(done, result.avg.mean)
+        )
+        return result.metrics(), best
+
+    def save(self, done: int) -> None:
+        with self.clock("checkpoint"):
+            self.checkpoints.save(self.policy.checkpoint(done))
+
+    def prune(self, also: Collection[int]) -> None:
+        """Remove old checkpoints; those of the steps in `also` stay."""
+        self.checkpoints.prune(also)
+
+    def read_notes(self) -> list[str]:
+        """Messages for the user since the last call."""
+        notes, self.notes = self.notes, []
+        return notes
+
+    # ------------------------------------------------------------ parts of the phases
 
     def _sample(self, step: int, prompts: dict[str, tuple[int, ...]]) -> list[Rollout]:
         return attempt(
@@ -246,7 +263,7 @@ class Agent:
         ]
 
     def _credited(
-        self, samples: Sequence[Sample], cut: Snapshot, capability: Capability
+        self, samples: Sequence[Sample], snapshot: Snapshot, capability: Capability
     ) -> list[Sample]:
         """The samples with advantage and weight. Peers' samples get the learner's log-probabilities
         before or after credit, as the algorithm needs."""
@@ -254,8 +271,8 @@ class Agent:
         if when == "before_credit":
             samples = self._score_peers(samples)
         with self.clock("view"), no_garbage():
-            step = Step(self.name, samples, cut.groups, capability)
-            samples = self.algorithm.credit(step)
+            credit = Step(self.name, samples, snapshot.groups, capability)
+            samples = self.algorithm.credit(credit)
         if when == "after_credit":
             samples = self._score_peers(samples)
         return samples
@@ -271,75 +288,17 @@ class Agent:
         scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
         return [s if s.is_own else next(scored) for s in samples]
 
-    def _trajectories(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        problems: Sequence[Problem],
-        too_long: Sequence[Problem],
-    ) -> list[Trajectory]:
-        """What the others may see of this step: text and a few numbers."""
-        task_of = {p.id: p.task for p in problems}
+    def _steps_learned(self, step: int) -> int:
+        """Steps that the weights that sample `step` have learned."""
         learned = range(min(step, self.learns_before)) if self.plan else ()
-        version = sum(not self.agent.is_away(earlier) for earlier in learned)
-        sampling = Sampling(self.config.temperature, self.limits.max_response_tokens)
-        begun = (
-            (Turn("assistant", self.agent.reply_start, False),) if self.agent.reply_start else ()
-        )
-        attempted = [
-            Trajectory(
-                problem_id=r.problem_id,
-                task=task_of[r.problem_id],
-                agent=self.name,
-                index=r.index,
-                step=step,
-                policy_version=version,
-                turns=(*begun, Turn("assistant", r.completion.text, True)),
-                finish=r.completion.finish,
-                mean_logprob=r.mean_logprob,
-                num_tokens=len(r.completion.token_ids),
-                verdict=r.verdict,
-                verifier=self.verifier.label,
-                sampling=sampling,
-                shareable=r.shareable,
-                tokenizer=self.policy.renderer.vocabulary_hash,
-                tokens=self._tokens(r) if self.algorithm.needs.include("tokens") else None,
-            )
-            for r in rollouts
-        ]
-        return attempted + [not_attempted(p, self.name, step, sampling) for p in too_long]
-
-    def _tokens(self, r: Rollout) -> Tokens:
-        return Tokens(
-            self.policy.renderer.vocabulary_hash, r.completion.token_ids, r.completion.logprobs
-        )
+        return sum(not self.agent.is_away(earlier) for earlier in learned)
 
     def _stop_if_broken(self, step: int, batch: Sequence[Sample], report: UpdateReport) -> None:
         if self.policy.skipped_in_a_row < self.config.skip_limit:
             return
         path = self.run.save_broken_batch(self.name, step, batch)
         raise RunStopped(
-            f"agent {self.name!r}, step {step}: {self.policy.skipped_in_a_row} updates in a row had a "
-            f"non-finite loss or gradient (last: loss {report.loss}, norm {report.grad_norm}). Nothing "
-            f"was changed by them; the batch is in {path}. Lower the learning rate or look at it."
+            f"agent {self.name!r}, step {step + 1}: {self.policy.skipped_in_a_row} updates in a row "
+            f"had a non-finite loss or gradient (last: loss {report.loss}, norm {report.grad_norm}). "
+            f"They changed no weight. The batch is in {path}. Lower the learning rate."
         )
-
-
-def not_attempted(problem: Problem, agent: str, step: int, sampling: Sampling) -> Trajectory:
-    """Tells the others that this member has nothing to say on the problem."""
-    return Trajectory(
-        problem_id=problem.id,
-        task=problem.task,
-        agent=agent,
-        index=0,
-        step=step,
-        policy_version=0,
-        turns=(),
-        finish=Finish.NOT_ATTEMPTED,
-        mean_logprob=None,
-        num_tokens=0,
-        verdict=None,
-        verifier="",
-        sampling=sampling,
-        shareable=False,
-    )

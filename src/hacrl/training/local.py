@@ -1,41 +1,83 @@
-"""All agents in one process, phases in turn."""
+"""All agents in one process, one call at a time."""
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
-from hacrl.config import Config
+import torch
+
+from hacrl.algorithms import Algorithm, make_algorithm
+from hacrl.config import AgentConfig, Config
+from hacrl.logs.observer import PHASES, Observer
 from hacrl.policy.sharding.followers import LocalRanks
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.observer import Observer
-from hacrl.training.seat import Answer, Seat, share
-from hacrl.training.team import Call, Lost, Team
+from hacrl.tasks import Task, make_task
+from hacrl.training.agent import Agent
+from hacrl.training.hooks import Hooks
+from hacrl.training.replay import ReplayAgent
+from hacrl.verify import VerifierPool
 
 
-def run_local(config: Config, run: RunDirectory, observer: Observer) -> None:
-    """Train until `config.steps`, from the newest checkpoint that all learners have."""
-    observer.phase("loading")
-    with ExitStack() as stack:
-        Team(config, run, observer).train(LocalCrew(config, run, stack), stack)
-    observer.finished()
+@dataclass(frozen=True)
+class Shared:
+    """What the agents of one process have in common."""
+
+    config: Config
+    run: RunDirectory
+    pool: Pool
+    task: Task
+    verifier: VerifierPool
+    algorithm: Algorithm
+    hooks: Hooks
 
 
-class LocalCrew:
-    """Carries out one call at a time, in the order in which they came: so all members make their
-    rollouts, then all learn."""
+def open_shared(config: Config, run: RunDirectory, hooks: Hooks, stack: ExitStack) -> Shared:
+    """Open the task, verifier and pool of this process; `stack` closes them."""
+    if config.runtime.threads:
+        torch.set_num_threads(config.runtime.threads)
+    task = make_task(config.task, config.seed, run.path)
+    verifier = stack.enter_context(VerifierPool(config.verifier))
+    algorithm = make_algorithm(config.algorithm, verifier.reward_range)
+    return Shared(config, run, Pool(run.pool_path), task, verifier, algorithm, hooks)
 
-    def __init__(self, config: Config, run: RunDirectory, stack: ExitStack) -> None:
-        self.pool = Pool(run.pool_path)
+
+class LocalExecutor:
+    """Carries calls out in this process. See `hacrl.training.loop.Executor`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        observer: Observer,
+        hooks: Hooks,
+        stack: ExitStack,
+    ) -> None:
+        self.observer = observer
+        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         ranks = stack.enter_context(LocalRanks(config))
-        shared = share(config, run, self.pool, stack, ranks.policy)
-        self.seats = {a.name: Seat(config, a.name, run, shared) for a in config.agents}
-        self.calls: deque[tuple[str, Call]] = deque()
+        shared = open_shared(config, run, hooks, stack)
+        self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
+        self.agents = {a.name: self.make(a.name) for a in config.agents}
 
-    def begin(self, name: str, call: Call) -> None:
-        self.calls.append((name, call))
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        await asyncio.sleep(0)  # agents take turns: all roll out before the first one learns
+        self.observer.phase(PHASES.get(method, method))
+        agent = self.agents[name]
+        result = getattr(agent, method)(*args)
+        for phase, seconds in agent.clock.read().items():
+            self.seconds[name][phase] += seconds
+        for note in agent.read_notes():
+            self.observer.note(note)
+        return result
 
-    def next(self, seconds: float | None) -> tuple[str, Answer | Lost]:
-        name, call = self.calls.popleft()
-        return name, self.seats[name].answer(call.method, *call.args)
+
+def make_agent(agent: AgentConfig, shared: Shared, make_policy: Any) -> Agent | ReplayAgent:
+    """The agent that the config describes; `make_policy` builds its weights."""
+    if agent.replay:
+        return ReplayAgent(agent, shared)
+    return Agent(agent, shared, make_policy(agent))

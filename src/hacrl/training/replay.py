@@ -1,33 +1,42 @@
-"""A member that is not there: it publishes what an agent of a stored run wrote."""
+"""An agent that publishes the stored trajectories of another run instead of sampling."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.tasks import Task
-from hacrl.training.agent import not_attempted
+from hacrl.training.timing import Clock
+from hacrl.training.trajectories import not_attempted
 from hacrl.types import Finish, Sampling, Trajectory
 
+if TYPE_CHECKING:
+    from hacrl.training.local import Shared
 
-class ReplayMember:
-    """For each problem of a step, the stored trajectories of that problem: those of the same step
-    where there are any, else the newest. A problem it never saw is "not attempted"."""
 
-    def __init__(
-        self, config: Config, agent: AgentConfig, *, task: Task, pool: Pool, verifier: str
-    ):
-        self.name, self.config, self.agent = agent.name, config, agent
-        self.task, self.pool = task, pool
+class ReplayAgent:
+    """Publishes, for each problem of a step, the stored trajectories of that problem: those of the
+    same step if there are any, else the newest. A problem that the stored run never saw is "not
+    attempted"."""
+
+    def __init__(self, agent: AgentConfig, shared: Shared) -> None:
+        self.name, self.agent, self.config = agent.name, agent, shared.config
+        self.task, self.pool = shared.task, shared.pool
+        self.clock = Clock()
         assert agent.replay is not None
         run = RunDirectory.open(Path(agent.replay))
-        self.stored = self._load(run, self._source(run.config()), verifier)
+        self.stored = self._load(run, self._source(run.config()), shared.verifier.label)
+
+    def restore(self, steps: object) -> None:
+        """Nothing to restore: this agent has no weights."""
+
+    def read_notes(self) -> list[str]:
+        return []
 
     def _source(self, stored: Config) -> str:
         names = [a.name for a in stored.agents]
@@ -48,19 +57,19 @@ class ReplayMember:
                 continue
             if t.verifier != verifier:
                 raise UserError(
-                    f"agent {self.name!r}: the run {run.path} was judged by {t.verifier!r}, this one "
-                    f"judges by {verifier!r}; rewards of the two cannot be mixed."
+                    f"agent {self.name!r}: the run {run.path} was judged by {t.verifier!r}, this run "
+                    f"uses {verifier!r}. Their rewards cannot be mixed."
                 )
             stored[t.problem_id][t.step].append(t)
         if not stored:
             raise UserError(
-                f"agent {self.name!r}: the run {run.path} has no stored trajectories of {source!r}; "
+                f"agent {self.name!r}: the run {run.path} has no trajectories of {source!r}; "
                 "there is nothing to replay."
             )
         return stored
 
     def rollout(self, step: int) -> dict[str, Any]:
-        # What was published once stays, even if the stored run has grown since.
+        # A published batch stays as it is, even if the stored run has grown since.
         rows = list(self.pool.rows(agent=self.name, step=step)) or self._choose(step)
         self.pool.publish(step, self.name, rows)
         attempted = [t for t in rows if t.judged]
@@ -85,6 +94,3 @@ class ReplayMember:
                     not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0))
                 )
         return rows
-
-    def learn(self, step: int) -> dict[str, Any]:
-        return {}

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
+from hacrl.logs.warnings import NEARLY_NONE
 from hacrl.statistics import LEVEL, Estimate
 from hacrl.study.compare.blocks import Block, Chart, Grid, Heading, Listing, Paragraph
 from hacrl.study.compare.budget import RULES
 from hacrl.study.compare.results import Difference, Reach, Results, Row
 from hacrl.study.compare.theory_blocks import theory_blocks
-from hacrl.study.diagnostics.unused import NEARLY_NONE
 from hacrl.study.tables import duration
 
 

@@ -11,47 +11,32 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hacrl.algorithms import Algorithm
 from hacrl.algorithms.capability import Capability
-from hacrl.config import AgentConfig, Config
 from hacrl.noise import order_key, stream_key
-from hacrl.policy.policy import Policy
 from hacrl.store.files import write_atomic
-from hacrl.store.rundir import RunDirectory
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
-from hacrl.study.diagnostics.harm import CHECKED
-from hacrl.tasks import Task
+from hacrl.study.diagnostics.harm import CHECKED, HarmWatch
+from hacrl.training.agent import Agent
 from hacrl.training.evaluate import attempt, judge, split_by_length
-from hacrl.training.plan import Plan
+from hacrl.training.hooks import Hooks
 from hacrl.types import Problem, Rollout, Sample, Snapshot
-from hacrl.verify import VerifierPool
 
 
 class Diagnostics:
     """The checks of one learner.
 
-    Example: Diagnostics(config, agent, ...).check(step, cut, problems, capability, samples)
+    Example: Diagnostics(agent).check(step, snapshot, problems, capability, samples)
     """
 
-    def __init__(
-        self,
-        config: Config,
-        agent: AgentConfig,
-        *,
-        policy: Policy,
-        algorithm: Algorithm,
-        plan: Plan,
-        task: Task,
-        verifier: VerifierPool,
-        run: RunDirectory,
-    ) -> None:
-        self.config, self.agent, self.policy, self.algorithm = config, agent, policy, algorithm
-        self.plan, self.verifier, self.run = plan, verifier, run
-        self.settings = config.diagnostics
+    def __init__(self, agent: Agent) -> None:
+        assert agent.plan is not None
+        self.config, self.agent, self.policy = agent.config, agent.agent, agent.policy
+        self.algorithm, self.plan, self.run = agent.algorithm, agent.plan, agent.run
+        self.settings = agent.config.diagnostics
         self._unseen: UnseenProblems | None = None
-        self._task = task
+        self._task, self.verifier = agent.task, agent.verifier
 
     def due(self, step: int) -> bool:
         return self.settings.every > 0 and step % self.settings.every == 0
@@ -59,7 +44,7 @@ class Diagnostics:
     def check(
         self,
         step: int,
-        cut: Snapshot,
+        snapshot: Snapshot,
         problems: Mapping[str, Problem],
         capability: Capability,
         samples: Sequence[Sample],
@@ -71,7 +56,7 @@ class Diagnostics:
         chosen = {p.id for p in asked}
         guessed = {
             g.problem_id: guesses(g, capability, self.agent.name)
-            for g in cut.groups
+            for g in snapshot.groups
             if g.problem_id in chosen
         }
         rewards = _rewards(fresh)
@@ -141,6 +126,10 @@ class Diagnostics:
         folder = self.run.path / "diagnostics" / self.agent.name
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / f"step-{step:06d}.json", json.dumps(rows) + "\n")
+
+
+HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))
+"""What `hacrl train` adds to a run: these checks and the warning about harmful peers."""
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

@@ -1,7 +1,7 @@
-"""What runs inside Ray's processes: the ranks of an agent. Rank 0 holds the agent, others follow it.
+"""What runs inside Ray's processes: the ranks of an agent. Rank 0 holds the agent.
 
-These are plain classes, which ray.py makes actors of. Everything is loaded with the first call, so that
-what a user can mend comes back as a sentence.
+These are plain classes; ray.py makes actors of them. Torch and the model load with the first call,
+so that errors reach the user as a sentence.
 """
 
 from __future__ import annotations
@@ -16,28 +16,41 @@ from typing import Any, Literal
 import hacrl
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import RunStopped, UserError
-from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.training.hooks import Hooks
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What an agent's processes must know.
+class AgentSpec:
+    """What the processes of an agent need to know.
 
-    Example: Orders(config, "wren", "/data/runs/team", "/home/me", "0.1.0")
+    Example: AgentSpec(config, "wren", "/data/runs/team", Hooks(), "/home/me", "0.1.0")
     """
 
     config: Config
     agent: str
     run: str
+    hooks: Hooks
     folder: str
-    """Where the run was started: a user's own modules are imported from there."""
+    """Working directory of the run; user modules are imported from there."""
     version: str
 
 
 @dataclass(frozen=True)
+class Answer:
+    """Result of a call.
+
+    Example: Answer(value={"reward": 0.4}, seconds={"sample": 1.2}, notes=[])
+    """
+
+    value: Any
+    seconds: dict[str, float]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
 class Failed:
-    """Instead of an answer: what was raised, for the driver to raise."""
+    """Returned instead of an answer: an error that the driver raises."""
 
     kind: Literal["user", "stopped"]
     reason: str
@@ -46,17 +59,17 @@ class Failed:
         return UserError(self.reason) if self.kind == "user" else RunStopped(self.reason)
 
 
-class Place:
-    """Rank 0: the actor that a member of the team is."""
+class AgentActor:
+    """Rank 0 of an agent."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec = spec
         self.stack = ExitStack()
-        self.seat: Any = None
+        self.agent: Any = None
         self.store: Any = None
 
     def open_store(self) -> str:
-        """Where the other ranks can join this one, as host:port."""
+        """Open the rendezvous store of the other ranks and return its host:port."""
         from ray.util import get_node_ip_address
 
         from hacrl.policy.sharding.group import open_store
@@ -65,11 +78,12 @@ class Place:
         self.store = open_store(host)
         return f"{host}:{self.store.port}"
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+    def call(self, method: str, args: tuple[Any, ...]) -> Answer | Failed:
         try:
-            if self.seat is None:
-                self.seat = self._sit()
-            return self.seat.answer(method, *args)
+            if self.agent is None:
+                self.agent = self._load()
+            value = getattr(self.agent, method)(*args)
+            return Answer(value, self.agent.clock.read(), self.agent.read_notes())
         except UserError as error:
             return Failed("user", str(error))
         except RunStopped as error:
@@ -78,20 +92,19 @@ class Place:
     def close(self) -> None:
         self.stack.close()
 
-    def _sit(self) -> Any:
-        settle(self.orders)
-        from hacrl.training.seat import Seat, share  # torch and transformers load here
+    def _load(self) -> Any:
+        prepare_process(self.spec)
+        from hacrl.training.local import make_agent, open_shared
 
-        orders = self.orders
-        run = RunDirectory(Path(orders.run))
-        shared = share(orders.config, run, Pool(run.pool_path), self.stack, self._policy)
-        return Seat(orders.config, orders.agent, run, shared)
+        spec = self.spec
+        shared = open_shared(spec.config, RunDirectory(Path(spec.run)), spec.hooks, self.stack)
+        return make_agent(spec.config.agent(spec.agent), shared, self._policy)
 
     def _policy(self, agent: AgentConfig) -> Any:
         from hacrl.policy.load import choose_device
         from hacrl.policy.policy import Policy
 
-        config = self.orders.config
+        config = self.spec.config
         settings: dict[str, Any] = {
             "temperature": config.temperature,
             "beta": config.algorithm.beta,
@@ -112,14 +125,14 @@ class Place:
         return policy
 
 
-class FollowerPlace:
-    """Another rank of an agent: it does what rank 0 tells it."""
+class FollowerActor:
+    """Another rank of an agent. It executes the commands of rank 0."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
+    def __init__(self, spec: AgentSpec) -> None:
+        self.spec = spec
 
     def follow(self, rank: int, address: str) -> Failed | None:
-        """Returns when rank 0 lets it go, or with what a user can mend."""
+        """Run until rank 0 ends this rank; a user's error is returned."""
         try:
             self._follow(rank, address)
         except UserError as error:
@@ -127,13 +140,13 @@ class FollowerPlace:
         return None
 
     def _follow(self, rank: int, address: str) -> None:
-        settle(self.orders)
+        prepare_process(self.spec)
         from hacrl.policy.load import choose_device
         from hacrl.policy.sharding.group import join_group
         from hacrl.policy.sharding.sharded import follow
 
-        config = self.orders.config
-        agent = config.agent(self.orders.agent)
+        config = self.spec.config
+        agent = config.agent(self.spec.agent)
         if config.runtime.threads:
             import torch
 
@@ -143,20 +156,20 @@ class FollowerPlace:
         follow(group, device)
 
 
-def settle(orders: Orders) -> None:
-    """Make this process like the one that the run was started in, and see that it can be one."""
-    if hacrl.__version__ != orders.version:
+def prepare_process(spec: AgentSpec) -> None:
+    """Check version and run directory, and use the working directory of the driver."""
+    if hacrl.__version__ != spec.version:
         raise UserError(
-            f"agent {orders.agent!r}: hacrl {hacrl.__version__} is installed on its machine, but the "
-            f"run was started with {orders.version}. Install the same version on all machines."
+            f"agent {spec.agent!r}: hacrl {hacrl.__version__} is installed on its machine, but the "
+            f"run was started with {spec.version}. Install the same version on all machines."
         )
-    if not (Path(orders.run) / "config.toml").is_file():
+    if not (Path(spec.run) / "config.toml").is_file():
         raise UserError(
-            f"agent {orders.agent!r}: its machine does not see the run directory {orders.run}. "
-            "Journals and checkpoints lie there, and an agent that comes back on another machine needs "
-            "them: put the run (--run) on a file system that all machines share."
+            f"agent {spec.agent!r}: its machine does not see the run directory {spec.run}. "
+            "Put the run (--run) on a file system that all machines share: journals, batches and "
+            "checkpoints are read from there."
         )
-    if os.path.isdir(orders.folder):
-        os.chdir(orders.folder)
-    if orders.folder not in sys.path:
-        sys.path.append(orders.folder)
+    if os.path.isdir(spec.folder):
+        os.chdir(spec.folder)
+    if spec.folder not in sys.path:
+        sys.path.append(spec.folder)

@@ -1,4 +1,4 @@
-"""What a runtime tells while it runs. The command line shows it; a library call stays quiet."""
+"""Progress of a run, as callbacks. The command line shows it; a library call stays quiet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any, Protocol
 
 from hacrl.config import Config
 from hacrl.store.rundir import RunDirectory
+
+PHASES = {
+    "restore": "loading",
+    "rollout": "rollouts",
+    "learn": "learning",
+    "evaluate": "evaluating",
+    "save": "checkpoint",
+}
+"""What the progress line shows during a call."""
 
 
 class Observer(Protocol):

@@ -1,0 +1,1 @@
+"""Agents as Ray actors, on one machine or on many."""

@@ -1,0 +1,108 @@
+"""Metrics on their way to disk, to the loggers and to the screen, in the order of the team.
+
+Agents that run side by side report in any order. A row waits until the rows before it are written,
+so that equal runs have equal files. Only a straggler's rows are written out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hacrl.config import Config
+from hacrl.logs.loggers import Logger, open_loggers
+from hacrl.logs.observer import Observer
+from hacrl.store.rundir import RunDirectory
+
+Row = Mapping[str, Any]
+
+
+class Watch(Protocol):
+    """Looks at metrics rows as they are written and returns warnings."""
+
+    def look(self, rows: Sequence[Row]) -> list[str]: ...
+
+
+@dataclass
+class _Page:
+    """Rows of one kind and step that wait for one another."""
+
+    names: tuple[str, ...]
+    """Agents whose rows it waits for, in writing order."""
+    rows: dict[str, Row] = field(default_factory=dict)
+
+
+class MetricsLog:
+    """Example: log.expect("train", 0, ["wren"]); log.add("train", 0, "wren", {"reward": 0.4})"""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        observer: Observer,
+        watches: Sequence[Callable[[RunDirectory], Watch]] = (),
+    ) -> None:
+        self.run, self.observer, self._make_watches = run, observer, watches
+        self.loggers: list[Logger] = []
+        self.watches: list[Watch] = []
+        self._pages: dict[tuple[str, int], _Page] = {}
+        self._known: set[tuple[str, int, str]] = set()
+
+    def open(self, config: Config) -> None:
+        """Open the loggers and read which rows a resumed run has already."""
+        self.loggers = open_loggers(self.run, config)
+        self.watches = [make(self.run) for make in self._make_watches]
+        self._known = {(row["kind"], row["step"], row["agent"]) for row in self.run.metrics()}
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close()
+
+    def expect(self, kind: str, step: int, names: Iterable[str]) -> None:
+        """Announce the next rows. Rows that a resumed run has already are not expected again."""
+        missing = tuple(n for n in names if (kind, step, n) not in self._known)
+        if missing:
+            self._pages[kind, step] = _Page(missing)
+
+    def add(self, kind: str, step: int, name: str, row: Row) -> None:
+        """Take an agent's row. A second row of the same kind, step and agent is ignored."""
+        if self.has(kind, step, name):
+            return
+        self._known.add((kind, step, name))
+        full = {"kind": kind, "step": step, "agent": name, **row}
+        page = self._pages.get((kind, step))
+        if page is None or name not in page.names:
+            return self._write([full])
+        page.rows[name] = full
+        self._write_complete_pages()
+
+    def has(self, kind: str, step: int, name: str) -> bool:
+        return (kind, step, name) in self._known
+
+    def release(self, names: Iterable[str]) -> None:
+        """Stop waiting for these agents. Their rows are written when they arrive."""
+        gone = set(names)
+        for page in self._pages.values():
+            page.names = tuple(n for n in page.names if n not in gone or n in page.rows)
+        self._write_complete_pages()
+
+    def _write_complete_pages(self) -> None:
+        while self._pages:
+            (kind, step), page = next(iter(self._pages.items()))
+            if len(page.rows) < len(page.names):
+                return
+            del self._pages[kind, step]
+            rows = [page.rows[name] for name in page.names]
+            if rows:
+                self._write(rows)
+                show = self.observer.evaluated if kind == "evaluation" else self.observer.stepped
+                show(step, rows)
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        self.run.add_metrics(rows)
+        for logger in self.loggers:
+            for row in rows:
+                logger.log(row)
+        for watch in self.watches:
+            for warning in watch.look(rows):
+                self.observer.note(warning)

@@ -1,0 +1,119 @@
+"""Start and resume runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hacrl.config import Config, load_config, parse_config
+from hacrl.errors import UserError
+from hacrl.logs.metrics_log import MetricsLog
+from hacrl.logs.observer import Observer, Quiet
+from hacrl.logs.warnings import WATCHES
+from hacrl.store.pool import Pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.training.hooks import Hooks
+from hacrl.training.loop import Executor, Team
+
+
+def start(
+    config: Config | str | Path | dict[str, Any],
+    run: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    hooks: Hooks | None = None,
+) -> RunDirectory:
+    """Train from the first step in a new run directory, and return it."""
+    name = "run"
+    if isinstance(config, (str, Path)):
+        name = Path(config).stem
+        config = load_config(Path(config))
+    elif isinstance(config, dict):
+        config = parse_config(config)
+    config = _changed(config, overrides or {})
+    directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
+    with directory.locked():
+        try:
+            train_team(config, directory, observer or Quiet(), hooks or Hooks())
+        except UserError:
+            directory.forget_if_not_begun()  # a corrected config can use the same directory
+            raise
+    return directory
+
+
+def resume(
+    run: Path,
+    overrides: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    hooks: Hooks | None = None,
+) -> RunDirectory:
+    """Continue a run from its newest whole checkpoint. Only `steps` may change."""
+    directory = RunDirectory.open(run)
+    config = directory.config()
+    if other := set(overrides or {}) - {"steps"}:
+        raise UserError(
+            f"resume: {sorted(other)[0]} cannot change within a run; only steps can. Start a new "
+            "run to use another value."
+        )
+    with directory.locked():
+        done = _steps_done(directory)
+        if not config.checkpoint.save and done >= config.steps:
+            raise UserError(
+                f"{run} is finished and wrote no checkpoints (checkpoint.save = false), so it "
+                "cannot be resumed. Start a new run."
+            )
+        if overrides:
+            config = _changed(config, overrides)
+            if config.steps < done:
+                raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
+            directory.set_config(config)
+        train_team(config, directory, observer or Quiet(), hooks or Hooks())
+    return directory
+
+
+def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hooks) -> None:
+    """Run the team's loop (loop.py) from the newest checkpoint that all learners have."""
+    observer.phase("loading")
+    with ExitStack() as stack:
+        executor = _make_executor(config, run, observer, hooks, stack)
+        log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
+        stack.callback(log.close)
+        team = Team(config, run, Pool(run.pool_path), executor, log)
+        # Not asyncio.run: its signal handler would hold Ctrl-C back until a call has ended.
+        with asyncio.Runner() as runner:
+            runner.get_loop().run_until_complete(team.train())
+    observer.finished()
+
+
+def _make_executor(
+    config: Config, run: RunDirectory, observer: Observer, hooks: Hooks, stack: ExitStack
+) -> Executor:
+    if config.runtime.kind == "ray":
+        from hacrl.cluster.executor import RayExecutor
+
+        return RayExecutor(config, run, observer, hooks, stack)
+    from hacrl.training.local import LocalExecutor
+
+    return LocalExecutor(config, run, observer, hooks, stack)
+
+
+def _steps_done(run: RunDirectory) -> int:
+    return max((row["step"] + 1 for row in run.metrics() if row["kind"] == "train"), default=0)
+
+
+def free_name(path: Path) -> Path:
+    """runs/pocket, runs/pocket-2, ...: the first that is no run yet."""
+    candidate, n = path, 1
+    while (candidate / "config.toml").exists():
+        n += 1
+        candidate = path.with_name(f"{path.name}-{n}")
+    return candidate
+
+
+def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
+    return (
+        parse_config({**config.model_dump(exclude_none=True), **overrides}) if overrides else config
+    )

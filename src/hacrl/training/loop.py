@@ -1,0 +1,313 @@
+"""The team's loop. START HERE.
+
+For every step: all agents roll out, the step is closed, all agents learn, evaluate and save.
+`Team.member` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
+for one another in one place, the barrier of a step (`Team.barrier`). An executor carries calls to
+an agent out: in this process, one after the other (local.py), or in Ray actors, side by side
+(ray.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hacrl.config import Config
+from hacrl.errors import RunStopped, UserError
+from hacrl.logs.metrics_log import MetricsLog
+from hacrl.store.checkpoint import Checkpoints, newest_common
+from hacrl.store.pool import Pool
+from hacrl.store.rundir import RunDirectory
+
+MAX_LOSSES = 5
+"""An agent that is lost this often in one step is not restarted again."""
+
+START = -1
+"""The barrier before the first step: every agent is loaded."""
+
+ABSENT = {"reward": None, "rollouts": 0, "not_attempted": 0, "absent": True}
+"""Rollout metrics of an agent that is not in the step's snapshot."""
+
+
+_BESIDE = {"evaluate", "checkpoint"}
+"""Phases whose seconds do not count as an agent's training time."""
+
+
+class AgentLost(Exception):
+    """The agent's process or machine is gone. The team restarts it from its newest checkpoint."""
+
+
+class Executor(Protocol):
+    """Carries calls to agents out."""
+
+    seconds: dict[str, dict[str, float]]
+    """Seconds by phase that each agent has spent since they were last read."""
+
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        """Call a method of the agent and return its result; AgentLost if its process is gone."""
+
+
+@dataclass
+class Barrier:
+    """Where agents wait until a step is closed.
+
+    Example: Barrier(arrived={"wren"}) waits for the other agents of the step
+    """
+
+    arrived: set[str] = field(default_factory=set)
+    is_open: bool = False
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set just after `is_open`, so that all agents continue in the order of their arrival."""
+    timer: asyncio.TimerHandle | None = None
+    """Runs from the first arrival to the deadline."""
+    overdue: bool = False
+
+
+class Team:
+    """The agents of a run and their progress."""
+
+    def __init__(
+        self, config: Config, run: RunDirectory, pool: Pool, executor: Executor, log: MetricsLog
+    ) -> None:
+        self.config, self.run, self.pool = config, run, pool
+        self.executor, self.log, self.observer = executor, log, log.observer
+        self.names = [a.name for a in config.agents]
+        self.learners = [a.name for a in config.agents if a.learns]
+        folders = {
+            n: Checkpoints(run.checkpoints(n), config.checkpoint.keep) for n in self.learners
+        }
+        self.first = newest_common(folders, self.observer.note) or 0
+        run.rewind(self.first)
+        self.active = set(self.names)
+        """Agents that still take part; one that is lost too often leaves."""
+        self.saved = {n: {self.first} if self.first else set[int]() for n in self.learners}
+        """Checkpoints of this run's history, which an agent may restart from."""
+        self.improved: dict[str, set[int]] = defaultdict(set)
+        """Steps after which an agent was better than ever before; they are saved."""
+        self.pruned = dict.fromkeys(self.learners, self.first)
+        self.done = dict.fromkeys(self.names, self.first)
+        """Steps that an agent has finished."""
+        self.losses = dict.fromkeys(self.names, 0)
+        """How often an agent was lost since it last finished a step."""
+        self.barriers: dict[int, Barrier] = defaultdict(Barrier)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def train(self) -> None:
+        """Run every agent to the last step."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in self.names:
+                    self.tasks[name] = group.create_task(self.restarting(name))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def member(self, name: str) -> None:
+        """One agent, from its newest checkpoint to the last step."""
+        call, agent, steps = self.executor.call, self.config.agent(name), self.config.steps
+        restored = await call(name, "restore", sorted(self.saved.get(name, ())))
+        step = self.done[name] if restored is None else restored
+        await self.barrier(name, START)
+        if step == 0:
+            await self.evaluate(name, 0)
+        while step < steps:
+            row: dict[str, Any] = ABSENT
+            if self.takes_part(name, step) and not self.log.has("train", step, name):
+                row = await call(name, "rollout", step)
+            await self.barrier(name, step)
+            if not agent.is_away(step):
+                row = row if self.takes_part(name, step) else ABSENT
+                learned = await call(name, "learn", step) if agent.learns else {}
+                self.log.add("train", step, name, {**row, **learned})
+            step += 1
+            await self.evaluate(name, step)
+            await self.save(name, step)
+            self.finished(name, step)
+            await self.prune(name)
+        await self.barrier(name, steps)
+        await self.prune(name)
+
+    # ------------------------------------------------------------ after a step
+
+    async def evaluate(self, name: str, done: int) -> None:
+        if name in self.evaluated(done) and not self.log.has("evaluation", done, name):
+            row, best = await self.executor.call(name, "evaluate", done)
+            if best:
+                self.improved[name].add(done)
+            self.log.add("evaluation", done, name, row)
+
+    async def save(self, name: str, done: int) -> None:
+        settings = self.config.checkpoint
+        wanted = self.due(done, settings.every) or done in self.improved[name]
+        if wanted and settings.save and name in self.learners and done not in self.saved[name]:
+            await self.executor.call(name, "save", done)
+            self.saved[name].add(done)
+
+    async def prune(self, name: str) -> None:
+        """Remove old checkpoints once all learners have saved a newer step. A step that every
+        learner has saved exists at every moment, so that the run can always be resumed."""
+        common = max(set.intersection(*self.saved.values()), default=0)
+        if name in self.learners and common > self.pruned[name]:
+            self.pruned[name] = common
+            # Newer ones stay, too: a straggler has yet to save them.
+            keep = sorted(step for step in self.saved[name] if step >= common)
+            await self.executor.call(name, "prune", keep)
+
+    def finished(self, name: str, done: int) -> None:
+        seconds = self.executor.seconds.pop(name, {})
+        beside = {phase: seconds.pop(phase) for phase in _BESIDE & seconds.keys()}
+        for owner, spent in ((name, seconds), ("", beside)):
+            if spent:
+                self.run.add_times({"step": done - 1, "agent": owner, **spent})
+        if done > self.done[name]:
+            self.done[name], self.losses[name] = done, 0
+
+    def evaluated(self, done: int) -> list[str]:
+        """The agents evaluated after this many steps. A frozen agent is evaluated once."""
+        settings = self.config.evaluation
+        if not settings.problems or not (done == 0 or self.due(done, settings.every)):
+            return []
+        return [a.name for a in self.config.agents if a.learns or (done == 0 and not a.replay)]
+
+    def due(self, done: int, every: int) -> bool:
+        return done == self.config.steps or (every > 0 and done % every == 0)
+
+    # ------------------------------------------------------------ lost agents
+
+    async def restarting(self, name: str) -> None:
+        """Run an agent; when its process is lost, run it again from its newest checkpoint."""
+        while name in self.active:
+            try:
+                return await self.member(name)
+            except AgentLost as lost:
+                if self.barriers[self.config.steps].is_open:
+                    return  # the run is complete
+                self.lost(name, str(lost))
+
+    def lost(self, name: str, reason: str) -> None:
+        """Note the loss. An agent that is lost too often stops the run, or leaves the team."""
+        self.losses[name] += 1
+        count, step = self.losses[name], self.done[name]
+        what = f"agent {name!r} was lost in step {step + 1} ({reason})"
+        if count < MAX_LOSSES:
+            return self.observer.note(f"{what}. It restarts from its newest checkpoint.")
+        what += f" for the {MAX_LOSSES}th time"
+        others = (self.active & set(self.learners)) - {name}
+        loading = not self.barriers[START].is_open
+        if self.config.runtime.late == "wait" or not others or loading:
+            raise RunStopped(
+                f"{what}. Find out why it dies, then run `hacrl resume {self.run.path}`."
+            )
+        self.observer.note(f"{what}. The other agents continue without it.")
+        self.active.remove(name)
+        self.log.release([name])
+        for step in list(self.barriers):
+            self.open_if_complete(step)
+
+    # ------------------------------------------------------------ barriers
+
+    async def barrier(self, name: str, step: int) -> None:
+        """Wait until the step is closed. Returns at once for a step that is closed already."""
+        barrier = self.barriers[step]
+        barrier.arrived.add(name)
+        self.open_if_complete(step)
+        deadline = self.config.runtime.deadline
+        starts_timer = deadline and step != START and name in self.expected(step)
+        if starts_timer and barrier.timer is None and not barrier.is_open:
+            timer = asyncio.get_running_loop().call_later
+            barrier.timer = timer(deadline or 0.0, self.deadline_passed, step)
+        await barrier.opened.wait()
+
+    def open_if_complete(self, step: int) -> None:
+        """Open the barrier if everyone expected has arrived, or nobody need wait any longer."""
+        barrier = self.barriers[step]
+        if barrier.is_open or not barrier.arrived:
+            return
+        on_time = barrier.overdue and self.config.runtime.late == "go_on"
+        without = on_time and barrier.arrived & set(self.learners) & set(self.expected(step))
+        complete = barrier.arrived >= set(self.expected(step))
+        if complete or without or (0 <= step < self.config.steps and self.pool.closed(step)):
+            self.open(step)
+
+    def expected(self, step: int) -> list[str]:
+        """The agents that the barrier waits for: at the ends of a run all, else those not away."""
+        inside = 0 <= step < self.config.steps
+        here = [a for a in self.config.agents if a.name in self.active]
+        return [a.name for a in here if not (inside and a.is_away(step))]
+
+    def deadline_passed(self, step: int) -> None:
+        """Report who is missing. With late = "go_on" the step continues without them as soon as
+        one learner has arrived."""
+        barrier = self.barriers[step]
+        if barrier.is_open:
+            return
+        barrier.overdue = True
+        if self.config.runtime.late == "wait":
+            self.note_missing(step, "is still waiting for")
+        self.open_if_complete(step)
+
+    def note_missing(self, step: int, verb: str) -> None:
+        missing = ", ".join(sorted(set(self.expected(step)) - self.barriers[step].arrived))
+        place = f"step {step + 1}" if step < self.config.steps else "the end of the run"
+        self.observer.note(
+            f"{place} {verb} {missing}: not finished {self.config.runtime.deadline:g} seconds "
+            "after the first agent."
+        )
+
+    def open(self, step: int) -> None:
+        """Let the agents that wait at the barrier continue."""
+        barrier = self.barriers[step]
+        if barrier.timer:
+            barrier.timer.cancel()
+        if step == START:
+            self.log.open(self.config)
+            self.observer.started(self.config, self.run, self.first)
+            if self.first == 0:
+                self.log.expect("evaluation", 0, self.evaluated(0))
+        elif step < self.config.steps:
+            self.close(step)
+        else:
+            for name in self.active - barrier.arrived:  # the run ends without stragglers
+                self.note_missing(step, "does not wait for")
+                self.tasks[name].cancel()
+                self.log.release([name])
+        barrier.is_open = True
+        asyncio.get_running_loop().call_soon(barrier.opened.set)
+
+    # ------------------------------------------------------------ snapshots
+
+    def takes_part(self, name: str, step: int) -> bool:
+        """Whether the agent is in the step's snapshot, or still can be."""
+        if self.config.agent(name).is_away(step):
+            return False
+        return name in self.pool.members(step) if self.pool.closed(step) else True
+
+    def close(self, step: int) -> None:
+        """Commit the step's snapshot, unless a run before this one did, and check its members."""
+        expected, arrived = self.expected(step), self.barriers[step].arrived
+        if not self.pool.closed(step):
+            missing = set(expected) - arrived
+            if missing:
+                self.note_missing(step, "continues without")
+            # A lost agent that is not back yet may have published before it was lost.
+            here = [n for n in expected if n in arrived or n in self.pool.arrived(step)]
+            if not here:
+                raise RunStopped(
+                    f"step {step + 1}: no agent is left that could take part. Find out why they "
+                    f"die, then run `hacrl resume {self.run.path}`."
+                )
+            self.pool.close(step, here)
+        members = self.pool.members(step)
+        present = [a.name for a in self.config.agents if not a.is_away(step)]
+        waits = self.config.runtime.late == "wait"
+        if not set(members) <= set(present) or (waits and len(members) < len(present)):
+            raise UserError(
+                f"{self.run.path}: step {step + 1} was closed with the agents "
+                f"{', '.join(members)}, but the config has {', '.join(present)}. Start a new run."
+            )
+        late = [n for n in expected if n not in members]
+        self.log.release(late)
+        self.log.expect("train", step, [n for n in self.names if n in members])
+        evaluated = [n for n in self.evaluated(step + 1) if n in self.active and n not in late]
+        self.log.expect("evaluation", step + 1, evaluated)
