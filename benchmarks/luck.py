@@ -1,6 +1,6 @@
 """How much of an accuracy is luck: the same replies judged by the answers of other problems.
 
-    python benchmarks/luck.py runs/compare/real-gsm8k/cells/team/*/seed-*
+    python benchmarks/luck.py runs/compare/real-gsm8k/runs/team/*/seed-*
 
 For each run, agent and evaluation: the share of replies that are right, and the mean share if every
 problem had another problem's answer. A model that has learned only which numbers are frequent answers

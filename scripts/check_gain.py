@@ -19,8 +19,8 @@ import hacrl.training.agent
 from hacrl.config import load_config
 from hacrl.runs import start
 from hacrl.store.reader import mean_rewards
-from hacrl.study.diagnostics import Diagnostics
 from hacrl.study.diagnostics.baseline import standard_error
+from hacrl.study.diagnostics.check import Diagnostics
 from hacrl.study.diagnostics.gradients import Directions
 from hacrl.types import Rollout
 

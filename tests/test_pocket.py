@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from hacrl.config import load_config
 from hacrl.errors import UserError
-from hacrl.pocket import POCKET, POCKET_VARIANTS, pocket_path
+from hacrl.pocket import POCKET, POCKET_CONFIG, POCKET_VARIANTS, pocket_path
 from hacrl.tasks.arithmetic import ArithmeticTask
 
 FILES = {
@@ -37,6 +39,12 @@ def test_folders_are_complete_and_small() -> None:
         assert set(files) == FILES
         total += sum(files.values())
     assert total < 4_000_000
+
+
+def test_the_config_in_the_package_is_the_one_of_the_repository() -> None:
+    copy = Path(__file__).parents[1] / "configs" / "pocket.toml"
+    assert POCKET_CONFIG.read_text() == copy.read_text()
+    assert [agent.name for agent in load_config(POCKET_CONFIG).agents] == list(POCKET)
 
 
 def test_unknown_name() -> None:

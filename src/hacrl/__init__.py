@@ -28,7 +28,7 @@ def train(
     replace top-level settings (`steps=20`). `run` is the directory to write (default: runs/NAME).
     """
     from hacrl.runs import start
-    from hacrl.study.diagnostics import HOOKS
+    from hacrl.study.diagnostics.check import HOOKS
 
     return start(config, run, overrides, hooks=HOOKS)
 
@@ -36,6 +36,6 @@ def train(
 def resume(run: str | Path, **overrides: Any) -> RunDirectory:
     """Continue a run from its newest complete checkpoint; `steps=N` extends it."""
     from hacrl.runs import resume as resume_run
-    from hacrl.study.diagnostics import HOOKS
+    from hacrl.study.diagnostics.check import HOOKS
 
     return resume_run(Path(run), overrides, hooks=HOOKS)

@@ -1,5 +1,5 @@
-"""Means with 95 % intervals over problems and seeds, correction for multiple comparisons, learning
-curves, and the scores of repeated attempts (pass@k, best@k, maj@k).
+"""Means with 95 % intervals over problems and seeds, correction for multiple comparisons, and the
+scores of repeated attempts (pass@k, best@k, maj@k).
 
 Every function is deterministic: the same values in the same order give the same result. numpy and
 scipy are imported on first use, because `hacrl show` must start quickly.
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from math import comb, inf, sqrt
 from random import Random
 from statistics import fmean, stdev
@@ -161,36 +160,6 @@ def holm(chances: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, chances[i] * (len(chances) - rank)))
         corrected[i] = largest
     return corrected
-
-
-# ---------------------------------------------------------------- learning curves
-
-Points = Sequence[tuple[float, float]]
-"""(rollouts or seconds spent, accuracy), in ascending order."""
-
-
-def mean_height(curve: Points) -> float | None:
-    """Area under the piecewise linear curve divided by its width; None for a curve of width 0.
-
-    Example: mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == 0.3
-    """
-    if len(curve) < 2 or curve[-1][0] <= curve[0][0]:
-        return None
-    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(curve))
-    return area / (curve[-1][0] - curve[0][0])
-
-
-def first_reach(curve: Points, target: float) -> float | None:
-    """The x at which the piecewise linear curve first reaches the target; None if it never does.
-
-    Example: first_reach([(0, 0.2), (10, 0.6)], 0.5) == 7.5
-    """
-    if curve and curve[0][1] >= target:
-        return curve[0][0]
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if y1 >= target:
-            return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
-    return None
 
 
 # ---------------------------------------------------------------- several attempts at one problem

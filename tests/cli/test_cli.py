@@ -16,9 +16,8 @@ from cli_helpers import ROOT, hacrl, refused, write
 
 from hacrl.config import load_config
 from hacrl.pocket import pocket_path
-from hacrl.study.pocket_config import POCKET_TOML
 
-HALVES = {"together": "hacpo", "alone": "gspo"}
+ARMS = {"together": "hacpo", "alone": "gspo"}
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +41,11 @@ def test_show_prints_every_agent_and_writes_the_picture(run: Path, tmp_path: Pat
     code, out, _ = hacrl("show", run, "--png", tmp_path / "curves.png")
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith(("wren", "finch"))]
-    assert len(rows) == 2
+    rows, curves = rows[:2], rows[2:]
+    assert len(rows) == len(curves) == 2
     assert all(" 32 " in row for row in rows)  # rollouts: 2 steps x 4 prompts x 4 samples
     assert all(" 4 " in row for row in rows)  # updates: 2 steps x (own + peers)
-    assert "reward of a step" in out
+    assert "reward per step" in out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -136,29 +136,21 @@ def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     assert "agent wren" in err
 
 
-def test_the_demo_s_config_is_the_one_in_the_repository() -> None:
-    assert (ROOT / "configs/pocket.toml").read_text() == POCKET_TOML
-    assert [a.name for a in load_config(ROOT / "configs/pocket.toml").agents] == [
-        "wren",
-        "finch",
-        "heron",
-    ]
-
-
-def test_demo_compares_both_halves(tmp_path: Path) -> None:
-    """One short step: together here, alone in a second process, one table and one sentence."""
-    small = ["prompts_per_step=2", "evaluation.problems=6", "evaluation.samples=1"]
-    code, out, err = hacrl("demo", *small, "--steps", "1", "--run", tmp_path / "demo")
+def test_the_demo_compares_both_arms(tmp_path: Path) -> None:
+    """One short step; the same command again trains nothing."""
+    small = ["prompts_per_step=4", "minibatch_samples=16", "evaluation.problems=6"]
+    command = ("demo", *small, "--steps", "1", "--run", tmp_path / "demo")
+    code, out, err = hacrl(*command)
     assert code == 0, err
-    rows = [
-        line.split() for line in out.splitlines() if line.startswith(("wren", "finch", "heron"))
-    ]
-    assert len(rows) == 3
-    assert all("16" in row for row in rows)  # rollouts: 2 prompts x 8
-    assert "Together the agents gained" in out
-    names = {half: load_config(tmp_path / "demo" / half / "config.toml") for half in HALVES}
-    assert {half: config.algorithm.name for half, config in names.items()} == HALVES
-    assert "holds a demo already" in refused("demo", "--run", tmp_path / "demo")
+    agents = ("wren", "finch", "heron")
+    rows = [line.split() for line in out.splitlines() if line.startswith(agents)]
+    assert [row[:3] for row in rows] == [[a, arm, "32"] for a in agents for arm in ARMS]
+    for arm, algorithm in ARMS.items():
+        config = load_config(tmp_path / "demo/runs/team" / arm / "seed-0/config.toml")
+        assert config.algorithm.name == algorithm
+    assert (tmp_path / "demo/report.html").is_file()
+    code, again, err = hacrl(*command)
+    assert code == 0 and again == out and "2 runs, 2 already finished" in err
 
 
 def test_data_then_a_benchmark(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_progress_in_a_terminal() -> None:
     """One line that starts with what matters and is cut, not wrapped, in a narrow terminal."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60)
-    with progress.ProgressLine(console, beside=lambda: "alone: step 2") as line:
+    with progress.ProgressLine(console) as line:
         line.phase("loading")
         line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 10)
         line.phase("rollouts")
@@ -65,8 +65,8 @@ def test_progress_in_a_terminal() -> None:
         line._live.refresh()
     text = screen.getvalue()
     assert "for steps 11 to 30 -> runs/x" in text
-    assert "step 11/30  rollouts  alone: step 2  reward agent-0 0.2" in text
-    assert "agent-2" not in text
+    assert "step 11/30  rollouts  reward agent-0 0.25  agent-1 0.25" in text
+    assert "agent-3" not in text
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hacrl.pocket import pocket_path
 from hacrl.study.doctor import doctor
 from hacrl.study.doctor.doctor import plan_cells
 from hacrl.study.doctor.memory import count_parameters, size_text
-from hacrl.study.inspect.curves import plot, smooth
 from hacrl.study.inspect.samples import one_line
+from hacrl.study.plots import smooth, sparkline
 from hacrl.training.plan import make_plan
 
 CONFIG = {
@@ -26,24 +26,11 @@ CONFIG = {
 }
 
 
-def test_plot_of_a_rising_line() -> None:
-    """From the lower left corner to the upper right one: the first drawn character of the lowest row
-    is at the left, the last of the highest row at the right; rows between rise."""
-    lines = plot({"a": [(0, 0.0), (100, 1.0)]}, width=47, height=4).plain.splitlines()
-    first = [len(line) - len(line[6:].lstrip()) for line in lines[:4]]
-    assert first == sorted(first, reverse=True)
-    assert lines[3][6] != " "
-    assert lines[0].rstrip()[-1] != " "
-    assert len(lines[0].rstrip()) == 46
-    assert lines[0].startswith(" 1.05")
-    assert lines[3].startswith(" 0.00")
-    assert lines[4].split() == ["0", "step", "100"]
-    assert "a" in lines[5]
-
-
-def test_plot_of_one_point_and_of_a_flat_line() -> None:
-    for curve in ([(3, 0.5)], [(0, 0.5), (9, 0.5)], [(0, -1.0), (1, -1.0)]):
-        assert plot({"a": curve, "empty": []}).plain.count("\n") == 10
+def test_sparklines() -> None:
+    """Lowest to highest; a flat line; more values than columns are averaged."""
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([0, 0, 4, 4, 8], width=3) == "▁▄█"
 
 
 def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:

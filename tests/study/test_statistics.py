@@ -16,10 +16,8 @@ from hacrl.statistics import (
     crossed_bootstrap,
     estimate,
     estimate_scores,
-    first_reach,
     holm,
     majority_at_k,
-    mean_height,
     pass_at_k,
     t_interval,
     t_quantile,
@@ -219,15 +217,3 @@ def test_holm_by_hand() -> None:
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([0.04]) == [0.04]
     assert holm([]) == []
-
-
-def test_learning_curves_by_hand() -> None:
-    """Area 10 x 0.2 + 10 x 0.4 = 6 over a width of 20. From 0.2 to 0.6 within 10, 0.5 is passed at
-    three quarters; a later dip does not count."""
-    assert mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == pytest.approx(0.3)
-    assert mean_height([(0, 0.4)]) is None
-    assert mean_height([(0, 0.4), (0, 0.4)]) is None
-    curve = [(0, 0.2), (10, 0.6), (20, 0.4)]
-    assert first_reach(curve, 0.5) == pytest.approx(7.5)
-    assert first_reach(curve, 0.2) == 0
-    assert first_reach(curve, 0.7) is None

@@ -12,7 +12,6 @@ from hacrl.config import dump_config, parse_config
 from hacrl.statistics import Estimate
 from hacrl.store.reader import LAYOUT
 from hacrl.store.rundir import RunDirectory
-from hacrl.study.inspect.comparison import Row, compare, sentence
 from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import duration, percent, points_text
 
@@ -88,49 +87,6 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     assert agent.after is None
     assert agent.best is None
     assert agent.gain is None
-
-
-def test_comparison_is_paired_by_problem(tmp_path: Path) -> None:
-    """before 0 0 1 1, alone 1 0 1 1, together 1 1 1 0: gain +1/4, alone +1/4, margin 0; the margin's
-    differences are 0, +1, 0, -1."""
-    alone = write_run(tmp_path / "alone", [0.1], {0: [0.0, 0, 1, 1], 1: [1.0, 0, 1, 1]})
-    team = write_run(tmp_path / "together", [0.1], {0: [0.0, 0, 1, 1], 1: [1.0, 1, 1, 0]})
-    (row,) = compare(alone.path, team.path)
-    assert (row.before.mean, row.alone.mean, row.together.mean) == (0.5, 0.75, 0.75)
-    assert (row.gain.mean, row.gain_alone.mean, row.margin.mean) == (0.25, 0.25, 0.0)
-    assert row.rollouts == (8, 8)
-    assert row.margin.low < 0 < row.margin.high
-
-
-def row(agent: str, margin: tuple[float, float, float]) -> Row:
-    middle = Estimate(0.5, 0.4, 0.6, 100)
-    gain = Estimate(0.2, 0.1, 0.3, 100)
-    return Row(
-        agent,
-        middle,
-        middle,
-        middle,
-        gain,
-        gain,
-        Estimate(*margin, 100),
-        (8, 8),
-        (2, 6),
-        (1.0, 2.0),
-    )
-
-
-def test_the_sentence_says_what_came_out_whichever_way() -> None:
-    better, worse = row("a", (0.1, 0.01, 0.2)), row("b", (-0.1, -0.2, -0.01))
-    unclear = row("c", (0.1, -0.01, 0.2))
-    text = sentence([better, worse, unclear])
-    assert "gained +20.0 points on average" in text
-    assert "a did better together than alone" in text
-    assert "b did worse together than alone" in text
-    assert "for c the interval contains zero" in text
-    assert "updates are not: 2 alone, 6 together" in text
-    only = sentence([unclear])
-    assert "better" not in only
-    assert "worse" not in only
 
 
 def test_numbers_in_words() -> None:

@@ -14,8 +14,8 @@ import hacrl
 from hacrl.logs.observer import Quiet
 from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
-from hacrl.study.diagnostics import HOOKS
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics
+from hacrl.study.diagnostics.check import HOOKS
 from hacrl.study.diagnostics.gain import gain_metrics
 from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import summary_table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,11 @@ PLAIN_EVERY = 10.0
 class ProgressLine:
     """An Observer that shows step, time left, phase and rewards, e.g.
 
-        step 3/18  0:02:10 left  rollouts  reward wren 0.41  finch 0.22
-
-    `beside` returns words on other work in progress (the other half of the demo).
+    step 3/18  0:02:10 left  rollouts  reward wren 0.41  finch 0.22
     """
 
-    def __init__(self, console: Console | None = None, beside: Callable[[], str] | None = None):
+    def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
-        self._beside = beside or (lambda: "")
         self._steps = self._first = self._done = 0
         self._first_done = self._last_done = 0.0
         self._last_line = float("-inf")
@@ -89,7 +86,7 @@ class ProgressLine:
     def _line(self) -> str:
         step = f"step {self._done}/{self._steps}" if self._steps else ""
         rewards = f"reward {self._rewards}" if self._rewards else ""
-        parts = (step, self._time_left(), self._phase, self._beside(), rewards)
+        parts = (step, self._time_left(), self._phase, rewards)
         return "  ".join(part for part in parts if part)
 
     def _time_left(self) -> str:

@@ -21,14 +21,14 @@ def show(
     """Show the results and curves of RUN."""
     with errors_as_messages():
         from hacrl.store.rundir import RunDirectory
-        from hacrl.study.inspect.curves import run_curves, write_png
         from hacrl.study.inspect.summary import summarise
+        from hacrl.study.plots import reward_lines, write_png
         from hacrl.study.tables import console, summary_table
 
         summary = summarise(RunDirectory.open(run))
         out = console()
         out.print(summary_table(summary))
-        out.print(run_curves(summary, min(out.width, 100)))
+        out.print(reward_lines(summary))
         if png is not None:
             write_png(summary, png)
             typer.echo(f"curves: {png}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hacrl.cli.terminal import Overrides, Run, errors_as_messages, program
 from hacrl.errors import UserError
+
+if TYPE_CHECKING:
+    from hacrl.study.compare.results import Results
 
 commands = typer.Typer()
 
@@ -28,7 +31,7 @@ def train(
 
         settings = load_config(config, overrides or [])
         from hacrl.runs import free_name, start
-        from hacrl.study.diagnostics import HOOKS
+        from hacrl.study.diagnostics.check import HOOKS
 
         place = run or free_name(Path("runs") / config.stem)
     with errors_as_messages(place):
@@ -45,7 +48,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
     with errors_as_messages(run):
         from hacrl.cli.progress import ProgressLine
         from hacrl.runs import resume as resume_run
-        from hacrl.study.diagnostics import HOOKS
+        from hacrl.study.diagnostics.check import HOOKS
 
         with ProgressLine() as progress:
             resume_run(run, _parse(overrides or []), observer=progress, hooks=HOOKS)
@@ -62,13 +65,13 @@ def demo(
 ) -> None:
     """Train three tiny models together and each alone, then compare (minutes on a CPU)."""
     with errors_as_messages():
-        from hacrl.study.demo import free_place, run_demo
+        from hacrl.pocket import DEMO_SUITE
+        from hacrl.runs import free_name
+        from hacrl.study.compare import compare as run_suite
 
+        folder = run or free_name(Path("runs") / "demo")
         changes = [*(overrides or []), *([f"steps={steps}"] if steps else [])]
-        place = run or free_place(Path("runs") / "demo")
-        run_demo(place, changes)
-        for half in ("together", "alone"):
-            typer.echo(f"  {program()} show {place / half}")
+        _print_results(run_suite(DEMO_SUITE, folder, changes), folder)
 
 
 @commands.command()
@@ -94,11 +97,23 @@ def compare(
 
         folder = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
-        typer.echo(
-            run_suite(suite, folder, overrides or [], parallel, arms, against, report_only=report)
+        results = run_suite(
+            suite, folder, overrides or [], parallel, arms, against, report_only=report
         )
-        shown = folder / "against" / against if against else folder
-        typer.echo(f"\nreport: {shown / 'report.html'} (also report.md and results.json)")
+        _print_results(results, folder, against)
+
+
+def _print_results(results: Results, out: Path, against: str = "") -> None:
+    """Print the table of a suite, its report, and the command that shows its first run."""
+    from hacrl.study.compare.report import results_table
+    from hacrl.study.tables import console
+
+    console().print(results_table(results))
+    report = out / "against" / against if against else out
+    typer.echo(f"\nreport: {report / 'report.html'} (also report.md and results.json)")
+    row = results.rows[0]
+    run = out / "runs" / row.team / row.arm / f"seed-{row.seeds[0]}"
+    typer.echo(f"  {program()} show {run}")
 
 
 def _print_summary(run: Path) -> None:

@@ -1,9 +1,9 @@
-"""The pocket team: tiny but real model folders that come with the package.
+"""The pocket team: tiny but real model folders that come with the package, and the demo's suite.
 
-Three differ in size, family and tokenizer, know a little arithmetic, and learn by RL on a CPU within
-a minute. The others are those taught otherwise, for the suites: goldfinch is finch after a better
-second lesson, linnet has finch's body and is strong where finch is weak, wren-2 to wren-5 are wren
-with a first lesson broken off ever earlier. `scripts/make_pocket_team.py` makes them and tells how.
+wren, finch and heron differ in size, family and tokenizer. They know some arithmetic and improve by
+RL on a CPU within a minute. The others are variants for the suites: goldfinch is finch with a better
+second stage of pretraining, linnet has finch's architecture and is strong where finch is weak, and
+wren-2 to wren-5 are wren with ever shorter pretraining. `scripts/make_pocket_team.py` makes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from hacrl.errors import UserError
 
 POCKET = ("wren", "finch", "heron")
 POCKET_VARIANTS = ("goldfinch", "linnet", "wren-2", "wren-3", "wren-4", "wren-5")
+
+POCKET_CONFIG = Path(__file__).parent / "pocket.toml"
+"""The config of the pocket team; configs/pocket.toml in the repository is a copy."""
+DEMO_SUITE = Path(__file__).parent / "demo.toml"
+"""The suite of `hacrl demo`."""
 
 
 def pocket_path(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from math import isfinite
 
 from rich.console import Console
 from rich.table import Table
@@ -99,6 +100,8 @@ def points_text(e: Estimate | None) -> str:
 
 
 def _interval(e: Estimate, sign: str) -> str:
+    if not isfinite(e.low):
+        return ""  # one seed has no interval
     if e.method == "normal":
         return f"±{50 * (e.high - e.low):.1f}"
     return f" [{100 * e.low:{sign}.1f}, {100 * e.high:{sign}.1f}]"

@@ -1,4 +1,4 @@
-"""SUITE.toml: cells, budgets, and mistakes with a way out."""
+"""The suite file: runs, budgets, and error messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import tomli_w
 
 from hacrl.errors import UserError
-from hacrl.study.compare.run import cell_environment
-from hacrl.study.compare.suite import Cell, make_cells, read_suite
+from hacrl.pocket import DEMO_SUITE
+from hacrl.study.compare.runner import run_environment
+from hacrl.study.compare.suite import Run, load_suite, make_runs
 from hacrl.verify.settings import CORES, VerifierConfig
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +38,8 @@ def write(folder: Path, **settings: Any) -> Path:
     return path
 
 
-def cells(folder: Path, *changes: str, **settings: Any) -> list[Cell]:
-    return make_cells(read_suite(write(folder, **settings)), folder / "out", changes)
+def runs(folder: Path, *changes: str, **settings: Any) -> list[Run]:
+    return make_runs(load_suite(write(folder, **settings)), folder / "out", changes)
 
 
 def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
@@ -47,8 +48,8 @@ def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
         {"name": "one", "agents": [{"name": "ant", "model": "pocket:wren"}]},
     ]
     arms = [*ARMS, {"name": "naive", "overrides": ["algorithm.name=naive"], "teams": ["one"]}]
-    found = cells(tmp_path, "temperature=0.5", teams=teams, arms=arms, overrides=["steps=3"])
-    assert [cell.name for cell in found[:5]] == [
+    found = runs(tmp_path, "temperature=0.5", teams=teams, arms=arms, overrides=["steps=3"])
+    assert [run.name for run in found[:5]] == [
         "pair/hacpo/seed-1",
         "pair/gspo/seed-1",
         "one/hacpo/seed-1",
@@ -60,7 +61,7 @@ def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
     assert {(c.config.steps, c.config.temperature) for c in found} == {(3, 0.5)}
     assert found[0].learners == ["heron"] and found[2].learners == ["ant"]
     assert [c.config.algorithm.name for c in found[:5]] == ["hacpo", "gspo"] * 2 + ["naive"]
-    assert found[4].folder == tmp_path / "out/cells/one/naive/seed-1"
+    assert found[4].folder == tmp_path / "out/runs/one/naive/seed-1"
 
 
 def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:
         "name": "slow",
         "agents": {"heron": {"learning_rate": 1e-5}, "wren": {"lora": {"rank": 4}}},
     }
-    found = cells(
+    found = runs(
         tmp_path,
         "agents.wren.lora.rank=8",
         teams=teams,
@@ -93,43 +94,43 @@ def test_equal_rollouts_set_the_steps(tmp_path: Path) -> None:
     as many. Five a prompt: 192 / 40 is no whole number."""
     wide = {"name": "wide", "overrides": ["samples_per_prompt=8"]}
     twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
-    found = cells(tmp_path, arms=[*ARMS, wide, twice], seeds=[1])
-    assert {c.arm: c.config.steps for c in found} == {"hacpo": 6, "gspo": 6, "wide": 3, "twice": 6}
+    found = runs(tmp_path, arms=[*ARMS, wide, twice], seeds=[1])
+    assert {r.arm: r.config.steps for r in found} == {"hacpo": 6, "gspo": 6, "wide": 3, "twice": 6}
     odd = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
     with pytest.raises(UserError, match="192 rollouts of 'wren', and a step makes 40"):
-        cells(tmp_path, arms=[*ARMS, odd])
+        runs(tmp_path, arms=[*ARMS, odd])
 
 
 def test_the_reference_may_be_the_one_with_twice_the_rollouts(tmp_path: Path) -> None:
     """Twice is 6 x 8 x 8 = 384, so an arm of factor 1 has 192: again 6 steps of 32."""
     twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
-    found = cells(tmp_path, arms=[ARMS[0], twice], reference="twice", seeds=[1])
-    assert {c.arm: c.config.steps for c in found} == {"hacpo": 6, "twice": 6}
+    found = runs(tmp_path, arms=[ARMS[0], twice], reference="twice", seeds=[1])
+    assert {r.arm: r.config.steps for r in found} == {"hacpo": 6, "twice": 6}
 
 
 def test_equal_updates_set_the_steps(tmp_path: Path) -> None:
     """Alone a step is 32 / 32 = 1 update; three agents make 1 + 64 / 32 = 3. So 6 updates are 2 steps
     of hacpo; sgt's peers join the own updates: 6 steps. With 5 steps of gspo it does not divide."""
     arms = [*ARMS, {"name": "sgt", "overrides": ["algorithm.name=sgt"]}]
-    found = cells(tmp_path, arms=arms, budget="updates", seeds=[1])
-    assert {c.arm: c.config.steps for c in found} == {"hacpo": 2, "gspo": 6, "sgt": 6}
+    found = runs(tmp_path, arms=arms, budget="updates", seeds=[1])
+    assert {r.arm: r.config.steps for r in found} == {"hacpo": 2, "gspo": 6, "sgt": 6}
     with pytest.raises(UserError, match="5 updates of 'wren', and a step makes 3"):
-        cells(tmp_path, "steps=5", budget="updates")
+        runs(tmp_path, "steps=5", budget="updates")
 
 
 def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> None:
-    assert {c.config.steps for c in cells(tmp_path, budget="time")} == {6}
+    assert {c.config.steps for c in runs(tmp_path, budget="time")} == {6}
     with pytest.raises(UserError, match=r"set evaluation\.every"):
-        cells(tmp_path, "evaluation.every=0", budget="time")
+        runs(tmp_path, "evaluation.every=0", budget="time")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"reference": "gspo_x2"}, "reference = 'gspo_x2' is no arm"),
-        ({"seeds": [1, 1]}, "seeds: '1' is there twice"),
+        ({"seeds": [1, 1]}, "seeds: '1' is listed twice"),
         ({"seeds": [1, 11], "chosen_on": [11]}, "11 is in chosen_on"),
-        ({"arms": [*ARMS, ARMS[0]]}, "arms: 'hacpo' is there twice"),
+        ({"arms": [*ARMS, ARMS[0]]}, "arms: 'hacpo' is listed twice"),
         ({"arms": [{"name": "../up"}]}, "arms.0.name"),
         ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "names no team 'none'"),
         ({"arms": [*ARMS, {"name": "x", "agents": {"owl": {}}}]}, "changes agent 'owl'"),
@@ -143,80 +144,85 @@ def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> No
         ({"overrides": ["agents.0.name=[1]"]}, "agents.0.name: Input should be a valid string"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as told:
-        cells(tmp_path, **settings)
-    assert message in str(told.value)
+def test_error_messages(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        runs(tmp_path, **settings)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").glob("*.toml")), ids=str)
+SUITES = sorted((ROOT / "configs" / "suites").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", [*SUITES, DEMO_SUITE], ids=lambda path: path.stem)
 def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
-    """Every cell parses; rollouts are equal up to the factor; every plan is possible."""
+    """Every config is valid; rollouts are equal up to the factor; every plan is possible. In the demo
+    the updates are equal too."""
     from hacrl.algorithms import make_algorithm
 
-    loaded = read_suite(path)
-    factor = {arm.name: arm.factor for arm in loaded.arms}
-    spent: dict[tuple[str, str], set[float]] = {}
-    for cell in make_cells(loaded, tmp_path):
-        config = cell.config
+    suite = load_suite(path)
+    rollouts: dict[tuple[str, str], set[float]] = {}
+    updates: dict[tuple[str, str], set[int]] = {}
+    for run in make_runs(suite, tmp_path):
+        config = run.config
         algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
         for agent in config.agents:
-            config.plan_of(agent, algorithm)
-            rollouts = config.steps * config.prompts_per_step * config.samples_of(agent)
-            spent.setdefault((cell.team, agent.name), set()).add(rollouts / factor[cell.arm])
-    assert all(len(values) == 1 for values in spent.values())
+            plan = config.plan_of(agent, algorithm)
+            drawn = config.steps * config.prompts_per_step * config.samples_of(agent)
+            key = (run.team, agent.name)
+            rollouts.setdefault(key, set()).add(drawn / suite.arm(run.arm).factor)
+            updates.setdefault(key, set()).add(config.steps * len(plan.floors))
+    assert all(len(values) == 1 for values in rollouts.values())
+    assert path != DEMO_SUITE or [*updates.values()] == [{54}] * 3
 
 
-def test_the_main_question_is_the_pocket_suites_on_other_seeds(tmp_path: Path) -> None:
-    """Same settings cell by cell but for the seed and checks, which change nothing of a run; none of its
-    seeds was looked at before."""
+def test_the_main_suite_is_the_pocket_suite_on_other_seeds(tmp_path: Path) -> None:
+    """Same settings run by run except for the seed and diagnostics, which do not change training;
+    none of its seeds is used by the other suites."""
     suites = ROOT / "configs" / "suites"
-    cells = {
-        name: make_cells(read_suite(suites / f"{name}.toml"), tmp_path)
+    found = {
+        name: make_runs(load_suite(suites / f"{name}.toml"), tmp_path)
         for name in ("pocket-main", "pocket", "gap", "development")
     }
     plain = {
         name: {
-            (c.team, c.arm): c.config.model_copy(update={"seed": 0, "diagnostics": None})
-            for c in found
+            (r.team, r.arm): r.config.model_copy(update={"seed": 0, "diagnostics": None})
+            for r in found[name]
         }
-        for name, found in cells.items()
+        for name in ("pocket-main", "pocket")
     }
     assert len(plain["pocket-main"]) == 5 * 3
     assert all(plain["pocket"][key] == config for key, config in plain["pocket-main"].items())
-    fresh = {c.seed for c in cells.pop("pocket-main")}
-    assert not fresh & {c.seed for found in cells.values() for c in found}
+    main = {r.seed for r in found.pop("pocket-main")}
+    assert not main & {r.seed for others in found.values() for r in others}
 
 
-def test_an_arm_that_a_suite_can_be_judged_against(tmp_path: Path) -> None:
-    """One that has finished cells beside every other's; by time every arm is read at the reference's."""
+def test_arms_that_can_be_the_reference_of_a_second_report(tmp_path: Path) -> None:
+    """An arm that trains every team; with a time budget every arm is read at the reference's time."""
     teams = [{"name": "pair", "agents": ["heron", "wren"]}, {"name": "one", "agents": ["wren"]}]
     arms = [*ARMS, {"name": "naive", "overrides": ["algorithm.name=naive"], "teams": ["one"]}]
-    suite = read_suite(write(tmp_path, teams=teams, arms=arms))
-    assert suite.against("gspo") is suite
-    other = suite.against("hacpo")
-    assert (other.suite.reference, other.instead_of) == ("hacpo", "gspo")
-    assert (suite.suite.reference, suite.instead_of) == ("gspo", "")
-    with pytest.raises(UserError, match="--against naive: it does not run with every team"):
-        suite.against("naive")
+    suite = load_suite(write(tmp_path, teams=teams, arms=arms))
+    suite.check_reference("gspo")
+    suite.check_reference("hacpo")
+    with pytest.raises(UserError, match="--against naive: this arm does not train every team"):
+        suite.check_reference("naive")
     with pytest.raises(UserError, match="read at the time of the reference, 'gspo'"):
-        read_suite(write(tmp_path, budget="time")).against("hacpo")
+        load_suite(write(tmp_path, budget="time")).check_reference("hacpo")
 
 
-def test_cells_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CORES, "16")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert VerifierConfig(kind="number").num_workers == 15
-    for parallel, share, workers in [(1, 16, 15), (3, 5, 4), (16, 1, 1), (40, 1, 1)]:
-        environment = cell_environment(parallel)
-        assert environment["OMP_NUM_THREADS"] == environment[CORES] == str(share)
-        with monkeypatch.context() as cell:
-            cell.setenv(CORES, environment[CORES])
+    for parallel, cores, workers in [(1, 16, 15), (3, 5, 4), (16, 1, 1), (40, 1, 1)]:
+        environment = run_environment(parallel)
+        assert environment["OMP_NUM_THREADS"] == environment[CORES] == str(cores)
+        with monkeypatch.context() as child:
+            child.setenv(CORES, environment[CORES])
             assert VerifierConfig(kind="number").num_workers == workers
     for wrong in ("many", "0", "-2", "1.5"):
         monkeypatch.setenv(CORES, wrong)
         with pytest.raises(UserError, match=f"HACRL_CORES = '{wrong}'.*number of cores"):
-            cell_environment(2)
+            run_environment(2)
     monkeypatch.setenv(CORES, "16")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
-    assert cell_environment(4)["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a value set by the user stays
+    assert run_environment(4)["OMP_NUM_THREADS"] == "3"

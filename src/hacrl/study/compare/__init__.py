@@ -1,22 +1,26 @@
-"""`hacrl compare SUITE.toml`: arms x teams x seeds, run side by side, counted and judged.
+"""`hacrl compare SUITE.toml`: train every arm, team and seed of a suite and compare the arms.
 
-OUT/suite.toml                         the suite, as it was run last
-OUT/cells/TEAM/ARM/seed-N/             one cell: an ordinary run directory
-OUT/cells/TEAM/ARM/seed-N.toml, .log   its config and what it said
-OUT/results.json                       every figure of the report, with the files it came from
-OUT/report.md, report.html             the same for people; the second is one file without a network
-OUT/against/ARM/                       the last three, with ARM for the reference (--against ARM)
+OUT/suite.toml                        a copy of the suite file
+OUT/runs/TEAM/ARM/seed-N/             one run: an ordinary run directory
+OUT/runs/TEAM/ARM/seed-N.toml, .log   its config and its output
+OUT/results.json                      every number of the report and the files behind it
+OUT/report.md, report.html            the report; report.html is one file and needs no network
+OUT/against/ARM/                      the last three with ARM as the reference (--against ARM)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hacrl.errors import UserError
 from hacrl.store.files import write_atomic
-from hacrl.study.compare.run import Failed, run_cells
-from hacrl.study.compare.suite import make_cells, read_suite
+from hacrl.study.compare.runner import Failed, train_runs
+from hacrl.study.compare.suite import load_suite, make_runs
+
+if TYPE_CHECKING:
+    from hacrl.study.compare.results import Results
 
 
 def compare(
@@ -27,40 +31,48 @@ def compare(
     only: Sequence[str] = (),
     against: str = "",
     report_only: bool = False,
-) -> str:
-    """Run what is missing of the suite at `path`, write the report into `out`, and return its
-    verdicts. The report covers every finished cell, also where `only` ran a part of the arms, or
-    `report_only` none. With `against`, a second one has that arm for its reference, and the verdicts
-    are its."""
-    suite = read_suite(path)
-    judged = suite.against(against) if against else suite
-    cells = make_cells(suite, out, changes)
+) -> Results:
+    """Train the runs of the suite at `path` that are not finished, and write the report into `out`.
+
+    `only` trains only these arms; `report_only` trains nothing. The report always covers every
+    finished run. With `against` a second report has that arm as its reference; the results returned
+    are then those of the second report.
+    """
+    suite = load_suite(path)
+    if against:
+        suite.check_reference(against)
+    if (out / "cells").is_dir():
+        raise UserError(
+            f"{out / 'cells'} holds runs of hacrl 0.1, which this version does not read. Choose "
+            "another folder with --out"
+        )
+    runs = make_runs(suite, out, changes)
     for name in only:
         suite.arm(name, "--only")
-    for cell in cells:
-        cell.check_stored()
-    wanted = [cell for cell in cells if not only or cell.arm in only]
+    for run in runs:
+        run.check_stored()
+    wanted = [run for run in runs if not only or run.arm in only]
     failed: list[Failed] = []
     if not report_only:
         write_atomic(out / "suite.toml", path.read_bytes())
-        failed = run_cells(wanted, parallel or suite.parallel)
-    if not any(cell.finished for cell in cells):
-        raise UserError(
-            f"no cell is finished, so there is nothing to compare. {_told(failed)}".rstrip()
-        )
-    from hacrl.study.compare.report import write_report  # transformers: not before
+        failed = train_runs(wanted, parallel or suite.parallel)
+    if not any(run.finished for run in runs):
+        raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())
+    from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
     from hacrl.study.compare.results import collect
 
-    verdicts = write_report(collect(suite, cells, changes), out)
+    results = collect(suite, runs, changes)
+    write_report(results, out)
     if against:
-        verdicts = write_report(collect(judged, cells, changes), out / "against" / against)
+        results = collect(suite, runs, changes, against)
+        write_report(results, out, f"against/{against}")
     if failed:
         raise UserError(
-            f"{len(failed)} of {len(wanted)} cells failed; {out / 'report.md'} covers the others. "
-            f"{_told(failed)} The same command tries them again"
+            f"{len(failed)} of {len(wanted)} runs failed; {out / 'report.md'} covers the others. "
+            f"{_text(failed)} The same command tries them again"
         )
-    return verdicts
+    return results
 
 
-def _told(failed: Sequence[Failed]) -> str:
-    return " ".join(f"{name}: {last} (all of it: {log})." for name, last, log in failed[:3])
+def _text(failed: Sequence[Failed]) -> str:
+    return " ".join(f"{name}: {last} (log: {log})." for name, last, log in failed[:3])

@@ -1,4 +1,4 @@
-"""Progress of a suite with the time left: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a suite with the time left: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from hacrl.study.compare.suite import Cell
+from hacrl.study.compare.suite import Run
 
-PLAIN_EVERY = 30.0
-"""Seconds between two plain lines while nothing begins or ends."""
-LOOK_EVERY = 2.0
-"""Seconds between two readings of the cells' metrics."""
+LINE_EVERY = 30.0
+"""Seconds between two lines outside a terminal while no run starts or ends."""
+READ_EVERY = 2.0
+"""Seconds between two readings of the runs' metrics."""
 
 
 class SuiteProgress:
-    """Counts work in rollouts: they take most of the time, and differ between arms."""
+    """Measures work in rollouts, which take most of the time and differ between arms."""
 
-    def __init__(self, cells: Sequence[Cell], waiting: Sequence[Cell], parallel: int) -> None:
+    def __init__(self, runs: Sequence[Run], waiting: Sequence[Run], parallel: int) -> None:
         self.console = Console(stderr=True)
-        self.cells, self.parallel = cells, parallel
-        self._done = len(cells) - len(waiting)
-        self._found = {cell.name: _work(cell) * _steps_done(cell) for cell in waiting}
-        self._work = {cell.name: _work(cell) * cell.config.steps for cell in waiting}
-        self._made = dict(self._found)
+        self.runs, self.parallel = runs, parallel
+        self._finished = len(runs) - len(waiting)
+        self._total = {run.name: _rollouts(run) * run.config.steps for run in waiting}
+        self._before = {run.name: _rollouts(run) * run.reader.steps_done() for run in waiting}
+        self._done = dict(self._before)
         self._start = self._last_line = time.monotonic()
-        self._last_look = 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[t]}"))
+        self._last_read = 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(30))
         self._bar = Progress(*columns, console=self.console, transient=True)
-        self._task = self._bar.add_task("", total=max(1, sum(self._work.values())), t="")
+        self._task = self._bar.add_task("", total=max(1, sum(self._total.values())))
 
     def __enter__(self) -> SuiteProgress:
-        there = f", {self._done} of them finished before" if self._done else ""
-        self._print(f"{len(self.cells)} cells{there}; {self.parallel} side by side")
+        before = f", {self._finished} already finished" if self._finished else ""
+        self._print(f"{len(self.runs)} runs{before}; {self.parallel} at a time")
         if self.console.is_terminal:
             self._bar.start()
         return self
@@ -43,66 +43,61 @@ class SuiteProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def started(self, cell: Cell) -> None:
-        self._print(f"begins: {cell.name}")
+    def started(self, run: Run) -> None:
+        self._print(f"started: {run.name}")
 
-    def finished(self, cell: Cell) -> None:
-        self._done += 1
-        self._made[cell.name] = self._work[cell.name]
-        self._print(f"done: {cell.name}; {self._state()}")
+    def finished(self, run: Run) -> None:
+        self._finished += 1
+        self._done[run.name] = self._total[run.name]
+        self._print(f"finished: {run.name}; {self._state()}")
 
-    def failed(self, cell: Cell, last: str) -> None:
-        self._made.pop(cell.name)
-        self._found.pop(cell.name)
-        self._work.pop(cell.name)  # it will not be worked on any more
-        self._print(f"failed: {cell.name}: {last}")
+    def failed(self, run: Run, last: str) -> None:
+        for counts in (self._total, self._before, self._done):
+            counts.pop(run.name)
+        self._print(f"failed: {run.name}: {last}")
 
-    def postponed(self, cell: Cell, why: str, room: int) -> None:
-        self._print(
-            f"{why}: {cell.name}. It goes on when there is room; from now on "
-            f"{'one cell at a time' if room == 1 else f'at most {room} side by side'}"
-        )
+    def postponed(self, run: Run, reason: str, slots: int) -> None:
+        limit = "one run at a time" if slots == 1 else f"at most {slots} runs at a time"
+        self._print(f"{reason}: {run.name}. It continues later; from now on {limit}")
 
     def interrupted(self) -> None:
-        judge = "; with --report it judges what is there" if self._done else ""
+        report = "; --report builds the report from the finished runs" if self._finished else ""
         self._print(
-            f"{self._done} of {len(self.cells)} cells are finished. The same command goes on{judge}"
+            f"{self._finished} of {len(self.runs)} runs are finished. The same command continues"
+            f"{report}"
         )
 
-    def look(self, running: Sequence[Cell]) -> None:
+    def update(self, active: Sequence[Run]) -> None:
+        """Read how far the active runs are and show it."""
         now = time.monotonic()
-        if now - self._last_look < LOOK_EVERY:
+        if now - self._last_read < READ_EVERY:
             return
-        self._last_look = now
-        for cell in running:
-            self._made[cell.name] = _work(cell) * _steps_done(cell)
-        made, total = sum(self._made.values()), max(1, sum(self._work.values()))
-        self._bar.update(self._task, completed=made, total=total, t=self._state())
-        if not self.console.is_terminal and now - self._last_line >= PLAIN_EVERY:
+        self._last_read = now
+        for run in active:
+            self._done[run.name] = _rollouts(run) * run.reader.steps_done()
+        done, total = sum(self._done.values()), max(1, sum(self._total.values()))
+        self._bar.update(self._task, completed=done, total=total, description=self._state())
+        if not self.console.is_terminal and now - self._last_line >= LINE_EVERY:
             self._print(self._state())
 
     def _state(self) -> str:
-        return f"{self._done} of {len(self.cells)} cells, {self._time_left()}"
+        return f"{self._finished} of {len(self.runs)} runs, {self._time_left()}"
 
     def _time_left(self) -> str:
-        """From the work made since this process began."""
-        made = sum(self._made.values()) - sum(self._found.values())
-        left = sum(self._work.values()) - sum(self._made.values())
+        """Estimated from the work of this process only."""
+        done = sum(self._done.values()) - sum(self._before.values())
+        left = sum(self._total.values()) - sum(self._done.values())
         passed = time.monotonic() - self._start
-        if made <= 0:
-            return f"{timedelta(seconds=round(passed))} so far"
-        return f"{timedelta(seconds=round(passed / made * left))} left"
+        if done <= 0 or left <= 0:
+            return f"{timedelta(seconds=round(passed))} passed"
+        return f"{timedelta(seconds=round(passed / done * left))} left"
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _work(cell: Cell) -> int:
-    """Rollouts of all members in a step."""
-    config = cell.config
+def _rollouts(run: Run) -> int:
+    """Rollouts of all agents in one step."""
+    config = run.config
     return config.prompts_per_step * sum(config.samples_of(a) for a in config.agents)
-
-
-def _steps_done(cell: Cell) -> int:
-    return sum(row["kind"] == "train" for row in cell.run.metrics()) // len(cell.config.agents)

@@ -1,22 +1,20 @@
-"""What one agent did in one finished cell, read from the cell's files: metrics.jsonl, times.jsonl
-and the stored held-out replies."""
+"""One agent of one finished run, up to the evaluation that the report uses."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hacrl.store.files import read_whole_lines
-from hacrl.store.reader import read_scores
-from hacrl.study.compare.suite import Cell
+from hacrl.store.reader import DIAGNOSTICS, read_scores
+from hacrl.study.compare.suite import Run
 from hacrl.study.diagnostics.harm import CHECKED
 
-DIAGNOSTICS = (
+SHOWN = (
     "peers/used",
     "peers/below_floor",
     "peers/above_one",
@@ -25,45 +23,47 @@ DIAGNOSTICS = (
     "own/advantage_zero",
     "grad_norm",
 )
-"""Figures of a step that the report shows, as far as the metrics have them."""
+"""Metrics of a step that the report shows, if the run has them."""
 FAMILIES = ("ratio/", "weight/", "diagnostics/")
-"""And those that begin so and have one name behind: the peers' ratios s and weights by source, and
-what an algorithm or agent of one's own measures."""
+"""Prefixes with one name behind them: ratios and weights by source, and custom metrics."""
 SOURCES = ("peers/used/", "peers/effective/")
-"""And these, for every source."""
+"""Prefixes of metrics by source."""
+
+Points = Sequence[tuple[float, float]]
+"""(rollouts or seconds spent, accuracy), in ascending order."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation on the way.
+    """An evaluation of one agent.
 
     Example: Point(step=6, rollouts=1536, seconds=9.2, accuracy=0.41)
     """
 
     step: int
     rollouts: int
-    """Own rollouts drawn by then."""
+    """Own rollouts drawn so far."""
     seconds: float
-    """Training seconds of the whole team by then, without evaluation and checkpoints."""
+    """Training seconds of the whole team so far, without evaluation and checkpoints."""
     accuracy: float
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One agent of one cell, up to the evaluation that counts."""
+class AgentRun:
+    """One agent of one finished run."""
 
-    cell: Cell
+    run: Run
     agent: str
     curve: tuple[Point, ...]
     scores: Mapping[str, float]
     """Problem id -> mean reward of its replies, at the last point."""
     updates: int
-    diagnostics: Mapping[str, float]
-    """Means over the steps."""
+    metrics: Mapping[str, float]
+    """Means over the steps, see `mean_metrics`."""
     checks: tuple[Mapping[str, Any], ...] = ()
-    """Metrics of the steps with a check of the theory."""
-    checking: float = 0.0
-    """Seconds of this agent's checks; in no other figure."""
+    """Metrics rows of the steps with a theory check."""
+    check_seconds: float = 0.0
+    """Seconds of this agent's theory checks; no other number contains them."""
 
     @property
     def last(self) -> Point:
@@ -71,29 +71,22 @@ class Reading:
 
     @property
     def folder(self) -> Path:
-        """Where the replies lie that `scores` was counted from."""
-        return self.cell.run.evaluation(self.last.step, self.agent)
+        """The evaluation folder with the replies behind `scores`."""
+        return self.run.reader.evaluation(self.last.step, self.agent)
 
 
-def read_cell(cell: Cell, within: float | None = None) -> list[Reading]:
-    """Every learner of a finished cell. `within`: up to the last evaluation at which training had
-    taken no more than so many seconds."""
-    rows = cell.run.metrics()
-    seconds = training_seconds(cell.folder / "times.jsonl")
-    return [_read(cell, agent, rows, seconds, within) for agent in cell.learners]
+def read_run(run: Run, within: float | None = None) -> list[AgentRun]:
+    """Every learner of a finished run; with `within`, up to the last evaluation that finished within
+    that many training seconds."""
+    return [_read_agent(run, agent, within) for agent in run.learners]
 
 
-def _read(
-    cell: Cell,
-    agent: str,
-    rows: Sequence[Mapping[str, Any]],
-    seconds: Mapping[int, float],
-    within: float | None,
-) -> Reading:
-    mine = [row for row in rows if row["agent"] == agent]
-    train = [row for row in mine if row["kind"] == "train"]
-    steps = sorted({row["step"] for row in mine if row["kind"] == "evaluation"})
-    scores = {step: read_scores(cell.run.evaluation(step, agent)) for step in steps}
+def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
+    reader = run.reader
+    train = reader.metrics("train", agent)
+    seconds = reader.training_seconds()
+    steps = sorted({row["step"] for row in reader.metrics("evaluation", agent)})
+    scores = {step: read_scores(reader.evaluation(step, agent)) for step in steps}
     curve = [
         Point(
             step,
@@ -107,61 +100,56 @@ def _read(
         curve = [p for p in curve if p.seconds <= within] or curve[:1]
     last = curve[-1].step
     train = [row for row in train if row["step"] < last]
-    updates = sum(row.get("updates", 0) for row in train)
-    return Reading(
-        cell,
+    return AgentRun(
+        run,
         agent,
         tuple(curve),
         scores[last],
-        updates,
-        diagnostics(train),
+        sum(row.get("updates", 0) for row in train),
+        mean_metrics(train),
         tuple(row for row in train if CHECKED in row),
-        checking_seconds(cell.folder / "times.jsonl", agent, last),
+        sum(
+            spent
+            for (step, name, phase), spent in reader.times().items()
+            if (name, phase) == (agent, DIAGNOSTICS) and step < last
+        ),
     )
 
 
-def diagnostics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean over the steps of every shown figure; "peers/effective_share" is the effective
-    number of peers' samples over that of those that went through the model."""
+def mean_metrics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the steps of the metrics that the report shows. "peers/effective_fraction" is the
+    effective number of peers' samples divided by the number that went through the model."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in train:
         for key, value in row.items():
             family = key.startswith(FAMILIES) and key.count("/") == 1
-            shown = key in DIAGNOSTICS or family or key.startswith(SOURCES)
+            shown = key in SHOWN or family or key.startswith(SOURCES)
             if shown and value is not None:
                 found[key].append(value)
         if number := row.get("peers/forwarded"):
-            found["peers/effective_share"].append(row["peers/effective_samples"] / number)
+            found["peers/effective_fraction"].append(row["peers/effective_samples"] / number)
     return {key: fmean(values) for key, values in sorted(found.items())}
 
 
-def training_seconds(path: Path) -> dict[int, float]:
-    """Step -> seconds of all agents' phases. What belongs to no agent (evaluation, checkpoints) and
-    diagnostics are left out."""
-    seconds: dict[int, float] = defaultdict(float)
-    for (step, agent, phase), value in _phases(path).items():
-        if agent and phase != "diagnostics":
-            seconds[step] += value
-    return dict(seconds)
+def mean_height(curve: Points) -> float | None:
+    """Area under the piecewise linear curve divided by its width; None for a curve of width 0.
+
+    Example: mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == 0.3
+    """
+    if len(curve) < 2 or curve[-1][0] <= curve[0][0]:
+        return None
+    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(curve))
+    return area / (curve[-1][0] - curve[0][0])
 
 
-def checking_seconds(path: Path, agent: str, before: int) -> float:
-    """Seconds of an agent's diagnostics before a step."""
-    return sum(
-        value
-        for (step, who, phase), value in _phases(path).items()
-        if (who, phase) == (agent, "diagnostics") and step < before
-    )
+def first_reach(curve: Points, target: float) -> float | None:
+    """The x at which the piecewise linear curve first reaches the target; None if it never does.
 
-
-def _phases(path: Path) -> dict[tuple[int, str, str], float]:
-    """(step, agent, phase) -> seconds. A step that was made twice, because the run was killed and
-    resumed, counts each phase once: the second time its rollouts came from the journal."""
-    longest: dict[tuple[int, str, str], float] = {}
-    for line in read_whole_lines(path):
-        row = json.loads(line)
-        for phase, value in row.items():
-            if phase not in ("step", "agent"):
-                key = (row["step"], row["agent"], phase)
-                longest[key] = max(longest.get(key, 0.0), value)
-    return longest
+    Example: first_reach([(0, 0.2), (10, 0.6)], 0.5) == 7.5
+    """
+    if curve and curve[0][1] >= target:
+        return curve[0][0]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if y1 >= target:
+            return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
+    return None

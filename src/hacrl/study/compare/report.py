@@ -1,64 +1,55 @@
-"""report.md and report.html (one file, no network) and results.json, from the same figures."""
+"""report.md, report.html, results.json and the table for the terminal, all from the same Results.
+
+The text is in templates/report.j2. report.md.j2 and report.html.j2 define how a heading, paragraph,
+list, table, link and figure look in their format, and include it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from html import escape
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
+import rich.table
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hacrl.logs.warnings import NEARLY_NONE
+from hacrl.statistics import LEVEL, Estimate
 from hacrl.store.files import write_atomic
-from hacrl.study.compare.blocks import Block, Chart, Grid, Heading, Listing, Paragraph
 from hacrl.study.compare.budget import RULES
-from hacrl.study.compare.charts import svg
-from hacrl.study.compare.contents import contents, verdicts
-from hacrl.study.compare.results import Results
+from hacrl.study.compare.checks import TheoryChecks
+from hacrl.study.compare.results import Reach, Results, Row
+from hacrl.study.diagnostics.baseline import BASELINES
+from hacrl.study.plots import comparison_figure
+from hacrl.study.tables import duration, percent, plain_table, points_text
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --dim: #777; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th { vertical-align: bottom; } .word { text-align: left; }
-.charts { display: flex; flex-wrap: wrap; gap: 1rem; }
-figure { flex: 1 1 420px; max-width: 580px; margin: 0; }
-figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
-.grid { stroke: var(--line); } .left { text-anchor: end; } .below { text-anchor: middle; }
-.band { opacity: .13; } .curve { fill: none; stroke-width: 2; }
-.legend { margin: 0; font-size: 13px; } .legend span { margin-right: 1rem; white-space: nowrap; }
-.legend i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; }
-li { overflow-wrap: anywhere; }
-"""
+Line = dict[str, str]
+"""One row of a table: column -> text."""
 
 
-def write_report(results: Results, out: Path) -> str:
-    """Write the three files; the verdicts, one line an agent, come back."""
-    blocks = list(contents(results))
-    title = f"Comparison: {results.loaded.path.stem}"
-    write_atomic(out / "results.json", json.dumps(as_json(results), indent=1) + "\n")
-    write_atomic(
-        out / "report.md", f"# {title}\n\n" + "\n".join(filter(None, map(_markdown, blocks)))
-    )
-    write_atomic(out / "report.html", page(title, blocks))
-    return "\n".join(verdicts(results))
+def write_report(results: Results, out: Path, below: str = "") -> None:
+    """Write results.json, report.md and report.html into the suite's folder, or a folder `below`."""
+    folder, up = out / below, "../" * len(Path(below).parts)
+    write_atomic(folder / "results.json", json.dumps(as_json(results), indent=1) + "\n")
+    write_atomic(folder / "report.md", render(results, "md", up))
+    write_atomic(folder / "report.html", render(results, "html", up))
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Every figure; an interval without an end (one seed) has null there."""
-    suite = results.loaded.suite
-    return _plain(
+    """Every number of the report. Infinite ends of intervals (one seed) are null."""
+    suite = results.suite
+    return _finite(
         {
-            "suite": results.loaded.path.name,
+            "suite": suite.path.name,
             "changes": results.changes,
             "budget": suite.budget,
             "rule": RULES[suite.budget],
-            "reference": suite.reference,
+            "reference": results.reference,
             "seeds": suite.seeds,
             "comparisons": results.comparisons,
             "correction": "holm",
@@ -80,77 +71,281 @@ def as_json(results: Results) -> dict[str, Any]:
     )
 
 
-def _plain(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-# ---------------------------------------------------------------- Markdown
+def render(results: Results, form: str, up: str = "") -> str:
+    """The report as "md" or "html"; only HTML has figures. `up` leads to the suite's folder."""
+    environment = Environment(
+        loader=PackageLoader("hacrl.study.compare"),
+        autoescape=form == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    checked = [(row, row.theory) for row in results.rows if row.theory]
+    figures = {} if form == "md" else _figures(results)
+    text = environment.get_template(f"report.{form}.j2").render(
+        title_text=f"Comparison: {results.suite.path.stem}",
+        results=results,
+        suite=results.suite,
+        rule=RULES[results.suite.budget],
+        level=LEVEL,
+        verdicts=list(verdicts(results)),
+        figures=figures,
+        scores=_scores(results),
+        accuracies=[_accuracy_line(results, row) for row in results.rows],
+        curves=[_curve_line(results, row) for row in results.rows],
+        diagnostics=_diagnostics_lines(results.rows),
+        unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
+        baselines=[_baseline_line(row, found) for row, found in checked],
+        sources=[
+            _source_line(row, found, source)
+            for row, found in checked
+            for source in found.sources(row.agent)
+        ],
+        warnings=[(row, warning) for row, found in checked for warning in found.warnings],
+        links=_links(results, up),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def _markdown(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"## {block.text}\n"
-    if isinstance(block, Paragraph):
-        return f"{block.text}\n"
-    if isinstance(block, Listing):
-        return "".join(f"- {item}\n" for item in block.items)
-    if isinstance(block, Grid):
-        marks = ["---" if i < block.words else "---:" for i in range(len(block.columns))]
-        lines = [block.columns, marks, *block.rows]
-        return "".join(f"| {' | '.join(_cell(c) for c in line)} |\n" for line in lines)
-    return ""  # curves stand as figures in the table below them
+def results_table(results: Results) -> rich.table.Table:
+    """The main numbers for the terminal, one line per agent and arm."""
+    several = len(results.suite.all_teams) > 1
+    seeds = len({seed for row in results.rows for seed in row.seeds})
+    table = plain_table(f"\n{results.suite.path.stem}: held-out accuracy in percent")
+    table.caption = (
+        f"{results.problems} problems x {results.replies} replies, mean over "
+        f"{_count(seeds, 'seed')}; difference paired by seed and problem, with 95 % interval"
+        + ("" if seeds > 1 else ". One seed: the interval covers problems only; no verdict")
+    )
+    for name in ("agent", "arm"):
+        table.add_column(name, no_wrap=True)
+    for name in ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}"):
+        table.add_column(name, justify="right", no_wrap=not name.startswith("minus"))
+    table.add_column("verdict")
+    for row in results.rows:
+        found = row.difference
+        table.add_row(
+            row.name if several else row.agent,
+            row.arm,
+            f"{row.rollouts:,.0f}",
+            f"{row.updates:,.0f}",
+            duration(row.seconds),
+            f"{100 * row.before.mean:.1f}",
+            f"{100 * row.after.mean:.1f}",
+            points_text(found.interval) if found else "",
+            found.verdict if found else "",
+        )
+    return table
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+# ---------------------------------------------------------------- verdicts
 
 
-# ---------------------------------------------------------------- HTML
+def verdicts(results: Results) -> Iterator[str]:
+    """One sentence for each agent of each team."""
+    reference = results.reference
+    for (team, agent), rows in results.by_agent().items():
+        groups: dict[str, list[str]] = {}
+        for row in rows:
+            if row.arm != reference:
+                groups.setdefault(_verdict(row, results), []).append(_named(row))
+        parts = [
+            f"{' and '.join(filter(None, (', '.join(arms[:-1]), arms[-1])))} "
+            f"{'is' if len(arms) == 1 else 'are'} {text}"
+            for text, arms in sorted(groups.items(), key=lambda group: _ORDER[group[0].split()[0]])
+        ]
+        yield f"{agent} ({team}), against {reference}: {'; '.join(parts) or 'no other arm yet'}."
 
 
-def page(title: str, blocks: list[Block]) -> str:
+_ORDER = {"better": 0, "worse": 1, "open:": 2, "not": 3}
+
+
+def _verdict(row: Row, results: Results) -> str:
+    found = row.difference
+    if found is None:
+        return f"not compared yet: no finished seed of {results.reference}"
+    if found.verdict != "open":
+        return f"{found.verdict} than {results.reference}"
+    if not found.testable:
+        return "open: one seed allows no verdict (the interval covers problems only)"
+    if found.side == "open":
+        return "open: the interval contains zero"
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n" + "\n".join(_html(blocks)) + "\n</body></html>\n"
+        "open: the interval excludes zero, but not after the correction for "
+        f"{results.comparisons} comparisons"
     )
 
 
-def _html(blocks: list[Block]) -> Iterator[str]:
-    charts: list[str] = []
-    for block in blocks:
-        if isinstance(block, Chart):
-            charts.append(
-                f"<figure><figcaption>{escape(block.title)}</figcaption>{svg(block)}</figure>"
-            )
-            continue
-        if charts:
-            yield f'<div class="charts">{"".join(charts)}</div>'
-            yield "<p>Lines: means over seeds. Bands: from the lowest to the highest seed.</p>"
-            charts = []
-        yield _element(block)
+def _named(row: Row) -> str:
+    if row.difference is None:
+        return row.arm
+    e = row.difference.interval
+    return f"{row.arm} ({points_text(e)}, {_count(e.count, 'seed')})"
 
 
-def _element(block: Heading | Paragraph | Listing | Grid) -> str:
-    if isinstance(block, Heading):
-        return f"<h2>{escape(block.text)}</h2>"
-    if isinstance(block, Paragraph):
-        return f"<p>{escape(block.text)}</p>"
-    if isinstance(block, Listing):
-        return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in block.items)}</ul>"
-    head = "".join(f"<th{_class(i, block)}>{escape(c)}</th>" for i, c in enumerate(block.columns))
-    body = "".join(
-        f"<tr>{''.join(f'<td{_class(i, block)}>{escape(c)}</td>' for i, c in enumerate(row))}</tr>"
-        for row in block.rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
+def _scores(results: Results) -> list[Line]:
+    """Per arm: for how many agents it is better, open or worse."""
+    found: dict[str, Counter[str]] = {}
+    agents: dict[str, list[str]] = {}
+    for row in results.rows:
+        if row.difference:
+            verdict = row.difference.verdict
+            found.setdefault(row.arm, Counter())[verdict] += 1
+            agents.setdefault(row.arm, []).append(f"{row.team}/{row.agent} {verdict}")
+    return [
+        {"arm": arm, "agents": ", ".join(agents[arm])}
+        | {verdict: str(counts[verdict]) for verdict in ("better", "open", "worse")}
+        for arm, counts in found.items()
+    ]
 
 
-def _class(column: int, block: Grid) -> str:
-    return ' class="word"' if column < block.words else ""
+# ---------------------------------------------------------------- lines of the tables
+
+
+def _accuracy_line(results: Results, row: Row) -> Line:
+    found = row.difference
+    return {
+        "team / agent": row.name,
+        "arm": row.arm,
+        "own rollouts": f"{row.rollouts:,.0f}" + (f" (x{row.factor:g})" if row.factor != 1 else ""),
+        "updates": f"{row.updates:,.0f}",
+        "training time": duration(row.seconds),
+        "seeds": str(len(row.seeds)),
+        "before": percent(row.before),
+        "after": percent(row.after),
+        f"minus {results.reference}": points_text(found.interval) if found else "",
+        "seeds above/below": f"{found.above}/{found.below}" if found else "",
+        "p (Holm)": f"{found.p:.2g} ({found.corrected:.2g})" if found and found.testable else "",
+        "verdict": "reference" if row.arm == results.reference else found.verdict if found else "",
+    }
+
+
+def _curve_line(results: Results, row: Row) -> Line:
+    target = results.targets.get((row.team, row.agent))
+    return {
+        "team / agent": row.name,
+        "arm": row.arm,
+        "mean of the curve": percent(row.area) if row.area else "",
+        "target": f"{100 * target:.1f}" if target else "",
+        "rollouts to target": _reach(row.rollouts_to_target, "{:,.0f}".format) if target else "",
+        "time to target": _reach(row.seconds_to_target, duration) if target else "",
+        "accuracy by own rollouts": ", ".join(
+            f"{b.rollouts:,.0f}: {100 * b.mean:.1f}" for b in row.curve
+        ),
+    }
+
+
+def _reach(reach: Reach, text: Callable[[float], str]) -> str:
+    if reach.mean is None:
+        return f"0 of {reach.seeds}"
+    partial = f" ({reach.reached} of {reach.seeds})" if reach.reached < reach.seeds else ""
+    return text(reach.mean) + partial
+
+
+def _diagnostics_lines(rows: Sequence[Row]) -> list[Line]:
+    names = {
+        "peers/used": "used",
+        "peers/below_floor": "below floor",
+        "peers/above_one": "above 1",
+        "peers/effective_fraction": "effective",
+        "own/clipped": "clipped",
+        "own/advantage_zero": "A = 0",
+        "grad_norm": "norm",
+    }
+    custom = sorted({k for row in rows for k in row.diagnostics if k.startswith("diagnostics/")})
+    names |= {key: key.removeprefix("diagnostics/") for key in custom}
+    lines = []
+    for row in rows:
+        found = row.diagnostics
+        sources = [key.removeprefix("ratio/") for key in found if key.startswith("ratio/")]
+        ratios = (
+            f"{s} {found[f'ratio/{s}']:.3f} (w {found.get(f'weight/{s}', 1.0):.2f})"
+            for s in sources
+        )
+        line = {"team / agent": row.name, "arm": row.arm, "ratio by source": ", ".join(ratios)}
+        values = {name: f"{found[k]:.3f}" if k in found else "" for k, name in names.items()}
+        lines.append(line | values)
+    return lines
+
+
+def _baseline_line(row: Row, found: TheoryChecks) -> Line:
+    return {
+        "team / agent": row.name,
+        "arm": row.arm,
+        "checks": f"{found.checks:g}",
+        "rollouts": f"{found.rollouts:,.0f}",
+        "time": duration(found.seconds),
+        **{f"bias: {b}": _fine_points(found.figures.get(f"bias/{b}")) for b in BASELINES},
+        **{f"noise: {b}": _root(found.figures.get(f"variance/{b}")) for b in BASELINES},
+        **{f"off: {b}": _root(found.figures.get(f"spread_squared/{b}")) for b in BASELINES},
+    }
+
+
+def _source_line(row: Row, found: TheoryChecks, source: str) -> Line:
+    def number(key: str) -> str:
+        e = found.figures.get(f"{key}/{source}")
+        return f"{e.mean:.3g}" if e else ""
+
+    def fraction(key: str) -> str:
+        value = row.diagnostics.get(f"peers/{key}/{source}")
+        return "" if value is None else f"{value:.0%}"
+
+    own = source == row.agent
+    warned = sum(w.peer == source for w in found.warnings)
+    return {
+        "team / agent": row.name,
+        "arm": row.arm,
+        "source": f"{source} (own)" if own else source,
+        "cosine": number("cosine"),
+        "gradient": number("gradient_norm"),
+        "update": number("update_norm"),
+        "used": fraction("used"),
+        "effective": fraction("effective"),
+        "gain per step": _fine_points(found.figures.get(f"gain/{source}")),
+        "hurts": "" if own else f"{warned} of {len(row.seeds)}",
+    }
+
+
+def _fine_points(e: Estimate | None) -> str:
+    """E.g. +1.25 [+0.40, +2.10]; without the interval for one seed."""
+    if e is None:
+        return ""
+    interval = f" [{100 * e.low:+.2f}, {100 * e.high:+.2f}]" if isfinite(e.low) else ""
+    return f"{100 * e.mean:+.2f}{interval}"
+
+
+def _root(e: Estimate | None) -> str:
+    """Root of a mean square in points; an estimate below zero counts as zero."""
+    return "" if e is None else f"{100 * sqrt(max(0.0, e.mean)):.1f}"
+
+
+# ---------------------------------------------------------------- figures and links
+
+
+def _figures(results: Results) -> dict[str, str]:
+    return {
+        rows[0].name: comparison_figure(rows, results.reference)
+        for rows in results.by_agent().values()
+    }
+
+
+def _links(results: Results, up: str) -> dict[str, list[tuple[str, str]]]:
+    """TEAM / ARM -> (text, relative path) of its runs."""
+    return {
+        f"{row.team} / {row.arm}": [
+            (f"seed {seed}", f"{up}runs/{row.team}/{row.arm}/seed-{seed}") for seed in row.seeds
+        ]
+        for row in results.rows
+    }
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,13 +1,12 @@
-"""From readings to figures: means over seeds, paired differences to the reference, verdicts.
+"""From finished runs to numbers: means over seeds, paired differences to the reference, verdicts.
 
-A difference has two 95 percent intervals, each of which sees what the other misses: Student's t over
-seeds knows that five seeds are few; the paired bootstrap over seeds and problems knows that other
-problems might say otherwise. The interval that is shown and judged reaches from the lower of their
-low ends to the higher of their high ends.
+A difference has two 95 % intervals that cover different sources of error. Student's t over seeds
+accounts for the small number of seeds; the paired bootstrap over seeds and problems accounts for the
+choice of problems. The reported interval is the smallest one that contains both.
 
-An arm is better (or worse) than the reference for an agent only if that interval excludes zero, and
-the t test's p value stays at or below 0.05 after Holm's correction for all comparisons of the suite.
-Everything else is open, whichever way the mean lies.
+An arm is better (or worse) than the reference for an agent only if that interval excludes zero and
+the t test's p value is at most 0.05 after Holm's correction for all comparisons of the suite.
+Otherwise the comparison is open.
 """
 
 from __future__ import annotations
@@ -20,19 +19,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from hacrl.errors import UserError
-from hacrl.statistics import (
-    LEVEL,
-    Estimate,
-    crossed_bootstrap,
-    first_reach,
-    holm,
-    mean_height,
-    t_interval,
-    t_test,
-)
-from hacrl.study.compare.reading import Reading, read_cell
-from hacrl.study.compare.suite import Cell, LoadedSuite
-from hacrl.study.compare.theory import Theory, theory
+from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
+from hacrl.study.compare.checks import TheoryChecks, theory_checks
+from hacrl.study.compare.reading import AgentRun, first_reach, mean_height, read_run
+from hacrl.study.compare.suite import Run, Suite
 
 Verdict = Literal["better", "worse", "open"]
 
@@ -48,9 +38,9 @@ class Difference:
     seeds: Estimate
     """Interval over seeds by Student's t: other seeds, the same held-out problems."""
     crossed: Estimate
-    """Interval by the bootstrap over seeds and problems: other problems as well."""
+    """Interval by the bootstrap over seeds and problems."""
     above: int
-    """Seeds in which the arm was above the reference."""
+    """Number of seeds in which the arm was above the reference."""
     below: int
     p: float
     corrected: float = 1.0
@@ -58,31 +48,33 @@ class Difference:
 
     @property
     def interval(self) -> Estimate:
-        """Both together: what is shown and judged."""
+        """The reported interval: both intervals together, or over problems only for one seed."""
+        if not self.testable:
+            return self.crossed
         low = min(self.seeds.low, self.crossed.low)
         high = max(self.seeds.high, self.crossed.high)
         return Estimate(self.seeds.mean, low, high, self.seeds.count, "t and crossed bootstrap")
 
     @property
     def testable(self) -> bool:
-        """One seed has no spread, so no interval and no test."""
+        """Whether there are two seeds or more: one seed has no variation to test against."""
         return self.seeds.count > 1
 
     @property
     def side(self) -> Verdict:
-        """What the interval says, before the correction."""
+        """The verdict of the interval alone, before the correction."""
         if self.interval.low > 0:
             return "better"
         return "worse" if self.interval.high < 0 else "open"
 
     @property
     def verdict(self) -> Verdict:
-        return self.side if self.corrected <= LEVEL else "open"
+        return self.side if self.testable and self.corrected <= LEVEL else "open"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What it took to reach the target: the mean over the seeds that did.
+    """Rollouts or seconds to the target: mean over the seeds that reached it.
 
     Example: Reach(mean=2210.0, reached=4, seeds=5)
     """
@@ -105,7 +97,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One agent of a team under one arm, over all seeds that are finished."""
+    """One agent of a team under one arm, over all finished seeds."""
 
     team: str
     agent: str
@@ -115,7 +107,7 @@ class Row:
     before: Estimate
     after: Estimate
     difference: Difference | None
-    """None for the reference, and where no seed is finished in both."""
+    """None for the reference, and if no seed is finished in both arms."""
     area: Estimate | None
     """Mean accuracy along the learning curve."""
     rollouts_to_target: Reach
@@ -123,133 +115,144 @@ class Row:
     rollouts: float
     updates: float
     seconds: float
-    """Spent up to the evaluation that is read: own rollouts, updates, the team's training seconds;
-    means over seeds."""
+    """Own rollouts, updates and the team's training seconds up to the reported evaluation; means
+    over seeds."""
     curve: tuple[Band, ...]
     diagnostics: Mapping[str, float]
     files: tuple[str, ...]
-    """The evaluation folders that the accuracy was counted from."""
-    theory: Theory | None = None
-    """Where the runs had diagnostics on."""
+    """Evaluation folders with the replies behind `after`, relative to the suite's folder."""
+    theory: TheoryChecks | None = None
+    """None if diagnostics were off."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.team} / {self.agent}"
 
 
 @dataclass(frozen=True)
 class Results:
-    loaded: LoadedSuite
+    """All numbers of a report."""
+
+    suite: Suite
+    reference: str
     changes: tuple[str, ...]
     rows: tuple[Row, ...]
     targets: Mapping[tuple[str, str], float]
-    """(team, agent) -> accuracy asked for in "to target"."""
+    """(team, agent) -> target accuracy."""
     missing: tuple[str, ...]
-    """Cells that are not finished."""
+    """Names of the runs that are not finished."""
     problems: int
     """Held-out problems of the smallest comparison."""
     replies: int
     start_gap: float
-    """The largest difference between two arms in an agent's accuracy before training, with the same
-    seed: 0 where start weights and streams are the same to the last digit."""
+    """Largest difference between two arms in an agent's accuracy before training with the same seed;
+    0 if initial weights and noise streams are identical."""
     environment: Mapping[str, Any]
-    """Versions and hardware, of the first cell."""
+    """Versions and hardware of the first run."""
 
     @property
     def comparisons(self) -> int:
         return sum(row.difference is not None and row.difference.testable for row in self.rows)
 
+    def by_agent(self) -> dict[tuple[str, str], list[Row]]:
+        """(team, agent) -> its rows, one per arm."""
+        found: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.team, row.agent), []).append(row)
+        return found
 
-def collect(loaded: LoadedSuite, cells: Sequence[Cell], changes: Sequence[str] = ()) -> Results:
-    """Read every finished cell and compare."""
-    readings = _read_all(loaded, cells)
-    if not readings:
+
+def collect(
+    suite: Suite, runs: Sequence[Run], changes: Sequence[str] = (), reference: str = ""
+) -> Results:
+    """Read every finished run and compare with the reference arm (default: the suite's)."""
+    reference = reference or suite.reference
+    agent_runs = _read_all(suite, runs)
+    if not agent_runs:
         raise UserError(
-            f'budget = "time" needs a finished cell of the reference {loaded.suite.reference!r}'
+            f'budget = "time" needs a finished run of the reference {suite.reference!r}'
         )
-    out = cells[0].folder.parents[3]
+    out = runs[0].folder.parents[3]
     targets, rows = {}, []
-    for team, agent in dict.fromkeys((r.cell.team, r.agent) for r in readings):
-        here = [r for r in readings if (r.cell.team, r.agent) == (team, agent)]
-        against = [r for r in here if r.cell.arm == loaded.suite.reference]
-        if loaded.suite.target or against:
-            targets[(team, agent)] = loaded.suite.target or _accuracy(against)
-        for arm in loaded.arms:
-            mine = [r for r in here if r.cell.arm == arm.name]
-            if mine:
+    for team, agent in dict.fromkeys((r.run.team, r.agent) for r in agent_runs):
+        here = [r for r in agent_runs if (r.run.team, r.agent) == (team, agent)]
+        against = [r for r in here if r.run.arm == reference]
+        if suite.target or against:
+            targets[(team, agent)] = suite.target or fmean(r.last.accuracy for r in against)
+        for arm in suite.arms:
+            if mine := [r for r in here if r.run.arm == arm.name]:
                 target = targets.get((team, agent), 1.0)
-                rows.append(_row(mine, against, arm.factor, target, loaded.suite.reference, out))
+                pairs = None if arm.name == reference else difference(mine, against)
+                rows.append(_row(mine, pairs, arm.factor, target, out))
+    environment = (agent_runs[0].run.folder / "environment.json").read_text(encoding="utf-8")
     return Results(
-        loaded,
+        suite,
+        reference,
         tuple(changes),
         tuple(_corrected(rows)),
         targets,
-        tuple(cell.name for cell in cells if not cell.finished),
-        min(len(r.scores) for r in readings),
-        cells[0].config.evaluation.samples,
-        _start_gap(readings),
-        json.loads((readings[0].cell.folder / "environment.json").read_text(encoding="utf-8")),
+        tuple(run.name for run in runs if not run.finished),
+        min(len(r.scores) for r in agent_runs),
+        runs[0].config.evaluation.samples,
+        _start_gap(agent_runs),
+        json.loads(environment),
     )
 
 
-def _read_all(loaded: LoadedSuite, cells: Sequence[Cell]) -> list[Reading]:
-    """With the rule "time" an arm waits for the reference's time, so its cell is needed first."""
-    finished = [cell for cell in cells if cell.finished]
-    reference, by_time = loaded.suite.reference, loaded.suite.budget == "time"
-    factor = {arm.name: arm.factor for arm in loaded.arms}
-    readings = []
+def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
+    """The reference is read first: with budget = "time" its time limits the other arms."""
+    reference, by_time = suite.reference, suite.budget == "time"
+    factor = {arm.name: arm.factor for arm in suite.arms}
+    found: list[AgentRun] = []
     limit: dict[tuple[str, int], float] = {}
-    for cell in sorted(finished, key=lambda cell: cell.arm != reference):
-        place = (cell.team, cell.seed)
-        if not by_time or cell.arm == reference:
-            found = read_cell(cell)
-            limit[place] = found[0].last.seconds / factor[reference]
-        elif place in limit:
-            found = read_cell(cell, limit[place] * factor[cell.arm])
+    for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != reference):
+        pair = (run.team, run.seed)
+        if not by_time or run.arm == reference:
+            agent_runs = read_run(run)
+            limit[pair] = agent_runs[0].last.seconds / factor[reference]
+        elif pair in limit:
+            agent_runs = read_run(run, limit[pair] * factor[run.arm])
         else:
             continue
-        readings += found
-    return readings
+        found += agent_runs
+    return found
 
 
 def _row(
-    mine: Sequence[Reading],
-    against: Sequence[Reading],
-    factor: float,
-    target: float,
-    reference: str,
-    out: Path,
+    mine: Sequence[AgentRun], pairs: Difference | None, factor: float, target: float, out: Path
 ) -> Row:
     first = mine[0]
     curves = [[(p.rollouts, p.accuracy) for p in r.curve] for r in mine]
     areas = [area for curve in curves if (area := mean_height(curve)) is not None]
-    by_rollouts = [first_reach(curve, target) for curve in curves]
-    by_seconds = [first_reach([(p.seconds, p.accuracy) for p in r.curve], target) for r in mine]
-    keys = sorted({key for r in mine for key in r.diagnostics})
+    by_seconds = [[(p.seconds, p.accuracy) for p in r.curve] for r in mine]
+    keys = sorted({key for r in mine for key in r.metrics})
     return Row(
-        team=first.cell.team,
+        team=first.run.team,
         agent=first.agent,
-        arm=first.cell.arm,
+        arm=first.run.arm,
         factor=factor,
-        seeds=tuple(r.cell.seed for r in mine),
-        before=_share([r.curve[0].accuracy for r in mine]),
-        after=_share([r.last.accuracy for r in mine]),
-        difference=None if first.cell.arm == reference else difference(mine, against),
-        area=_share(areas) if len(areas) == len(mine) else None,
-        rollouts_to_target=_reach(by_rollouts),
-        seconds_to_target=_reach(by_seconds),
+        seeds=tuple(r.run.seed for r in mine),
+        before=_accuracy([r.curve[0].accuracy for r in mine]),
+        after=_accuracy([r.last.accuracy for r in mine]),
+        difference=pairs,
+        area=_accuracy(areas) if len(areas) == len(mine) else None,
+        rollouts_to_target=_reach([first_reach(curve, target) for curve in curves]),
+        seconds_to_target=_reach([first_reach(curve, target) for curve in by_seconds]),
         rollouts=fmean(r.last.rollouts for r in mine),
         updates=fmean(r.updates for r in mine),
         seconds=fmean(r.last.seconds for r in mine),
         curve=_bands(mine),
-        diagnostics={
-            key: fmean(r.diagnostics[key] for r in mine if key in r.diagnostics) for key in keys
-        },
+        diagnostics={key: fmean(r.metrics[key] for r in mine if key in r.metrics) for key in keys},
         files=tuple(r.folder.relative_to(out).as_posix() for r in mine),
-        theory=theory(mine),
+        theory=theory_checks(mine),
     )
 
 
-def difference(mine: Sequence[Reading], against: Sequence[Reading]) -> Difference | None:
-    """Over the seeds that both have, on the problems that all of their evaluations judged."""
-    theirs = {r.cell.seed: r.scores for r in against}
-    pairs = [(r.scores, theirs[r.cell.seed]) for r in mine if r.cell.seed in theirs]
+def difference(mine: Sequence[AgentRun], against: Sequence[AgentRun]) -> Difference | None:
+    """The difference over the seeds in both, on the problems that all of their evaluations judged;
+    None if there is no common seed or problem."""
+    theirs = {r.run.seed: r.scores for r in against}
+    pairs = [(r.scores, theirs[r.run.seed]) for r in mine if r.run.seed in theirs]
     common = sorted(set.intersection(*(set(s) for pair in pairs for s in pair))) if pairs else []
     if not common:
         return None
@@ -264,14 +267,14 @@ def difference(mine: Sequence[Reading], against: Sequence[Reading]) -> Differenc
     )
 
 
-def _share(values: Sequence[float]) -> Estimate:
-    """An accuracy lies between 0 and 1, and so does its interval."""
+def _accuracy(values: Sequence[float]) -> Estimate:
+    """Mean over seeds; the interval is clipped to [0, 1]."""
     e = t_interval(values)
     return e if e.count < 2 else replace(e, low=max(0.0, e.low), high=min(1.0, e.high))
 
 
 def _corrected(rows: Sequence[Row]) -> Iterable[Row]:
-    """Holm over every comparison of the suite that has a test."""
+    """Holm's correction over every comparison of the suite that has a test."""
     tested = [row.difference.p for row in rows if row.difference and row.difference.testable]
     chances = iter(holm(tested))
     for row in rows:
@@ -281,18 +284,14 @@ def _corrected(rows: Sequence[Row]) -> Iterable[Row]:
             yield row
 
 
-def _accuracy(readings: Sequence[Reading]) -> float:
-    return fmean(r.last.accuracy for r in readings)
-
-
 def _reach(spent: Sequence[float | None]) -> Reach:
     found = [s for s in spent if s is not None]
     return Reach(fmean(found) if found else None, len(found), len(spent))
 
 
-def _bands(readings: Sequence[Reading]) -> tuple[Band, ...]:
-    """At the evaluations that every seed has."""
-    points = [{p.step: p for p in r.curve} for r in readings]
+def _bands(agent_runs: Sequence[AgentRun]) -> tuple[Band, ...]:
+    """The learning curve at the evaluations that every seed has."""
+    points = [{p.step: p for p in r.curve} for r in agent_runs]
     bands = []
     for step in sorted(set.intersection(*(set(p) for p in points))):
         here = [p[step] for p in points]
@@ -302,9 +301,8 @@ def _bands(readings: Sequence[Reading]) -> tuple[Band, ...]:
     return tuple(bands)
 
 
-def _start_gap(readings: Sequence[Reading]) -> float:
+def _start_gap(agent_runs: Sequence[AgentRun]) -> float:
     starts: dict[tuple[str, str, int], list[float]] = {}
-    for r in readings:
-        place = (r.cell.team, r.agent, r.cell.seed)
-        starts.setdefault(place, []).append(r.curve[0].accuracy)
+    for r in agent_runs:
+        starts.setdefault((r.run.team, r.agent, r.run.seed), []).append(r.curve[0].accuracy)
     return max(max(values) - min(values) for values in starts.values())

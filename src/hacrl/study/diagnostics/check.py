@@ -1,0 +1,147 @@
+"""What the theory claims, measured while training: one check every `diagnostics.every` steps.
+
+A check happens after the step's cut is credited and before its first update, at the weights that drew
+the step's rollouts. It reads; it changes neither weights nor optimizer nor any stream of noise, so a
+run with checks has the same metrics as one without, `diagnostics/*` aside. docs/diagnostics.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hacrl.algorithms.capability import Capability
+from hacrl.noise import order_key, stream_key
+from hacrl.store.files import write_atomic
+from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
+from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
+from hacrl.study.diagnostics.gradients import Directions, blocks, directions
+from hacrl.study.diagnostics.harm import CHECKED, HarmWatch
+from hacrl.training.agent import Agent
+from hacrl.training.evaluate import attempt, judge, split_by_length
+from hacrl.training.hooks import Hooks
+from hacrl.types import Problem, Rollout, Sample, Snapshot
+
+
+class Diagnostics:
+    """The checks of one learner.
+
+    Example: Diagnostics(agent).check(step, snapshot, problems, capability, samples)
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        assert agent.plan is not None
+        self.config, self.agent, self.policy = agent.config, agent.agent, agent.policy
+        self.algorithm, self.plan, self.run = agent.algorithm, agent.plan, agent.run
+        self.settings = agent.config.diagnostics
+        self._unseen: UnseenProblems | None = None
+        self._task, self.verifier = agent.task, agent.verifier
+
+    def due(self, step: int) -> bool:
+        return self.settings.every > 0 and step % self.settings.every == 0
+
+    def check(
+        self,
+        step: int,
+        snapshot: Snapshot,
+        problems: Mapping[str, Problem],
+        capability: Capability,
+        samples: Sequence[Sample],
+    ) -> dict[str, Any]:
+        """The metrics of a check, all named diagnostics/..."""
+        ordered = sorted(problems, key=lambda p: (order_key(self.config.seed, step, p), p))
+        asked = [problems[p] for p in ordered[: self.settings.problems]]
+        fresh = self._fresh(step, asked)
+        chosen = {p.id for p in asked}
+        guessed = {
+            g.problem_id: guesses(g, capability, self.agent.name)
+            for g in snapshot.groups
+            if g.problem_id in chosen
+        }
+        rewards = _rewards(fresh)
+        found = directions(
+            self.policy, self.algorithm, blocks(self.plan, samples, ordered), self.agent.name
+        )
+        unseen, held_out = self._problems(step)
+        replies = _at_least_two(self._fresh(step, unseen))
+        gains = self.gains(replies, found)
+        self._write(step, guessed, rewards, replies, gains)
+        return {
+            **baseline_metrics(guessed, rewards),
+            **found.metrics,
+            **gain_metrics(gains),
+            "diagnostics/unseen/problems": len(_rewards(replies)),
+            "diagnostics/unseen/held_out": float(held_out),
+            CHECKED: self.settings.samples * (len(asked) + len(unseen)),
+        }
+
+    def gains(self, replies: Sequence[Rollout], found: Directions) -> dict[str, list[float]]:
+        """For each source, what a step of its samples brings on each problem of the replies."""
+        return problem_gains(self.policy, replies, found, self.agent.name)
+
+    def _problems(self, step: int) -> tuple[list[Problem], bool]:
+        if self._unseen is None:  # not before the first check: a task may have many problems
+            config = self.config
+            self._unseen = UnseenProblems(
+                self._task, config.seed, config.prompts_per_step, config.evaluation.problems
+            )
+        return self._unseen.at(step, self.settings.problems)
+
+    def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
+        """Replies of the learner at its present weights, from streams of their own."""
+        prompts, _ = split_by_length(self.policy, problems, self.config.prompt_limit(self.agent))
+        stream = f"{self.agent.name}/fresh"  # no agent can have this name
+        rollouts = attempt(
+            self.policy,
+            prompts,
+            step=step,
+            samples=self.settings.samples,
+            key=lambda problem_id, i: stream_key(self.config.seed, stream, step, problem_id, i),
+            temperature=self.config.temperature,
+            limit=self.config.response_limit(self.agent),
+        )
+        judged = judge(rollouts, problems, self.verifier, self.agent.reply_start)
+        return [r for r in judged if r.verdict is not None and r.verdict.judged]
+
+    def _write(
+        self,
+        step: int,
+        guessed: Mapping[str, Mapping[str, Guess]],
+        fresh: Mapping[str, Sequence[float]],
+        replies: Sequence[Rollout],
+        gains: Mapping[str, Sequence[float]],
+    ) -> None:
+        """One file a check, from which its metrics can be counted again."""
+        rows = {
+            "baselines": {
+                p: {
+                    "fresh_rewards": list(fresh.get(p, ())),
+                    **{name: [g.value, g.variance] for name, g in by_name.items()},
+                }
+                for p, by_name in guessed.items()
+            },
+            "unseen": {"fresh_rewards": _rewards(replies), "gains": gains},
+        }
+        folder = self.run.path / "diagnostics" / self.agent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"step-{step:06d}.json", json.dumps(rows) + "\n")
+
+
+HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))
+"""What `hacrl train` adds to a run: these checks and the warning about harmful peers."""
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    """Rewards by problem, in the order of the rollouts."""
+    found: dict[str, list[float]] = {}
+    for r in rollouts:
+        assert r.verdict is not None
+        found.setdefault(r.problem_id, []).append(r.verdict.reward)
+    return found
+
+
+def _at_least_two(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Without the problems of which one reply alone was judged: it has no others to compare with."""
+    enough = {p for p, rewards in _rewards(rollouts).items() if len(rewards) > 1}
+    return [r for r in rollouts if r.problem_id in enough]
