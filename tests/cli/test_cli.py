@@ -50,11 +50,11 @@ def test_show_prints_every_agent_and_writes_the_picture(run: Path, tmp_path: Pat
 
 
 def test_samples_show_what_the_files_say(run: Path) -> None:
-    """The first learner's first problem at step 1, each number against samples/wren and the pool."""
-    code, out, _ = hacrl("samples", run, "--step", "1", "--agent", "wren", "--limit", "8")
+    """The first learner's first problem at step 2, each number against samples/wren and the pool."""
+    code, out, _ = hacrl("samples", run, "--step", "2", "--agent", "wren", "--limit", "8")
     assert code == 0
     shown = [line.split() for line in out.splitlines() if line.startswith(("wren ", "finch "))]
-    problem = re.search(r"step 1, problem (\S+), as wren learned", out)
+    problem = re.search(r"step 2, problem (\S+), learner wren", out)
     assert problem
     stored = [json.loads(x) for x in (run / "samples/wren/step-000001.jsonl").open()]
     rows = {(r["source"], str(r["index"])): r for r in stored if r["problem"] == problem[1]}
@@ -74,8 +74,16 @@ def test_samples_show_what_the_files_say(run: Path) -> None:
         assert used == ("yes" if row["used"] and row["advantage"] else "no")
 
 
+def test_reading_a_run_changes_no_file(run: Path) -> None:
+    """A run of another user, or in an archive, may be read-only."""
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    for command in ("show", "samples"):
+        assert hacrl(command, run)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
 def test_samples_of_what_is_not_there(run: Path) -> None:
-    assert "--step 7: the run has stored steps 0 to 1" in refused("samples", run, "--step", "7")
+    assert "--step 7: the run has samples of steps 1 to 2" in refused("samples", run, "--step", "7")
     assert "wren, finch" in refused("samples", run, "--agent", "emu")
     assert "add-0-0" in refused("samples", run, "--problem", "add-0-0")
 

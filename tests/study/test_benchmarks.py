@@ -15,8 +15,8 @@ import pytest
 
 from hacrl.config import AgentConfig, dump_config, parse_config
 from hacrl.errors import UserError
-from hacrl.figures import count
 from hacrl.policy.policy import Policy
+from hacrl.replies import count
 from hacrl.runs import start
 from hacrl.statistics import estimate_scores
 from hacrl.study.benchmarks.catalogue import MATH7, Benchmark, choose_benchmarks, load_problems

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hacrl.config import dump_config, parse_config
 from hacrl.statistics import Estimate
 from hacrl.store.reader import LAYOUT
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import summarise
-from hacrl.study.tables import duration, percent, points_text
+from hacrl.study.tables import duration, percent, points_text, summary_table
 
 
 def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
@@ -80,6 +82,19 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert agent.gain is not None
     assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
     assert agent.gain.count == 4
+
+
+def test_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
+    """Whatever the width, every number of the table is printed whole."""
+    run = write_run(tmp_path / "run", [0.1, 0.2], {0: [0.0, 1.0], 2: [1.0, 1.0]})
+    table = summary_table(summarise(run))
+    numbers = [str(cell) for column in table.columns for cell in column.cells]
+    for width in (40, 60, 80, 100, 200):
+        console = Console(width=width, highlight=False, file=io.StringIO(), record=True)
+        console.print(table)
+        text = console.export_text()
+        assert all(number in text for number in numbers) and "…" not in text
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from hacrl.config import AgentConfig, Config, load_config
 from hacrl.errors import UserError
-from hacrl.figures import Evaluation
 from hacrl.overrides import set_key
 from hacrl.policy.policy import Policy
+from hacrl.replies import Evaluation
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import whole_folder
 from hacrl.store.reader import RunReader

@@ -1,18 +1,22 @@
-"""Tables of a run for the terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import timedelta
 from math import isfinite
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import measure_renderables
+from rich.table import Column, Table
 
 from hacrl.statistics import Estimate
-from hacrl.study.inspect.summary import AgentSummary, Checks, RunSummary, Score
+from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
-NARROWEST = 100
+NARROWEST = 120
 """Columns assumed where the output is no terminal (a file, a pipe)."""
+TEXT_WIDTH = 20
+"""A column of text keeps at least this width."""
 
 
 def console() -> Console:
@@ -21,46 +25,85 @@ def console() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=max(made.width, NARROWEST))
 
 
+class PlainTable(Table):
+    """A table without borders that never shortens numbers.
+
+    Right-aligned and no_wrap columns keep their full width. Other columns hold text and share what is
+    left. Columns that do not fit go into a further block of rows below, after the first column.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def width(column: Column) -> int:
+            cells = [console.render_str(str(cell)) for cell in (column.header, *column.cells)]
+            natural = measure_renderables(console, options, cells).maximum
+            return 1 + (min(natural, TEXT_WIDTH) if _is_text(column) else natural)
+
+        blocks = [self.columns[:1]]
+        for column in self.columns[1:]:
+            block = [*blocks[-1], column]
+            if len(blocks[-1]) > 1 and sum(map(width, block)) - 1 > options.max_width:
+                blocks.append([self.columns[0], column])
+            else:
+                blocks[-1] = block
+        if self.title:
+            yield console.render_str(str(self.title), style="bold")
+        for block in blocks:
+            spare = options.max_width + 1 - sum(map(width, block))
+            part = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
+            part.columns, part.rows = [copy(column) for column in block], self.rows
+            texts = sum(map(_is_text, block))
+            for i, column in enumerate(part.columns):
+                column._index = i
+                if _is_text(column):
+                    column.max_width = max(1, width(column) - 1 + spare // texts)
+                else:
+                    column.no_wrap = True
+            yield part
+        if self.caption:
+            yield console.render_str(str(self.caption), style="dim italic")
+
+
+def _is_text(column: Column) -> bool:
+    return column.justify == "left" and (column.ratio is not None or not column.no_wrap)
+
+
+def plain_table(title: str) -> PlainTable:
+    """An empty table in the style of all tables."""
+    return PlainTable(title=title)
+
+
 def summary_table(summary: RunSummary) -> Table:
-    """Agents by row: held-out accuracy before, after, best; rewards; what was spent."""
-    title = (
-        f"{summary.path}: {summary.config.algorithm.name}, step {summary.steps_done} "
-        f"of {summary.config.steps}"
+    """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
+    config, checks = summary.config, summary.checks
+    table = plain_table(
+        f"{summary.path}: {config.algorithm.name}, step {summary.steps_done} of {config.steps}"
     )
-    table = plain_table(title)
-    table.caption = (
+    caption = [
         "before, after, best: held-out accuracy in percent with its 95 % interval; gain: paired by "
-        "problem; reward: mean of the first and the last few training steps"
-        + _checks_text(summary.checks)
-    )
+        "problem; reward: mean of the first and of the last training steps"
+    ]
+    if checks is not None:
+        caption.append(
+            f"diagnostics: checks at {checks.count} steps, {checks.rollouts:,} rollouts and "
+            f"{duration(checks.seconds)}, not counted above"
+        )
+        caption += checks.warnings
+    table.caption = "\n".join(caption)
     table.add_column("agent", no_wrap=True)
-    for name in ("before", "after", "gain", "best (step)", "reward", "rollouts", "updates"):
+    names = ("before", "after", "gain", "best (step)", "reward", "rollouts", "updates")
+    for name in (*names, "peers used", "time"):
         table.add_column(name, justify="right")
-    table.add_column("peers used", justify="right")
-    table.add_column("time", justify="right")
     for agent in summary.agents:
-        table.add_row(*_cells(agent))
+        table.add_row(*_agent_row(agent))
     return table
 
 
-def _checks_text(checks: Checks | None) -> str:
-    """What diagnostics cost, and their warnings."""
-    if checks is None:
-        return ""
-    cost = (
-        f"\ndiagnostics: checks at {checks.count} steps, {checks.rollouts:,} rollouts and "
-        f"{duration(checks.seconds)} besides those above"
-    )
-    return "\n".join([cost, *checks.warnings])
-
-
-def _cells(agent: AgentSummary) -> list[str]:
-    edges = agent.reward_edges
-    best = agent.best
+def _agent_row(agent: AgentSummary) -> list[str]:
+    best, edges = agent.best, agent.reward_edges
     return [
         agent.name if agent.learns else f"{agent.name} (frozen)",
-        score_text(agent.before),
-        score_text(agent.after),
+        percent(agent.before.accuracy) if agent.before else "-",
+        percent(agent.after.accuracy) if agent.after else "-",
         points_text(agent.gain),
         f"{100 * best.accuracy.mean:.1f} ({best.step})" if best else "-",
         f"{edges[0]:.2f}→{edges[1]:.2f}" if edges else "-",
@@ -69,24 +112,6 @@ def _cells(agent: AgentSummary) -> list[str]:
         f"{agent.peers_used:.0%}" if agent.peers_used is not None else "-",
         duration(agent.seconds),
     ]
-
-
-def plain_table(title: str) -> Table:
-    """The look of every table: no box, few lines."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1),
-        collapse_padding=True,
-    )
-
-
-def score_text(score: Score | None) -> str:
-    return percent(score.accuracy) if score else "-"
 
 
 def percent(e: Estimate) -> str:

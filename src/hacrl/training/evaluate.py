@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hacrl.config import Config
-from hacrl.figures import Evaluation, Row, count
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
+from hacrl.replies import Evaluation, Row, count
 from hacrl.sampling.base import Request
 from hacrl.store.files import write_atomic
 from hacrl.types import Completion, Finish, Problem, Rollout

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hacrl.errors import UserError
-from hacrl.figures import Evaluation, Row, count
+from hacrl.replies import Evaluation, Row, count
 from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
 from hacrl.store.reader import read_replies

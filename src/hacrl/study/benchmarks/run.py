@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.figures import Row
 from hacrl.policy.policy import Policy
+from hacrl.replies import Row
 from hacrl.store.files import append_line, sweep, write_atomic
 from hacrl.store.reader import read_rows
 from hacrl.study.benchmarks.catalogue import (

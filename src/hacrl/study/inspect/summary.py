@@ -1,4 +1,4 @@
-"""A run read back from its directory: the numbers behind every table and curve."""
+"""Summary of a run: the numbers behind `hacrl show`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Curve = list[tuple[int, float]]
 """(steps done, value)."""
 
 EDGE = 5
-"""Rewards of single steps are noisy; "first" and "last" are means over so many steps."""
+"""Steps in the mean reward of the "first" and of the "last" steps; a single step is noisy."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,12 @@ class Score:
 class AgentSummary:
     """One agent of a run.
 
-    Example: AgentSummary(name="wren", model="pocket:wren", learns=True, scores=(Score(...), ...),
-             gain=Estimate(0.2, 0.15, 0.25, 300), rewards=[(1, 0.2), ...], rollouts=10240,
-             updates=240, peers_used=0.4, seconds=70.1)
+    Example: AgentSummary(name="wren", learns=True, scores=(Score(...), ...), rollouts=10240,
+             gain=Estimate(0.2, 0.15, 0.25, 300), rewards=[(1, 0.2), ...], updates=240,
+             peers_used=0.4, seconds=70.1)
     """
 
     name: str
-    model: str
     learns: bool
     scores: tuple[Score, ...]
     """Every evaluation, by step."""
@@ -51,7 +50,7 @@ class AgentSummary:
     rollouts: int
     updates: int
     peers_used: float | None
-    """Share of peers' samples whose gradient survived the clip; None where there were none."""
+    """Fraction of peers' samples with a gradient after clipping; None if there were none."""
     seconds: float
 
     @property
@@ -64,18 +63,15 @@ class AgentSummary:
 
     @property
     def best(self) -> Score | None:
-        """The best after training began; the first of equals."""
-        trained = [s for s in self.scores if s.step]
-        return max(trained, key=lambda s: s.accuracy.mean) if trained else None
+        """The best score after training began; the first of equals."""
+        return max((s for s in self.scores if s.step), key=lambda s: s.accuracy.mean, default=None)
 
     @property
     def reward_edges(self) -> tuple[float, float] | None:
         """Mean reward of the first and of the last few steps."""
-        if not self.rewards:
-            return None
-        edge = max(1, min(EDGE, len(self.rewards) // 2))
         values = [value for _, value in self.rewards]
-        return fmean(values[:edge]), fmean(values[-edge:])
+        edge = max(1, min(EDGE, len(values) // 2))
+        return (fmean(values[:edge]), fmean(values[-edge:])) if values else None
 
     @property
     def accuracies(self) -> Curve:
@@ -84,7 +80,7 @@ class AgentSummary:
 
 @dataclass(frozen=True)
 class Checks:
-    """What the diagnostics of a run cost and found; in no other figure of the run.
+    """Cost and warnings of a run's diagnostics. No other figure includes them.
 
     Example: Checks(count=3, rollouts=6144, seconds=20.5, warnings=("finch hurts wren: ...",))
     """
@@ -98,14 +94,13 @@ class Checks:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as far as it has come."""
+    """A run up to its last finished step. `checks` is None if diagnostics were off."""
 
     path: Path
     config: Config
     steps_done: int
     agents: tuple[AgentSummary, ...]
     checks: Checks | None = None
-    """None where diagnostics were off."""
 
 
 def summarise(run: RunReader) -> RunSummary:
@@ -128,24 +123,23 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
 
 
 def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
-    name = agent.name
-    train = run.metrics("train", name)
-    scores = tuple(
-        Score(row["step"], _accuracy(row))
-        for row in sorted(run.metrics("evaluation", name), key=lambda row: row["step"])
-        if row["accuracy"] is not None
-    )
+    train = run.metrics("train", agent.name)
+    rows = sorted(run.metrics("evaluation", agent.name), key=lambda row: int(row["step"]))
+    scores = tuple(Score(r["step"], _accuracy(r)) for r in rows if r["accuracy"] is not None)
+    gain = None
+    if len(scores) > 1:
+        first, last = (run.evaluation(scores[i].step, agent.name) for i in (0, -1))
+        gain = paired_difference(first, last)
     return AgentSummary(
-        name=name,
-        model=agent.model or f"replay of {agent.replay}",
+        name=agent.name,
         learns=agent.learns,
         scores=scores,
-        gain=_gain(run, name, scores),
+        gain=gain,
         rewards=[(r["step"] + 1, r["reward"]) for r in train if r["reward"] is not None],
         rollouts=sum(row["rollouts"] for row in train),
         updates=sum(row.get("updates", 0) for row in train),
         peers_used=_peers_used(train),
-        seconds=run.seconds(name),
+        seconds=run.seconds(agent.name),
     )
 
 
@@ -154,25 +148,18 @@ def _accuracy(row: Mapping[str, Any]) -> Estimate:
     return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
 
 
-def _gain(run: RunReader, agent: str, scores: Sequence[Score]) -> Estimate | None:
-    if len(scores) < 2:
-        return None
-    first, last = (run.evaluation(scores[i].step, agent) for i in (0, -1))
-    return paired_difference(first, last)
-
-
 def paired_difference(before: Path, after: Path) -> Estimate | None:
     """Mean of after - before over the problems that both evaluation folders judged.
 
-    The noise of an evaluation does not depend on the weights or the step, so the two replies to a
-    problem are drawn alike, and the difference has a narrower interval than two separate means.
+    The sampling noise of evaluations is the same, so the interval of the difference is narrower than
+    that of two separate means.
     """
     old, new = read_scores(before), read_scores(after)
     return compare_paired(old, new) if old.keys() & new.keys() else None
 
 
 def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
-    """Over all steps, each peer sample that was compared (`prune`) counting once."""
+    """Over all steps; every peer sample that went through the model counts once."""
     counts = [
         (row.get("peers/forwarded", row["peers/samples"]), row["peers/used"])
         for row in train
