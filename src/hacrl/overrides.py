@@ -91,3 +91,16 @@ def _position(items: list[Any], part: str, override: str) -> int:
         f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1}, one of {names}, "
         "or * for all"
     )
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
+    """Return the first key whose values differ, with both values, or None if all are equal."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = first_difference(old.get(key), new.get(key), f"{where}.{key}".strip("."))
+            if found:
+                return found
+        return None
+    return None if old == new else f"{where} is {old!r} there and {new!r} here"

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hacrl.store.files
 
 SRC = Path(hacrl.store.files.__file__).parents[2]
 
-# Makes a copy of a folder for every moment n, and in it runs a job that kills itself (SIGKILL) after
-# its n-th file operation, until a job lives to its end. One process, forked anew each time.
+# Copies a folder for every moment n and runs a job in the copy that kills itself (SIGKILL) after its
+# n-th file operation, until a job reaches its end. One process, forked for each moment.
 KILLER = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -45,33 +47,45 @@ for moment in range(1, 400):
 """
 
 
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(script: str, *arguments: object) -> str:
+    process = start(script, *arguments)
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    return out
+
+
 def kill_everywhere(base: Path, copies: Path, imports: str, job: str) -> list[Path]:
     """The folders left by kills at every moment of a job; the last one is of the finished job."""
     copies.mkdir()
     body = "\n".join("    " + line for line in job.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER.format(imports=imports, job=body), str(base), str(copies)],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return [copies / str(n) for n in range(1, int(done.stdout) + 2)]
+    moments = int(output(KILLER.format(imports=imports, job=body), base, copies))
+    return [copies / str(n) for n in range(1, moments + 2)]
 
 
 def in_little_room(limit: int, script: str, *arguments: object) -> str:
     """Run a script that may write no file larger than `limit` bytes; return what it prints."""
     head = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output(head + script, *arguments)
+
+
+def mount(folder: Path, size: str) -> None:
+    """Mount a small file system, where that is allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting is not allowed here")
 
 
 def names(folder: Path) -> list[str]:

@@ -74,16 +74,6 @@ def test_a_rollout_is_read_back_exactly(text, tokens, verdict, shareable):
     assert repr(ROLLOUT.decode(ROLLOUT.encode(rollout))) == repr(rollout)
 
 
-@pytest.mark.parametrize("field", ["problem", "agent", "text"])
-@pytest.mark.parametrize("broken", ["\ud800", "a\udfffb"])
-def test_lone_surrogates_are_refused(field, broken):
-    with pytest.raises(CodecError, match="lone surrogate is not Unicode"):
-        TRAJECTORY.encode(make_row(**{field: broken}))
-    line = TRAJECTORY.encode(make_row(text="HERE")).replace(b"HERE", b"\\ud800")
-    with pytest.raises(CodecError, match="Invalid JSON"):
-        TRAJECTORY.decode(line)
-
-
 def test_equal_values_give_equal_bytes():
     """1 and 1.0 are the same reward."""
     rows = (replace(make_row(), verdict=Verdict(reward, Status.OK)) for reward in (1, 1.0))
@@ -93,37 +83,31 @@ def test_equal_values_give_equal_bytes():
 
 
 @pytest.mark.parametrize(
-    ("field", "changes"),
+    ("words", "changes"),
     [
-        ("index", {"index": 1.0}),
-        ("index", {"index": -1}),
-        ("num_tokens", {"num_tokens": True}),
-        ("num_tokens", {"num_tokens": -1}),
-        ("turns", {"turns": []}),
-        ("finish", {"finish": "stop"}),
-        ("schema", {"schema": 2}),
-        ("mean_logprob", {"mean_logprob": math.nan}),
-        ("verdict.reward", {"verdict": Verdict(math.inf, Status.OK)}),
-        (r"tokens\.logprobs", {"tokens": Tokens("t", (1, 2), (-0.5,))}),
+        ("field index: ", {"index": 1.0}),
+        ("field index: ", {"index": -1}),
+        ("field num_tokens: ", {"num_tokens": True}),
+        ("field turns: ", {"turns": []}),
+        ("field finish: ", {"finish": "stop"}),
+        ("field schema: ", {"schema": 2}),
+        ("field mean_logprob: ", {"mean_logprob": math.nan}),
+        ("field verdict.reward: ", {"verdict": Verdict(math.inf, Status.OK)}),
+        ("field tokens.logprobs: ", {"tokens": Tokens("t", (1, 2), (-0.5,))}),
+        ("surrogates not allowed", {"problem_id": "\ud800"}),
+        ("surrogates not allowed", {"turns": (Turn("assistant", "a\udfffb", True),)}),
     ],
 )
-def test_invalid_trajectories_are_refused(field, changes):
-    with pytest.raises(CodecError, match=f"field {field}: "):
+def test_invalid_trajectories_are_refused(words, changes):
+    with pytest.raises(CodecError, match=words):
         TRAJECTORY.encode(replace(make_row(), **changes))
 
 
-@pytest.mark.parametrize(
-    ("field", "logprobs"),
-    [
-        ("completion.logprobs", (-0.5,)),
-        ("completion.logprobs.1", (-0.5, math.nan)),
-        ("completion.logprobs.1", (-0.5, -math.inf)),
-    ],
-)
-def test_invalid_rollouts_are_refused(field, logprobs):
-    completion = Completion("a", (1, 2), logprobs, Finish.STOP)
-    with pytest.raises(CodecError, match=f"field {field}: "):
-        ROLLOUT.encode(Rollout("q", 0, 0, (1,), completion))
+def test_invalid_rollouts_are_refused():
+    for field, logprobs in (("logprobs", (-0.5,)), ("logprobs.1", (-0.5, -math.inf))):
+        completion = Completion("a", (1, 2), logprobs, Finish.STOP)
+        with pytest.raises(CodecError, match=f"field completion.{field}: "):
+            ROLLOUT.encode(Rollout("q", 0, 0, (1,), completion))
 
 
 def changed(**fields):
@@ -134,17 +118,15 @@ def changed(**fields):
     ("field", "change"),
     [
         ("Invalid JSON", lambda line: line[:-5]),
-        ("Invalid JSON", lambda line: b""),
+        ("Invalid JSON", lambda line: line.replace(b"42", b"\\ud800")),
         ("object", lambda line: b"7.5"),
         ("surprise", changed(surprise=1)),
         ("verdict.surprise", changed(verdict={"reward": 1.0, "status": "ok", "surprise": 1})),
         ("turns.0.text", changed(turns=[{"role": "a", "text": 3, "generated": True}])),
-        ("num_tokens", changed(num_tokens="3")),
         ("num_tokens", changed(num_tokens=-3)),
         ("shareable", changed(shareable=1)),
         ("finish", changed(finish="bored")),
         ("schema", changed(schema=2)),
-        ("mean_logprob", changed(mean_logprob=math.nan)),
         ("mean_logprob", lambda line: line.replace(b"-0.1", b"-1e999")),
         ("verdict.reward", changed(verdict={"reward": math.inf, "status": "ok"})),
     ],

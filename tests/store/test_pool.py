@@ -8,13 +8,12 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from breaking import SRC, in_little_room, kill_everywhere
+from breaking import in_little_room, kill_everywhere, start
 from rows import make_row as row
 
 from hacrl.errors import UserError
@@ -113,8 +112,8 @@ def test_the_first_close_decides_and_late_batches_never_count(pool):
     assert len(list(pool.rows(step=3))) == 4
 
 
-def test_members_must_be_distinct_and_one_must_have_published(pool):
-    for members in ([], ["ant", "ant"], ["ant"]):
+def test_a_step_without_batches_cannot_be_closed(pool):
+    for members in ([], ["ant"]):
         with pytest.raises(ValueError, match="step 4"):
             pool.close(4, members)
     assert not pool.closed(4)
@@ -148,7 +147,7 @@ def test_a_reader_writes_nothing(pool, tmp_path):
     assert list(reader.rows()) and reader.closed(3) and not reader.closed(4)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     for write in (lambda: reader.publish(4, "ant", []), lambda: reader.close(3, ["ant"])):
-        with pytest.raises(ValueError, match="read-only"):
+        with pytest.raises(AssertionError, match="read-only"):
             write()
     with pytest.raises(UserError, match="does not exist"):
         Pool(tmp_path / "gone", read_only=True)
@@ -161,8 +160,8 @@ def test_a_reader_writes_nothing(pool, tmp_path):
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("not a whole gzip file", lambda path: path.write_bytes(path.read_bytes()[:-9])),
-        ("not a whole gzip file", lambda path: path.write_bytes(b"text")),
+        ("not a complete gzip file", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+        ("not a complete gzip file", lambda path: path.write_bytes(b"text")),
         ("sha256", lambda path: path.write_bytes(gzip.compress(b"{}\n"))),
         ("missing|must hold one file", lambda path: path.unlink()),
         ("missing|must hold one file", lambda path: path.rename(path.with_name("other"))),
@@ -178,7 +177,7 @@ def test_a_changed_batch_is_noticed(pool, words, change):
         with pytest.raises(UserError, match=words) as error:
             read()
         assert str(path.parent) in str(error.value)
-        assert "restore the file" in str(error.value)
+        assert "Restore the file" in str(error.value)
     assert list(pool.rows("ant")) == [row()]
 
 
@@ -206,7 +205,7 @@ def test_a_batch_from_elsewhere_is_refused(pool):
     record = pool.folder / "step-000003" / "snapshot.json"
     os.rename(pool.folder / "step-000003" / "ant", pool.folder / "step-000003" / "bee")
     record.write_text(record.read_text().replace('"ant"', '"bee"'))
-    with pytest.raises(UserError, match=r"line 1: of step 3 and agent 'ant'"):
+    with pytest.raises(UserError, match=r"row of step 3 and agent 'ant'"):
         pool.snapshot(3)
 
 
@@ -265,16 +264,6 @@ for step in range(12):
     pool.close(step, [agent, other, "both", "disputed"][:: 1 if agent == "ant" else -1])
     print(step, hashlib.sha256(repr(pool.snapshot(step)).encode()).hexdigest(), won, flush=True)
 """
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_two_processes_race(tmp_path):

@@ -1,291 +1,213 @@
-"""Checkpoints of one agent: weights, optimizer and a little plain state, whole or not at all.
+"""Checkpoints of one agent: weights, optimizer and some plain state, complete or absent.
 
-    <run>/checkpoints/<agent>/
-      best.json                     held-out scores of the best step
+    RUN/checkpoints/AGENT/
+      best.json                     {step: held-out score} of the best step
       step-000010/
         model.safetensors  optimizer.safetensors  state.json
-        manifest.json               size and sha256 of the three; not whole without it
+        manifest.json               sha256 of the three
 
-Tensors are safetensors and the rest is JSON: nothing that is loaded can execute code.
+Tensors are stored as safetensors and everything else as JSON: loading executes no code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from hacrl.errors import UserError
-from hacrl.store.files import full_disk_error, remove_whole, sweep, whole_folder, write_atomic
+from hacrl.store.files import remove_whole, steps_in, sweep, whole_folder, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA = 1
+SCHEMA = 2
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-_CONTENT = (_MODEL, _OPTIMIZER, _STATE)
+_FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{6,})")
 
 Report = Callable[[str], None]
 
 
 class CorruptCheckpoint(UserError):
-    """A checkpoint that is not what was written. Names the file."""
+    """A checkpoint whose files are not those that were written. Names the file."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that an agent needs to go on from a step.
+    """Everything an agent needs to continue from a step.
 
     Example: Checkpoint(step=10, model={"embed": tensor}, optimizer={"embed.exp_avg": tensor},
              state={"skipped_updates": 0})
     """
 
     step: int
-    """Steps learned when it was taken."""
+    """Number of steps the agent has learned."""
     model: dict[str, Tensor]
     """Distinct tensors: a tied one under one name only."""
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
-    """Plain JSON: what it says is what comes back."""
-    pool_position: int | None = None
-    """Next step to gather; `step` when not given. Always a number after loading."""
+    """Plain JSON."""
 
 
 class Checkpoints:
-    """The checkpoints of one agent: the newest `keep` and the best one stay.
+    """The checkpoints of one agent: the newest `keep` and the best one are kept.
 
-    A team saves for every agent first and prunes afterwards, so that at every moment there is a
-    step that is whole for all. The agent is the folder's only writer; reading beside it is safe.
+    A team saves for every agent first and prunes afterwards, so that there always is a step that is
+    complete for all. The agent is the folder's only writer; others may read at the same time.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        if keep < 1:
-            raise UserError(f"keep = {keep}: at least one checkpoint must be kept")
-        self.folder = folder
-        self.keep = keep
-        self._swept = False
+        self.folder, self.keep = folder, keep
         self._saved: int | None = None
 
-    def save(self, snapshot: Checkpoint) -> Path:
-        """Write a checkpoint, whole or not at all, replacing one of the same step."""
-        state = _state_text(snapshot)
-        for part in (snapshot.model, snapshot.optimizer):
-            _refuse_shared(part)
-        self.sweep()
-        place = self.path(snapshot.step)
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, replacing one of the same step; return its folder."""
+        state = json.dumps(checkpoint.state, allow_nan=False, indent=1)
+        sweep(self.folder)
+        place = self.path(checkpoint.step)
         with whole_folder(place) as new:
-            _save_tensors(new / _MODEL, snapshot.model, place)
-            _save_tensors(new / _OPTIMIZER, snapshot.optimizer, place)
+            _save_tensors(new / _MODEL, checkpoint.model)
+            _save_tensors(new / _OPTIMIZER, checkpoint.optimizer)
             (new / _STATE).write_text(state, encoding="utf-8")
-            manifest = {"schema": SCHEMA, "files": {name: _facts(new / name) for name in _CONTENT}}
+            manifest: dict[str, Any] = {"schema": SCHEMA, "step": checkpoint.step}
+            manifest |= {name: _sha256(new / name) for name in _FILES}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        self._saved = snapshot.step
+        self._saved = checkpoint.step
         return place
-
-    def prune(self, also: Collection[int] = ()) -> None:
-        """Remove all but the newest `keep`, the best one and those of `also`.
-
-        Steps newer than the one just saved were left by a run that was resumed from before them:
-        they are not of this run's history, and go too.
-        """
-        steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
-        best = self._best_of(steps)
-        kept = {*steps[-self.keep :], *also}
-        if best is not None:
-            kept.add(best[0])
-            self._write_marks({best[0]: best[1]})
-        for step in self._folders():
-            if step not in kept:
-                remove_whole(self.path(step))
-
-    def steps(self) -> list[int]:
-        """The whole checkpoints, newest last. Their content is not verified here."""
-        return [step for step in self._folders() if (self.path(step) / _MANIFEST).is_file()]
 
     def load(self, step: int) -> Checkpoint:
         """Verify a checkpoint and read it, on the CPU."""
         self.verify(step)
         place = self.path(step)
-        content = _json(place / _STATE)
-        if content.get("schema") != SCHEMA or content.get("step") != step:
-            raise _corrupt(place / _STATE, "is of another step or version")
-        return Checkpoint(
-            step=step,
-            model=_load_tensors(place / _MODEL),
-            optimizer=_load_tensors(place / _OPTIMIZER),
-            state=content["state"],
-            pool_position=content["pool_position"],
-        )
+        model, optimizer = _load_tensors(place / _MODEL), _load_tensors(place / _OPTIMIZER)
+        return Checkpoint(step, model, optimizer, _json(place / _STATE))
 
     def verify(self, step: int) -> None:
-        """Raise CorruptCheckpoint unless every file is, byte for byte, what was written."""
+        """Raise CorruptCheckpoint unless every file has the sha256 of the manifest."""
         place = self.path(step)
         manifest = _json(place / _MANIFEST)
-        files = manifest.get("files")
-        if manifest.get("schema") != SCHEMA or not isinstance(files, dict):
-            raise _corrupt(place / _MANIFEST, "is not a manifest of this version")
-        if set(files) != set(_CONTENT):
-            raise _corrupt(place / _MANIFEST, f"lists other files than {', '.join(_CONTENT)}")
-        for name in _CONTENT:
-            path = place / name
+        for path in (place / name for name in _FILES):
             if not path.is_file():
-                raise _corrupt(path, "is missing")
-            if _facts(path) != files[name]:
-                raise _corrupt(path, "is not what was written (size or sha256 differ)")
+                raise CorruptCheckpoint(f"{path} is missing")
+            if manifest.pop(path.name, None) != _sha256(path):
+                raise CorruptCheckpoint(f"{path} was changed (its sha256 is not in the manifest)")
+        if manifest != {"schema": SCHEMA, "step": step}:
+            raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
+
+    def prune(self, also: Collection[int] = ()) -> None:
+        """Remove all but the newest `keep`, the best one and those of `also`.
+
+        Steps newer than the last saved one belong to a run that was resumed from an earlier step;
+        they are removed too.
+        """
+        steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
+        kept = {*steps[-self.keep :], *also}
+        if best := self.best(steps):
+            kept.add(best[0])
+            self._write_scores(dict([best]))
+        for step in steps_in(self.folder):
+            if step not in kept:
+                remove_whole(self.path(step))
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint, ascending, without verifying their content."""
+        return [step for step in steps_in(self.folder) if (self.path(step) / _MANIFEST).is_file()]
 
     def newest_whole(self, report: Report, among: Collection[int] | None = None) -> int | None:
-        """The newest step (of `among`) that verifies. Says in one sentence what was passed over and
-        why."""
-        steps = [step for step in self._folders() if among is None or step in among]
-        return _newest({self.folder.name: self}, steps, report)
+        """Return the newest step (of `among`) that verifies; report those that do not."""
+        return newest_common({self.folder.name: self}, report, among)
 
     def mark_best(self, step: int, score: float) -> bool:
-        """Note the held-out score of a step if it is the best so far; say whether it is.
+        """Record the held-out score of a step if it is the best so far; return whether it is.
 
-        May come before the step is saved: until then the old best one stays marked as well. Marks
-        of this step and later ones are forgotten: they are of a run that was resumed from before.
+        The step may be saved later: until then the previous best one is kept too. Scores of this
+        and later steps are dropped: they belong to a run that was resumed from an earlier step.
         """
-        if not math.isfinite(score):
-            raise ValueError(f"score of step {step} in {self.folder}: {score} is not finite")
-        marks = {at: old for at, old in self._marks().items() if at < step}
+        scores = {at: old for at, old in self._scores().items() if at < step}
         saved = self.steps()
-        best = all(score > old for at, old in marks.items() if at in saved)
-        if best:
-            marks[step] = float(score)
-        self._write_marks(marks)
+        best = all(score > old for at, old in scores.items() if at in saved)
+        self._write_scores({**scores, step: float(score)} if best else scores)
         return best
 
-    def best(self) -> tuple[int, float] | None:
-        """(step, score) of the best saved one, or None when there is none."""
-        return self._best_of(self.steps())
-
-    def sweep(self) -> None:
-        """Clear away what a kill left behind: once, before this object's first write."""
-        if not self._swept:
-            sweep(self.folder)
-            self._swept = True
+    def best(self, among: Collection[int] | None = None) -> tuple[int, float] | None:
+        """Return (step, score) of the best saved checkpoint (of `among`), or None."""
+        steps = self.steps() if among is None else among
+        scores = [(step, score) for step, score in self._scores().items() if step in steps]
+        return max(scores, key=lambda found: (found[1], -found[0]), default=None)
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
-    def _folders(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        names = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
-        return sorted(int(name[1]) for name in names if name)
-
-    def _best_of(self, steps: list[int]) -> tuple[int, float] | None:
-        marks = [(step, score) for step, score in self._marks().items() if step in steps]
-        return max(marks, key=lambda mark: (mark[1], -mark[0]), default=None)
-
-    def _marks(self) -> dict[int, float]:
+    def _scores(self) -> dict[int, float]:
         path = self.folder / "best.json"
-        if not path.is_file():
-            return {}
-        scores = _json(path).get("scores")
-        if not isinstance(scores, dict) or not all(
-            step.isdecimal() and type(score) is float for step, score in scores.items()
-        ):
-            raise _corrupt(path, "does not hold a score for a step; delete it to go on without")
-        return {int(step): score for step, score in scores.items()}
+        try:
+            found = _json(path) if path.is_file() else {}
+            return {int(step): float(score) for step, score in found.items()}
+        except (TypeError, ValueError) as error:
+            raise CorruptCheckpoint(f"{path} is damaged ({error}); delete it to go on") from error
 
-    def _write_marks(self, marks: Mapping[int, float]) -> None:
-        if marks != self._marks():
-            content = {"schema": SCHEMA, "scores": {str(step): marks[step] for step in marks}}
-            write_atomic(self.folder / "best.json", json.dumps(content))
+    def _write_scores(self, scores: Mapping[int, float]) -> None:
+        if scores != self._scores():
+            write_atomic(self.folder / "best.json", json.dumps(scores))
 
 
-def newest_common(all: Mapping[str, Checkpoints], report: Report) -> int | None:
-    """The newest step of which every agent has a whole checkpoint: where a resumed run goes on.
+def newest_common(
+    all: Mapping[str, Checkpoints], report: Report, among: Collection[int] | None = None
+) -> int | None:
+    """Return the newest step (of `among`) with a checkpoint of every agent that verifies.
 
-    For the run's only writer: it also clears away what a kill left behind.
+    Reports, in one sentence, the newer ones that do not.
     """
-    for checkpoints in all.values():
-        checkpoints.sweep()
-    common = set.intersection(*(set(c._folders()) for c in all.values())) if all else set()
-    return _newest(all, sorted(common), report)
-
-
-def _newest(all: Mapping[str, Checkpoints], steps: list[int], report: Report) -> int | None:
-    """The newest of `steps` that verifies for all agents."""
-    broken: list[str] = []
-    found = None
-    for step in reversed(steps):
+    steps = [set(steps_in(checkpoints.folder)) for checkpoints in all.values()]
+    common = set.intersection(*steps) if steps else set()
+    broken, found = "", None
+    for step in sorted(common if among is None else common.intersection(among), reverse=True):
         try:
             for checkpoints in all.values():
                 checkpoints.verify(step)
+            found = step
+            break
         except CorruptCheckpoint as error:
-            broken.append(f"checkpoint of step {step} is corrupted ({error})")
-            continue
-        found = step
-        break
+            broken += f"checkpoint of step {step} is corrupted ({error}); "
     if broken:
-        use = "no older one is left" if found is None else f"using step {found} instead"
-        report("; ".join(broken) + f": {use}")
+        report(
+            broken + ("no older one is left" if found is None else f"using step {found} instead")
+        )
     return found
-
-
-def _corrupt(path: Path, reason: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"{path} {reason}")
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise _corrupt(path, "is missing") from error
-    except ValueError as error:
-        raise _corrupt(path, f"is not JSON ({error})") from error
+    except (FileNotFoundError, ValueError) as error:
+        raise CorruptCheckpoint(f"{path} is missing or not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise _corrupt(path, "is not a JSON object")
+        raise CorruptCheckpoint(f"{path} is not a JSON object")
     return content
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
-        return {
-            "size": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _state_text(snapshot: Checkpoint) -> str:
-    position = snapshot.step if snapshot.pool_position is None else snapshot.pool_position
-    content = {
-        "schema": SCHEMA,
-        "step": snapshot.step,
-        "pool_position": position,
-        "state": snapshot.state,
-    }
-    try:
-        text = json.dumps(content, allow_nan=False, indent=1)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"state of step {snapshot.step} is not plain JSON: {error}") from error
-    if json.loads(text) != content:  # tuples and numbers as keys come back as something else
-        raise ValueError(f"state of step {snapshot.step} is not plain JSON: {snapshot.state!r}")
-    return text
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor], place: Path) -> None:
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file  # imports torch
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(plain, path)
     except SafetensorError as error:
-        # The writer of safetensors is not Python: its system errors come as text.
-        if any(f"os error {number})" in str(error) for number in (27, 28, 122)):
-            raise full_disk_error(place, str(error)) from error
+        if found := re.search(r"os error (\d+)", str(error)):  # safetensors reports it as text
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
         raise
 
 
@@ -295,26 +217,4 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path, device="cpu")
     except SafetensorError as error:
-        raise _corrupt(path, f"is not safetensors ({error})") from error
-
-
-def _refuse_shared(tensors: Mapping[str, Tensor]) -> None:
-    """Two names for one piece of memory would be two tensors after loading: training would part."""
-    spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
-    for name, tensor in tensors.items():
-        if tensor.numel() == 0:
-            continue
-        ways = zip(tensor.shape, tensor.stride(), strict=True)
-        last = sum((count - 1) * stride for count, stride in ways)
-        start = int(tensor.storage_offset() * tensor.element_size())
-        end = start + int((last + 1) * tensor.element_size())
-        key = (str(tensor.device), tensor.untyped_storage().data_ptr())
-        spans.setdefault(key, []).append((start, end, name))
-    for group in spans.values():
-        group.sort()
-        for (_, end, name), (start, _, other) in pairwise(group):
-            if start < end:
-                raise ValueError(
-                    f"tensors {name!r} and {other!r} share memory (tied weights): give the "
-                    "checkpoint one of them"
-                )
+        raise CorruptCheckpoint(f"{path} is not safetensors ({error})") from error

@@ -7,12 +7,15 @@ and numbers that are not finite; the error names the field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from hacrl.errors import UserError
+from hacrl.store.files import changed
 from hacrl.types import SCHEMA, Rollout, Trajectory
 
 T = TypeVar("T")
@@ -20,9 +23,6 @@ T = TypeVar("T")
 
 class CodecError(UserError):
     """A value that cannot be stored, or stored text that is not valid. Names the field."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"field {field}: {reason}" if field else reason)
 
 
 class Codec(Generic[T]):
@@ -45,10 +45,7 @@ class Codec(Generic[T]):
         try:
             return to_json(_sorted(self._adapter.dump_python(checked, mode="json")))
         except PydanticSerializationError as error:
-            if "surrogates not allowed" not in str(error):
-                raise
-            reason = f"a lone surrogate is not Unicode text and cannot be stored: {value!r}"
-            raise CodecError("", reason) from error
+            raise CodecError(f"{error}: {value!r}") from error  # a lone surrogate
 
     def decode(self, line: bytes) -> T:
         """Parse and validate one line."""
@@ -58,6 +55,14 @@ class Codec(Generic[T]):
             raise _explain(error) from error
         _check(value)
         return value
+
+    def decode_lines(self, path: Path, lines: Iterable[bytes], first: int = 1) -> Iterator[T]:
+        """Decode lines of a file; an error names the file and the line, counted from `first`."""
+        for number, line in enumerate(lines, start=first):
+            try:
+                yield self.decode(line)
+            except CodecError as error:
+                raise changed(path, f"line {number}: {error}") from error
 
 
 def _sorted(value: Any) -> Any:
@@ -72,28 +77,25 @@ def _sorted(value: Any) -> Any:
 def _check(value: Any) -> None:
     """Check what the types cannot express."""
     if getattr(value, "schema", SCHEMA) != SCHEMA:
-        raise CodecError("schema", f"{value.schema}, but this version of hacrl reads {SCHEMA}")
-    if isinstance(value, Trajectory):
-        if value.tokens is not None and len(value.tokens.ids) != len(value.tokens.logprobs):
-            raise CodecError("tokens.logprobs", "must be as many as tokens.ids")
-        _refuse_negative(value, "step", "index", "policy_version", "num_tokens")
-    elif isinstance(value, Rollout):
-        if len(value.completion.token_ids) != len(value.completion.logprobs):
-            raise CodecError("completion.logprobs", "must be as many as completion.token_ids")
-        _refuse_negative(value, "step", "index")
-
-
-def _refuse_negative(value: object, *names: str) -> None:
-    for name in names:
-        if getattr(value, name) < 0:
-            raise CodecError(name, f"must not be negative, is {getattr(value, name)}")
+        raise CodecError(f"field schema: {value.schema}, but this version of hacrl reads {SCHEMA}")
+    for name in ("step", "index", "policy_version", "num_tokens"):
+        if getattr(value, name, 0) < 0:
+            raise CodecError(f"field {name}: must not be negative, is {getattr(value, name)}")
+    tokens = getattr(value, "tokens", None)  # of a trajectory
+    if tokens is not None and len(tokens.ids) != len(tokens.logprobs):
+        raise CodecError("field tokens.logprobs: must be as many as tokens.ids")
+    completion = getattr(value, "completion", None)  # of a rollout
+    if completion is not None and len(completion.token_ids) != len(completion.logprobs):
+        raise CodecError("field completion.logprobs: must be as many as completion.token_ids")
 
 
 def _explain(error: ValidationError) -> CodecError:
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
-    whole = first["type"] in ("missing", "json_invalid")  # the input is the whole row: do not quote
-    return CodecError(field, first["msg"] if whole else f"{first['msg']}, not {first['input']!r}")
+    reason = first["msg"]
+    if first["type"] not in ("missing", "json_invalid"):  # for these the input is the whole row
+        reason += f", not {first['input']!r}"
+    return CodecError(f"field {field}: {reason}" if field else reason)
 
 
 TRAJECTORY = Codec(Trajectory)

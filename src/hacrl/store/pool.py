@@ -21,19 +21,17 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hacrl.errors import UserError
-from hacrl.garbage import no_garbage
 from hacrl.store.codec import TRAJECTORY, Codec, CodecError
-from hacrl.store.files import whole_folder, write_once
+from hacrl.store.files import changed, steps_in, whole_folder, write_atomic
 from hacrl.types import SCHEMA, STORED, Group, Snapshot, Trajectory
 
-_STEP = re.compile(r"step-(\d{6,})")
 _BATCH = re.compile(r"([0-9a-f]{64})\.jsonl\.gz")
 _LEVEL = 1  # of gzip: level 6 takes six times as long and saves another quarter
-_WAY_OUT = "It was changed outside hacrl: restore the file, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Pool:
         Publishing the same batch again changes nothing; another batch is a UserError. A batch
         published after the step was closed is kept, but is not part of the snapshot.
         """
-        self._writable()
+        assert not self.read_only, f"{self.folder} is opened read-only"
         lines = _encode(step, agent, trajectories)
         digest = hashlib.sha256(lines).hexdigest()
         place = self._step(step) / agent
@@ -96,16 +94,14 @@ class Pool:
 
     def arrived(self, step: int) -> tuple[str, ...]:
         """Return the agents that have published their batch of the step, sorted."""
-        return tuple(_agents(self._step(step)))
+        return tuple(sorted(path.name for path in self._step(step).glob("[!.]*/")))
 
     def close(self, step: int, members: Sequence[str]) -> None:
         """Write the step's snapshot: the batches of `members` that are published now.
 
         The first call decides, whichever process makes it. Later calls change nothing.
         """
-        self._writable()
-        if not members or len(set(members)) != len(members):
-            raise ValueError(f"closing step {step}: members must be distinct, not {members!r}")
+        assert not self.read_only, f"{self.folder} is opened read-only"
         if self.closed(step):
             return
         # Names are looked up one by one: a listing may be stale on a network file system.
@@ -114,7 +110,9 @@ class Pool:
         if not published:
             raise ValueError(f"closing step {step}: none of {members!r} has published")
         record = _Record(SCHEMA, step, {agent: _digest(folder / agent) for agent in published})
-        write_once(folder / "snapshot.json", json.dumps(asdict(record), indent=1) + "\n")
+        text = json.dumps(asdict(record), indent=1) + "\n"
+        with suppress(FileExistsError):  # another process was faster
+            write_atomic(folder / "snapshot.json", text, replace=False)
 
     def closed(self, step: int) -> bool:
         """Return whether the step has a snapshot."""
@@ -129,78 +127,55 @@ class Pool:
 
         Groups are ordered by problem id, their trajectories by agent and index.
         """
-        record = self._record(step)
-        with no_garbage():
-            rows = [
-                row
-                for agent, digest in record.batches.items()
-                for row in self._read(step, agent, digest)
-            ]
-            rows.sort(key=lambda t: (t.problem_id, t.agent, t.index))
-            groups: dict[str, list[Trajectory]] = {}
-            for row in rows:
-                groups.setdefault(row.problem_id, []).append(row)
-            return Snapshot(
-                step=step,
-                members=tuple(record.batches),
-                groups=tuple(Group(name, of[0].task, tuple(of)) for name, of in groups.items()),
-            )
+        batches = self._record(step).batches
+        rows = [row for agent in batches for row in self._read(step, agent, batches[agent])]
+        groups: dict[str, list[Trajectory]] = {}
+        for row in sorted(rows, key=lambda t: (t.problem_id, t.agent, t.index)):
+            groups.setdefault(row.problem_id, []).append(row)
+        found = (Group(name, group[0].task, tuple(group)) for name, group in groups.items())
+        return Snapshot(step, tuple(batches), tuple(found))
 
     def rows(self, agent: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
         """Yield everything published, in any step or by any agent unless one is given.
 
         Ordered by step, agent, problem id and index. Includes batches outside of snapshots.
         """
-        for at in self._steps() if step is None else [step]:
-            folder = self._step(at)
-            for name in _agents(folder):
+        for at in steps_in(self.folder) if step is None else [step]:
+            for name in self.arrived(at):
                 if agent in (None, name):
-                    yield from self._read(at, name, _digest(folder / name))
-
-    def _writable(self) -> None:
-        if self.read_only:
-            raise ValueError(f"{self.folder} is opened read-only")
+                    yield from self._read(at, name, _digest(self._step(at) / name))
 
     def _step(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
-
-    def _steps(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        names = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
-        return sorted(int(name[1]) for name in names if name)
 
     def _record(self, step: int) -> _Record:
         path = self._step(step) / "snapshot.json"
         try:
             record = _RECORD.decode(path.read_bytes())
-            if record.step != step:
-                raise CodecError("step", f"{record.step}, expected {step}")
         except FileNotFoundError as error:
             raise UserError(f"{path} does not exist: step {step} is not closed yet") from error
         except CodecError as error:
-            raise UserError(f"{path}: {error}. {_WAY_OUT}") from error
+            raise changed(path, str(error)) from error
+        if record.step != step:
+            raise changed(path, f"field step: {record.step}, expected {step}")
         return record
 
-    def _read(self, step: int, agent: str, digest: str) -> Iterator[Trajectory]:
-        """Yield the trajectories of one batch after verifying its digest."""
+    def _read(self, step: int, agent: str, digest: str) -> list[Trajectory]:
+        """Verify the digest of a batch and return its trajectories."""
         path = self._step(step) / agent / f"{digest}.jsonl.gz"
         try:
             lines = gzip.decompress(path.read_bytes())
         except FileNotFoundError as error:
-            raise UserError(f"{path} is missing. {_WAY_OUT}") from error
+            raise changed(path, "the file is missing") from error
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{path} is not a whole gzip file ({error}). {_WAY_OUT}") from error
+            raise changed(path, f"not a complete gzip file ({error})") from error
         if (found := hashlib.sha256(lines).hexdigest()) != digest:
-            raise UserError(f"{path}: the sha256 of its lines is {found}. {_WAY_OUT}")
-        for number, line in enumerate(lines.split(b"\n")[:-1], start=1):
-            try:
-                row = TRAJECTORY.decode(line)
-                if (row.step, row.agent) != (step, agent):
-                    raise CodecError("", f"of step {row.step} and agent {row.agent!r}")
-            except CodecError as error:
-                raise UserError(f"{path}, line {number}: {error}. {_WAY_OUT}") from error
-            yield row
+            raise changed(path, f"the sha256 of its lines is {found}")
+        rows = list(TRAJECTORY.decode_lines(path, lines.split(b"\n")[:-1]))
+        for row in rows:
+            if (row.step, row.agent) != (step, agent):
+                raise changed(path, f"holds a row of step {row.step} and agent {row.agent!r}")
+        return rows
 
 
 def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
@@ -221,16 +196,9 @@ def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
     return b"".join(lines)
 
 
-def _agents(folder: Path) -> list[str]:
-    """Return the agents that have published in a step."""
-    if not folder.is_dir():
-        return []
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
 def _digest(place: Path) -> str:
     """Return the digest of the batch in an agent's folder, from the file's name."""
     names = [_BATCH.fullmatch(entry.name) for entry in place.iterdir()]
     if len(names) != 1 or names[0] is None:
-        raise UserError(f"{place} must hold one file SHA256.jsonl.gz. {_WAY_OUT}")
+        raise changed(place, "must hold one file SHA256.jsonl.gz")
     return names[0][1]

@@ -1,4 +1,4 @@
-"""A run's directory: what lies where, and how its files are written.
+"""The files of a run directory, and how they are written.
 
 config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
@@ -29,6 +29,7 @@ from typing import Any
 
 from hacrl.config import Config, dump_config
 from hacrl.errors import UserError
+from hacrl.overrides import first_difference
 from hacrl.store.files import append_line, sweep, write_atomic
 from hacrl.store.reader import LAYOUT, RunReader
 from hacrl.types import Sample
@@ -41,25 +42,20 @@ class RunDirectory(RunReader):
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDirectory:
-        """A new run. A directory that holds one already is refused, with the way on."""
+        """Start a new run; a UserError if the directory holds a run or other files."""
         run = cls(path)
         if run.config_path.exists():
             run.check_layout()
-            stored = run.config()
-            changed = first_difference(stored.model_dump(), config.model_dump())
-            if changed:
-                raise UserError(
-                    f"{path} holds a run of another config: {changed}. Choose another directory "
-                    "with --run, or delete this one."
-                )
+            other = first_difference(run.config().model_dump(), config.model_dump())
+            which = f"another config ({other})" if other else "this config"
             raise UserError(
-                f"{path} holds a run of this config already. Go on with `hacrl resume {path}`, "
-                "choose another directory with --run, or delete this one."
+                f"{path} holds a run of {which}. Continue it with `hacrl resume {path}`, choose "
+                "another directory with --run, or delete this one."
             )
         if path.exists() and any(path.iterdir()):
             raise UserError(
                 f"{path} is not empty and is not a run. Choose a new directory with --run: a run "
-                "keeps its files for itself."
+                "needs a directory of its own."
             )
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(run.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
@@ -67,13 +63,16 @@ class RunDirectory(RunReader):
         return run
 
     def forget_if_not_begun(self) -> None:
-        """Take the directory back, which `create` made, if nothing has been sampled yet."""
+        """Remove the directory, which `create` made, if nothing has been sampled yet."""
         if not any((self.path / begun).exists() for begun in ("journal", "evaluation")):
             shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time may write a run. The lock ends with the process, however."""
+        """Hold the run's lock, so that one process writes it, and remove what a kill left behind.
+
+        The lock ends with the process.
+        """
         with open(self.path / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,90 +80,44 @@ class RunDirectory(RunReader):
                 raise UserError(
                     f"another process is working on {self.path}. Wait for it, or stop it first."
                 ) from error
+            sweep(self.path)
             yield
 
     def set_config(self, config: Config) -> None:
         write_atomic(self.config_path, dump_config(config))
 
-    # ------------------------------------------------------------ metrics and times
-
     def add_metrics(self, rows: Iterable[Row]) -> None:
+        """Append rows to metrics.jsonl. Numbers that are not finite become null."""
         for row in rows:
-            append_line(self.metrics_path, json.dumps(_plain(row), allow_nan=False), sync=True)
+            bad = {k: None for k, v in row.items() if isinstance(v, float) and not isfinite(v)}
+            append_line(self.metrics_path, json.dumps({**row, **bad}, allow_nan=False), sync=True)
 
     def add_times(self, row: Row) -> None:
         append_line(self.path / "times.jsonl", json.dumps(row))
 
     def rewind(self, step: int) -> None:
-        """Forget what was measured after the checkpoint of `step`: it will be measured again."""
-        sweep(self.path)
-        kept = [row for row in self.metrics() if _before(row, step)] if step else []
-        write_atomic(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
-
-    # ------------------------------------------------------------ samples
+        """Drop metrics measured after the checkpoint of `step`: they will be measured again."""
+        # Training rows count steps from 0; evaluation rows hold the number of steps done.
+        rows = self.metrics() if step else []
+        kept = [row for row in rows if row["step"] < step + (row["kind"] == "evaluation")]
+        _write_rows(self.metrics_path, kept)
 
     def write_samples(self, agent: str, step: int, rows: Iterable[Row]) -> None:
-        folder = self.samples(agent)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            folder / f"step-{step:06d}.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
-        )
+        _write_rows(self.samples(agent) / f"step-{step:06d}.jsonl", rows)
 
     def save_broken_batch(self, agent: str, step: int, batch: Sequence[Sample]) -> Path:
+        """Keep a minibatch whose update was not finite, and return the file."""
         path = self.path / f"broken-{agent}-step-{step:06d}.jsonl"
-        write_atomic(path, "".join(json.dumps(asdict(s)) + "\n" for s in batch))
+        _write_rows(path, map(asdict, batch))
         return path
 
 
-def sample_rows(done: Iterable[tuple[Any, Sequence[Sample], Any]]) -> list[Row]:
-    """One row a training sample: what `hacrl samples RUN` prints beside its text. Ratio and
-    used are null where the sample did not go through the model (advantage 0, `prune`)."""
-    return [
-        {
-            "problem": s.problem_id,
-            "source": s.source,
-            "index": s.index,
-            "advantage": s.advantage,
-            "weight": s.weight,
-            "ratio": report.ratios[i],
-            "used": report.used[i],
-            "update": update.index,
-            "floor": update.floor,
-        }
-        for update, batch, report in done
-        for i, s in enumerate(batch)
-    ]
-
-
-def _plain(row: Row) -> Row:
-    """JSON knows no nan: what is not finite is null."""
-    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
-
-
-def _before(row: Row, step: int) -> bool:
-    """Training rows count steps from 0; evaluation rows count the steps done."""
-    return row["step"] <= step if row["kind"] == "evaluation" else row["step"] < step
-
-
-def first_difference(old: Any, new: Any, where: str = "") -> str | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(set(old) | set(new)):
-            found = first_difference(old.get(key), new.get(key), f"{where}.{key}".strip("."))
-            if found:
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for i, (a, b) in enumerate(zip(old, new, strict=True)):
-            if found := first_difference(a, b, f"{where}.{i}"):
-                return found
-        return None
-    if old == new:
-        return None
-    return f"{where} is {old!r} there and {new!r} here"
+def _write_rows(path: Path, rows: Iterable[Row]) -> None:
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def environment() -> dict[str, Any]:
-    """Facts that a reader of the results will ask for."""
+    """Return versions and hardware, for environment.json."""
     import torch
     import transformers
 

@@ -23,9 +23,8 @@ from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import probe_facts
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
-from hacrl.store.rundir import sample_rows
 from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
-from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics
+from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, replaced
 from hacrl.training.samples import ViewLimits, learner_view
 from hacrl.training.timing import Clock

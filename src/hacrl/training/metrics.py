@@ -159,3 +159,23 @@ def effective_samples(weights: Sequence[float]) -> float:
     """(sum w)^2 / sum w^2: how many equally weighted samples these are worth."""
     squares = sum(w * w for w in weights)
     return sum(weights) ** 2 / squares if squares else 0.0
+
+
+def sample_rows(done: Done) -> list[dict[str, Any]]:
+    """Return one row per training sample, for `hacrl samples RUN`. Ratio and used are null where
+    the sample did not go through the model (advantage 0, `prune`)."""
+    return [
+        {
+            "problem": s.problem_id,
+            "source": s.source,
+            "index": s.index,
+            "advantage": s.advantage,
+            "weight": s.weight,
+            "ratio": report.ratios[i],
+            "used": report.used[i],
+            "update": update.index,
+            "floor": update.floor,
+        }
+        for update, batch, report in done
+        for i, s in enumerate(batch)
+    ]

@@ -25,9 +25,8 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from hacrl.config import Config, Table, parse_config
 from hacrl.errors import UserError
-from hacrl.overrides import apply_override, lay_over, read_toml
+from hacrl.overrides import apply_override, first_difference, lay_over, read_toml
 from hacrl.store.reader import RunReader
-from hacrl.store.rundir import first_difference
 from hacrl.study.compare.budget import match_steps
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
