@@ -191,6 +191,8 @@ def command_names() -> set[str]:
     names: set[str] = set()
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", None)
+        if command.hidden:
+            continue
         names |= {f"{name} {sub}" for sub in inner} if inner else {name}
     return names
 

@@ -161,15 +161,12 @@ def test_the_demo_compares_both_arms(tmp_path: Path) -> None:
     assert code == 0 and again == out and "2 runs, 2 already finished" in err
 
 
-def test_data_then_a_benchmark(tmp_path: Path) -> None:
-    """GSM8K's form into the uniform one, and a pocket model on it as a benchmark."""
-    source, target = tmp_path / "raw.jsonl", tmp_path / "gsm8k_test.jsonl"
-    rows = [{"q": f"{i}+1", "a": f"so\n#### {i + 1}"} for i in range(3)]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    columns = ("--question", "q", "--answer", "a", "--answer-form", "hashes")
-    code, _, err = hacrl("data", source, target, *columns)
-    assert code == 0, err
-    assert [json.loads(x)["answer"] for x in target.open()] == ["1", "2", "3"]
+def test_a_benchmark(tmp_path: Path) -> None:
+    """A pocket model on a benchmark file; `hacrl data` names the script that makes such files."""
+    rows = [{"id": f"g-{i}", "question": f"{i}+1", "answer": str(i + 1)} for i in range(3)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gsm8k_test.jsonl").write_text(lines)
+    assert "scripts/prepare_data.py" in refused("data", "raw.jsonl", "--answer", "a")
     command = ("eval", "pocket:wren", "--benchmarks", "gsm8k_test")
     assert "--data" in refused(*command)
     assert "--suite is now --benchmarks" in refused("eval", "pocket:wren", "--suite", "math7")

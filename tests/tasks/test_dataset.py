@@ -1,10 +1,9 @@
-"""Problems from files: mapping, template, split, dealing, and what the user is told."""
+"""Problems from files: columns, template, split, dealing, error messages."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hacrl.errors import UserError
 from hacrl.tasks import TaskConfig, make_task
 from hacrl.tasks.dataset import DatasetTask, normalised
 from hacrl.tasks.deck import Deck
-from hacrl.tasks.prepare import Mapping, prepare
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
@@ -44,20 +42,12 @@ def made(config: TaskConfig, base: Path, seed: int = 0) -> DatasetTask:
     return task
 
 
-# ------------------------------------------------------------------------------------- dealing
-
-
 @settings(deadline=None)
-@given(
-    size=st.integers(1, 30),
-    count=st.integers(1, 30),
-    seed=st.integers(0, 3),
-    steps=st.integers(1, 40),
-)
-def test_every_round_deals_everything_once_and_no_step_gets_one_twice(
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3), st.integers(1, 40))
+def test_every_epoch_deals_everything_once_and_no_step_twice(
     size: int, count: int, seed: int, steps: int
 ) -> None:
-    """Also where a step crosses into the next round: its parts of both rounds are different."""
+    """Also where a step crosses into the next epoch: its parts of both epochs are different."""
     count = min(count, size)
     deck = Deck([f"p{i}" for i in range(size)], seed)
     dealt = [deck.deal(step, count) for step in range(steps)]
@@ -65,18 +55,15 @@ def test_every_round_deals_everything_once_and_no_step_gets_one_twice(
     flat = [i for one in dealt for i in one]
     for start in range(0, len(flat) - size + 1, size):
         assert sorted(flat[start : start + size]) == list(range(size))
-    # A pure function of (seed, step): asked alone and in another order, the same.
+    # A pure function of (seed, step): the same in any order of calls.
     again = Deck(deck.ids, seed)
     assert [again.deal(step, count) for step in reversed(range(steps))] == dealt[::-1]
 
 
-def test_seeds_and_rounds_differ(tmp_path: Path) -> None:
+def test_seeds_and_epochs_differ() -> None:
     first = Deck([f"p{i}" for i in range(50)], 0)
     assert first.deal(0, 50) != first.deal(1, 50)
     assert first.deal(0, 50) != Deck(first.ids, 1).deal(0, 50)
-
-
-# --------------------------------------------------------------------------- reading and mapping
 
 
 def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
@@ -85,7 +72,7 @@ def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
         tmp_path,
         data,
         name="mine",
-        held_out_share=0,
+        held_out_fraction=0,
         columns={"question": "problem", "answer": "gold", "id": "n", "task": "area"},
         prompt="{question}\nHint: {hint}. Use \\boxed{{}}.",
     )
@@ -129,7 +116,7 @@ def test_a_folder_dataset_is_read_like_one_of_the_hub(tmp_path: Path) -> None:
 
 def test_rows_without_ids_are_named_by_file_and_number(tmp_path: Path) -> None:
     data = [{"question": f"{i}?", "answer": i} for i in range(3)]
-    task = task_of(tmp_path, data, held_out_share=0)
+    task = task_of(tmp_path, data, held_out_fraction=0)
     assert {p.id for p in task.train} == {"train-0", "train-1", "train-2"}
 
 
@@ -140,20 +127,25 @@ def test_rows_without_ids_are_named_by_file_and_number(tmp_path: Path) -> None:
         (["\n"], {}, "train.jsonl: the file is empty"),
         ([*rows(1), '{"id": \n'], {}, "train.jsonl, line 2: not JSON"),
         ([*rows(1), "[1]\n"], {}, "line 2: a list; every line must be one JSON object"),
+        (['{"question": "\\ud800", "answer": "1"}\n'], {}, "line 1: half of a surrogate"),
         (
-            ['{"id": "a", "question": "\\ud800", "answer": "1"}\n'],
+            [{"id": "a", "answer": "1"}],
             {},
-            "line 1: half of a surrogate",
+            "line 1: column 'question' .*does not exist.*are: id, answer",
         ),
-        ([{"id": "a", "answer": "1"}], {}, "line 1: there is no 'question'.*are: id, answer"),
-        ([{"question": "a?"}], {}, "line 1: there is no 'answer'"),
-        ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' should be a text"),
-        ([{"question": " ", "answer": "1"}], {}, "line 1: 'question' should be a text"),
-        ([{"question": "a?", "answer": " "}], {}, "line 1: 'answer' is empty"),
-        ([{"question": "a?", "answer": ["1"]}], {}, "'answer' should be text or a number"),
-        ([rows(1)[0], rows(1)[0]], {}, "line 2: id 'r0' is already that of .*line 1"),
-        (rows(2), {"columns": {"id": "key"}}, "'key', which task.columns.id names"),
-        (rows(2), {"prompt": "{problem}"}, "no column 'problem'; there are: id, question, answer"),
+        ([{"question": "a?"}], {}, "line 1: column 'answer' .*does not exist"),
+        ([{"question": "a?", "answer": None}], {}, "line 1: column 'answer' .*is null"),
+        ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' must be text"),
+        ([{"question": " ", "answer": "1"}], {}, "line 1: 'question' must be text"),
+        ([{"question": "a?", "answer": " "}], {}, "'answer' must be text or a number, not ' '"),
+        ([{"question": "a?", "answer": ["1"]}], {}, "'answer' must be text or a number"),
+        ([rows(1)[0], rows(1)[0]], {}, "line 2: id 'r0' is already used at .*line 1"),
+        (rows(2), {"columns": {"id": "key"}}, "'key' .task.columns.id. does not exist"),
+        (
+            rows(2),
+            {"prompt": "{problem}"},
+            "no column 'problem'; the columns are: id, question, answer",
+        ),
         (rows(2), {"prompt": "Go."}, "names no column"),
         (rows(2), {"prompt": "{question} \\boxed{}"}, "write a literal brace twice"),
         (rows(2), {"prompt": "{question"}, "write a literal brace twice"),
@@ -186,9 +178,6 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         made(TaskConfig(kind="jsonl", train="bad.parquet"), tmp_path)
 
 
-# ------------------------------------------------------------------------------------- the split
-
-
 def test_the_split_is_by_text_and_the_same_for_every_seed(tmp_path: Path) -> None:
     """200 rows in which each question stands twice under two ids, written a little otherwise."""
     data = [
@@ -196,13 +185,13 @@ def test_the_split_is_by_text_and_the_same_for_every_seed(tmp_path: Path) -> Non
         for i in range(100)
         for twin in ("", "\n ")
     ]
-    task = task_of(tmp_path, data, held_out_share=0.3)
+    task = task_of(tmp_path, data, held_out_fraction=0.3)
     asked = {normalised(p.messages[0].content) for p in task.held_out(None)}
     assert asked.isdisjoint(normalised(p.messages[0].content) for p in task.train)
     assert len(task.train) + len(task.kept_out) == 200
     assert len(task.kept_out) == 2 * len(asked)
     assert 15 <= len(asked) <= 45  # 100 times 0.3 and three standard deviations
-    other = task_of(tmp_path, data, seed=5, held_out_share=0.3)
+    other = task_of(tmp_path, data, seed=5, held_out_fraction=0.3)
     assert other.held_out(None) == task.held_out(None)
     assert other.batch(0, 8) != task.batch(0, 8)
     assert task.facts["repeated_questions"] == 100
@@ -213,18 +202,13 @@ def test_training_problems_that_the_held_out_file_asks_are_left_out(tmp_path: Pa
         tmp_path / "test.jsonl",
         [{"id": "t0", "question": " 3  + 1? ", "answer": "4"}, {"question": "x?", "answer": "1"}],
     )
-    with pytest.raises(UserError, match=r"test.jsonl, line 2: there is no 'id'"):
+    with pytest.raises(UserError, match=r"test.jsonl, line 2: column 'id' .*does not exist"):
         task_of(tmp_path, rows(9), held_out="test.jsonl")
     write_lines(tmp_path / "test.jsonl", [{"id": "t0", "question": "3  + 1?", "answer": "4"}])
     task = task_of(tmp_path, rows(9), held_out="test.jsonl")
     assert "r3" not in {p.id for p in task.train}
-    assert task.facts == {
-        "read": 9,
-        "repeated_questions": 0,
-        "left_out_same_question_held_out": 1,
-        "train": 8,
-        "held_out": 1,
-    }
+    facts = {"read": 9, "repeated_questions": 0, "left_out_same_question_held_out": 1}
+    assert task.facts == {**facts, "train": 8, "held_out": 1}
     write_lines(tmp_path / "test.jsonl", [{"id": "r2", "question": "other", "answer": "4"}])
     with pytest.raises(UserError, match="id 'r2' names a training problem and another"):
         task_of(tmp_path, rows(9), held_out="test.jsonl")
@@ -235,33 +219,31 @@ def test_known_bad_rows_are_left_out_by_kind(tmp_path: Path) -> None:
         tmp_path / "issues.jsonl",
         [{"id": "r1", "kind": "wrong"}, {"id": "r2", "kind": "unit"}, {"id": "zz", "kind": "unit"}],
     )
-    every = task_of(tmp_path, rows(5), held_out_share=0, exclude="issues.jsonl")
+    options: dict[str, Any] = {"held_out_fraction": 0, "exclude": "issues.jsonl"}
+    every = task_of(tmp_path, rows(5), **options)
     assert {p.id for p in every.train} == {"r0", "r3", "r4"}
-    some = task_of(
-        tmp_path, rows(5), held_out_share=0, exclude="issues.jsonl", exclude_kinds=["wrong"]
-    )
+    some = task_of(tmp_path, rows(5), **options, exclude_kinds=["wrong"])
     assert {p.id for p in some.train} == {"r0", "r2", "r3", "r4"}
     assert some.facts["left_out_by_exclude"] == 1
-    with pytest.raises(UserError, match=r"'worng' does not occur in .*there: unit, wrong"):
-        task_of(tmp_path, rows(5), exclude="issues.jsonl", exclude_kinds=["worng"])
+    with pytest.raises(UserError, match=r"'worng' does not occur in .*are: unit, wrong"):
+        task_of(tmp_path, rows(5), **options, exclude_kinds=["worng"])
 
 
 def test_more_problems_than_there_are(tmp_path: Path) -> None:
-    task = task_of(tmp_path, rows(5), held_out_share=0)
+    task = task_of(tmp_path, rows(5), held_out_fraction=0)
     assert len(task.batch(0, 5)) == 5
     with pytest.raises(UserError, match=r"prompts_per_step = 6 is not between 1 and 5"):
         task.batch(0, 6)
     with pytest.raises(UserError, match="has no held-out problems"):
         task.held_out(None)
-    split = task_of(tmp_path, rows(50), held_out_share=0.5)
+    split = task_of(tmp_path, rows(50), held_out_fraction=0.5)
     size = len(split.kept_out)
     sample = split.held_out(size - 1)
     assert sample == [p for p in split.held_out(None) if p in sample]
-    with pytest.raises(UserError, match=f"{size + 1} held-out problems are asked for"):
+    with pytest.raises(
+        UserError, match=f"evaluation.problems = {size + 1} is not between 1 and {size}"
+    ):
         split.held_out(size + 1)
-
-
-# ------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(
@@ -273,7 +255,8 @@ def test_more_problems_than_there_are(tmp_path: Path) -> None:
         ({"kind": "arithmetic", "train": "x.jsonl"}, "task.train has no meaning"),
         ({"kind": "jsonl", "train": "x", "subset": "main"}, "task.subset has no meaning"),
         ({"kind": "jsonl", "train": "x", "exclude_kinds": ["a"]}, "needs task.exclude"),
-        ({"kind": "jsonl", "train": "x", "held_out_share": 1.0}, "less than 1"),
+        ({"kind": "jsonl", "train": "x", "held_out_fraction": 1.0}, "less than 1"),
+        ({"kind": "jsonl", "train": "x", "held_out_share": 0.1}, "is now task.held_out_fraction"),
         ({"kind": "jsonl", "train": "x", "colums": {}}, "colums"),
     ],
 )
@@ -300,76 +283,3 @@ def test_an_import_path_is_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     task: Any = make_task(TaskConfig(kind="mytask:Own"), 3, tmp_path)
     assert task.got == ("mytask:Own", 3, tmp_path)
     assert make_task(TaskConfig(), 0, tmp_path).name == "arithmetic"
-
-
-# -------------------------------------------------------------------------------------- prepare
-
-
-def test_prepare_writes_the_uniform_form(tmp_path: Path) -> None:
-    write_lines(
-        tmp_path / "math.jsonl",
-        [
-            {
-                "problem": "Half of $4$? Box it.",
-                "solution": r"Surely $\boxed{\frac{4}{2}}$, so $\boxed{ \{2\} }$.",
-                "level": "Level 3",
-                "type": "Algebra",
-            },
-            {"problem": "One?", "solution": r"It is $\boxed 1$.", "level": "?", "type": "Sums"},
-        ],
-    )
-    write_lines(tmp_path / "test.jsonl", [{"question": "ONE ?", "answer": "1"}])
-    mapping = Mapping("problem", "solution", "boxed", solution="solution", level="level")
-    notes: list[str] = []
-    done = prepare(
-        str(tmp_path / "math.jsonl"),
-        tmp_path / "out" / "mine.jsonl.gz",
-        mapping,
-        cut="Box it.",
-        against=[tmp_path / "test.jsonl"],
-        report=notes.append,
-    )
-    lines = gzip.decompress((tmp_path / "out" / "mine.jsonl.gz").read_bytes()).decode().split("\n")
-    assert json.loads(lines[0]) == {
-        "id": "mine-0",
-        "question": "Half of $4$?",
-        "answer": r"\{2\}",
-        "solution": r"Surely $\boxed{\frac{4}{2}}$, so $\boxed{ \{2\} }$.",
-        "level": 3,
-        "source": "math.jsonl row 0",
-    }
-    assert json.loads(lines[1])["answer"] == "1"
-    assert "level" not in json.loads(lines[1])
-    assert done.notes == {"unread_levels": 1, "repeated_questions": 0, "questions_in_test.jsonl": 1}
-    assert made(TaskConfig(kind="jsonl", train="out/mine.jsonl.gz"), tmp_path).facts["read"] == 2
-
-
-def test_prepare_refuses_broken_rows_unless_told(tmp_path: Path) -> None:
-    write_lines(
-        tmp_path / "gsm.jsonl",
-        [
-            {"question": "a?", "answer": "so 1,000 + 234\n#### 1,234"},
-            {"question": "b?", "answer": "no mark"},
-            {"question": "c?", "answer": "####"},
-        ],
-    )
-    source, target = str(tmp_path / "gsm.jsonl"), tmp_path / "g.jsonl"
-    mapping = Mapping(answer_form="hashes")
-    with pytest.raises(UserError, match=r"2 of 3 rows are broken(.|\n)*line 2: no '####'"):
-        prepare(source, target, mapping, report=lambda line: None)
-    assert not target.exists()
-    done = prepare(source, target, mapping, skip_broken=True, report=lambda line: None)
-    assert (done.rows, done.skipped) == (1, 2)
-    assert json.loads(target.read_text())["answer"] == "1234"
-    with pytest.raises(UserError, match="plain, hashes, boxed"):
-        prepare(source, target, Mapping(answer_form="latex"))
-    with pytest.raises(UserError, match=r"must end in .jsonl or .jsonl.gz"):
-        prepare(source, tmp_path / "g.json")
-
-
-def test_a_step_wraps_into_the_next_round_without_repeats(tmp_path: Path) -> None:
-    """5 problems, 3 a step: ten steps are thirty problems, so each comes six times."""
-    task = task_of(tmp_path, rows(5), held_out_share=0)
-    batches = [task.batch(step, 3) for step in range(10)]
-    assert all(len({p.id for p in batch}) == 3 for batch in batches)
-    assert set(Counter(p.id for batch in batches for p in batch).values()) == {6}

@@ -180,7 +180,7 @@ def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) 
         for i in range(6)
     ]
     (tmp_path / "six.jsonl").write_text("\n".join(lines) + "\n")
-    task = {"kind": "jsonl", "train": str(tmp_path / "six.jsonl"), "held_out_share": 0.0}
+    task = {"kind": "jsonl", "train": str(tmp_path / "six.jsonl"), "held_out_fraction": 0.0}
     stored = hacrl.train(team(member("finch"), task=task, **NO_EVALUATION), tmp_path / "stored")
     replay = {"name": "old", "replay": str(stored.path)}
     run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Commands that prepare training: doctor, data, models fetch."""
+"""Commands that prepare training: doctor, models fetch."""
 
 from __future__ import annotations
 
@@ -36,60 +36,11 @@ def doctor(
             raise UserError(f"{config} cannot run here: see {names} above")
 
 
-@commands.command()
-def data(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="JSONL or Parquet file; hub dataset with --split."),
-    ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="NAME.jsonl or NAME.jsonl.gz")],
-    question: Annotated[str, typer.Option(help="Column with the question.")] = "question",
-    answer: Annotated[str, typer.Option(help="Column with the answer.")] = "answer",
-    answer_form: Annotated[
-        str, typer.Option(help="Form of the answer: plain, hashes (after ####) or boxed.")
-    ] = "plain",
-    id: Annotated[
-        str | None, typer.Option(help="Column with the id (default: row numbers).")
-    ] = None,
-    solution: Annotated[str | None, typer.Option(help="Column with the solution.")] = None,
-    level: Annotated[str | None, typer.Option(help="Column with the level.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Column with the subject.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of the hub dataset.")] = None,
-    subset: Annotated[str | None, typer.Option(help="Subset of the hub dataset.")] = None,
-    remove_suffix: Annotated[
-        str, typer.Option(help="Text to remove from the end of questions.")
-    ] = "",
-    against: Annotated[
-        list[Path] | None, typer.Option(help="Report questions that this file also contains.")
-    ] = None,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Skip rows that cannot be read.")
-    ] = False,
-) -> None:
-    """Convert problems to the JSONL form that training and evaluation read."""
+@commands.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def data(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Moved to scripts/prepare_data.py."""
     with errors_as_messages():
-        from hacrl.tasks.prepare import Mapping, prepare
-
-        columns = Mapping(
-            question=question,
-            answer=answer,
-            answer_form=answer_form,
-            id=id,
-            solution=solution,
-            level=level,
-            subject=subject,
-        )
-        prepare(
-            source,
-            target,
-            columns,
-            split=split,
-            subset=subset,
-            cut=remove_suffix,
-            against=against or [],
-            skip_broken=skip_broken,
-            report=note,
-        )
+        raise UserError("`hacrl data` is now a script of the repository: scripts/prepare_data.py")
 
 
 @models.command()

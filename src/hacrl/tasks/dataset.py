@@ -1,7 +1,7 @@
 """Problems from files or hub datasets: a column mapping, a prompt template, a clean split.
 
-Training and held-out problems never overlap, and that is decided by what they ask, not by their
-ids: the same text in other white space or other letter case counts as the same problem.
+Training and held-out problems never overlap. Problems are compared by their text, not by their ids:
+the same text with other white space or letter case is the same problem.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.tasks.deck import Deck, hash_number, hash_share
+from hacrl.tasks.deck import Deck, check_count, hash_fraction, hash_number
 from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, hub_rows, read_rows
 from hacrl.tasks.settings import ColumnsConfig, TaskConfig
@@ -20,12 +20,12 @@ from hacrl.types import Message, Problem
 
 
 def normalised(text: str) -> str:
-    """What two writings of the same question share: no white space, no letter case."""
+    """The text without white space and letter case, to compare questions."""
     return "".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 class DatasetTask:
-    """A fixed list of training problems and a fixed list of held-out ones.
+    """A fixed list of training problems and a fixed list of held-out problems.
 
     Example: DatasetTask("math", train, held_out, seed=0, facts={}).batch(step=3, count=128)
     """
@@ -42,69 +42,51 @@ class DatasetTask:
         self.train = tuple(train)
         self.kept_out = tuple(held_out)
         self.facts = {**facts, "train": len(self.train), "held_out": len(self.kept_out)}
-        """Counts of what was read, left out and kept."""
+        """Counts of the problems read, left out and kept."""
         self._deck = Deck([problem.id for problem in self.train], seed)
 
     def batch(self, step: int, count: int) -> list[Problem]:
-        """The step's training problems, none twice; all come once before any comes again."""
-        if not 1 <= count <= len(self.train):
-            raise UserError(
-                f"prompts_per_step = {count} is not between 1 and {len(self.train)}, the training "
-                f"problems of task {self.name!r}"
-            )
+        """The step's training problems, all different; every problem comes once per epoch."""
+        of = f"training problems of task {self.name!r}"
+        check_count("prompts_per_step", count, len(self.train), of)
         return [self.train[i] for i in self._deck.deal(step, count)]
 
     def held_out(self, count: int | None) -> list[Problem]:
         """All held-out problems in order, or a fixed sample of them."""
-        if not self.kept_out:
+        size = len(self.kept_out)
+        if not size:
             raise UserError(
-                f"task {self.name!r} has no held-out problems: give task.held_out, or a "
-                "task.held_out_share above 0"
+                f"task {self.name!r} has no held-out problems: set task.held_out, or a "
+                "task.held_out_fraction above 0"
             )
         if count is None:
             return list(self.kept_out)
-        if not 1 <= count <= len(self.kept_out):
-            raise UserError(
-                f"{count} held-out problems are asked for, but task {self.name!r} has "
-                f"{len(self.kept_out)}; ask for at most as many, or for all"
-            )
-        by_hash = sorted(
-            range(len(self.kept_out)), key=lambda i: hash_number("sample", self.kept_out[i].id)
-        )
+        check_count("evaluation.problems", count, size, f"held-out problems of task {self.name!r}")
+        by_hash = sorted(range(size), key=lambda i: hash_number("sample", self.kept_out[i].id))
         return [self.kept_out[i] for i in sorted(by_hash[:count])]
 
 
-def file_task(config: TaskConfig, seed: int, base: Path) -> DatasetTask:
-    """The task of `kind = "jsonl"`."""
+def dataset_task(config: TaskConfig, seed: int, base: Path) -> DatasetTask:
+    """The task of `kind = "jsonl"`, "parquet" and "hub"; held-out problems of a hub dataset may come
+    from a file."""
     assert config.train is not None
     path = base / config.train
-    held_out = read_rows(base / config.held_out) if config.held_out else None
-    return build(config, seed, base, read_rows(path), held_out, _stem(path.name))
-
-
-def hub_task(config: TaskConfig, seed: int, base: Path) -> DatasetTask:
-    """The task of `kind = "hub"`; the held-out problems may come from a file."""
-    assert config.train is not None
-    folder = base / config.train
-    source = str(folder) if folder.exists() else config.train
+    source = str(path) if path.exists() else config.train
     held_out = None
     if config.held_out:
         held_out = read_rows(base / config.held_out)
     elif config.held_out_split:
         held_out = hub_rows(source, config.subset, config.held_out_split)
-    rows = hub_rows(source, config.subset, config.train_split)
-    return build(config, seed, base, rows, held_out, _stem(Path(config.train).name))
+    hub = config.kind == "hub"
+    train = hub_rows(source, config.subset, config.train_split) if hub else read_rows(path)
+    return _build(config, seed, base, train, held_out)
 
 
-def build(
-    config: TaskConfig,
-    seed: int,
-    base: Path,
-    train: list[Row],
-    held_out: list[Row] | None,
-    stem: str,
+def _build(
+    config: TaskConfig, seed: int, base: Path, train: list[Row], held_out: list[Row] | None
 ) -> DatasetTask:
-    """Rows to problems, the split, and the counts of what was left out."""
+    """Convert rows to problems, split them, and count what is left out."""
+    stem = _stem(config.train or "")
     name = config.name or stem
     template = PromptTemplate(config.prompt, "task.prompt")
     problems = to_problems(train, config.columns, template, name, stem)
@@ -112,27 +94,24 @@ def build(
     facts = {"read": len(problems), "repeated_questions": len(asked) - len(set(asked))}
 
     if held_out is not None:
-        prefix = _stem(Path(config.held_out or config.held_out_split or "held_out").name)
-        kept_out = to_problems(held_out, config.columns, template, name, f"{prefix}-held-out")
+        prefix = f"{_stem(config.held_out or config.held_out_split or 'held_out')}-held-out"
+        kept_out = to_problems(held_out, config.columns, template, name, prefix)
         forbidden = {normalised(_question(row, config.columns)) for row in held_out}
     else:
-        aside = [hash_share("split", text) < config.held_out_share for text in asked]
-        kept_out = [p for p, out in zip(problems, aside, strict=True) if out]
-        forbidden = {text for text, out in zip(asked, aside, strict=True) if out}
+        forbidden = {t for t in asked if hash_fraction("split", t) < config.held_out_fraction}
+        kept_out = [p for p, text in zip(problems, asked, strict=True) if text in forbidden]
     left = [p for p, text in zip(problems, asked, strict=True) if text not in forbidden]
     if held_out is not None:
         facts["left_out_same_question_held_out"] = len(problems) - len(left)
-        same = {p.id for p in left} & {p.id for p in kept_out}
-        if same:
+        if same := {p.id for p in left} & {p.id for p in kept_out}:
             raise UserError(
-                f"id {min(same)!r} names a training problem and another held-out problem; ids must "
-                "tell them apart"
+                f"id {min(same)!r} names a training problem and another held-out problem; every "
+                "problem needs its own id"
             )
     if config.exclude:
         excluded = _excluded_ids(base / config.exclude, config.exclude_kinds)
-        before = len(left)
+        facts["left_out_by_exclude"] = sum(p.id in excluded for p in left)
         left = [p for p in left if p.id not in excluded]
-        facts["left_out_by_exclude"] = before - len(left)
     if not left:
         raise UserError(f"task {name!r} has no training problems left: {facts}")
     return DatasetTask(name, left, kept_out, seed, facts)
@@ -141,39 +120,38 @@ def build(
 def to_problems(
     rows: list[Row], columns: ColumnsConfig, template: PromptTemplate, name: str, stem: str
 ) -> list[Problem]:
-    """Checks every row and makes problems of them; `stem` begins the ids of rows without one."""
+    """Check every row and convert it to a problem; ids of rows without one begin with `stem`."""
     id_column = columns.id or ("id" if "id" in rows[0].values else None)
+    own = {columns.question, columns.answer, id_column}
     problems: list[Problem] = []
     seen: dict[str, str] = {}
     for row in rows:
         question, answer = _question(row, columns), _answer(row, columns)
         id_ = str(_column(row, id_column, "id")) if id_column else f"{stem}-{row.number}"
         if id_ in seen:
-            raise UserError(f"{row.where}: id {id_!r} is already that of {seen[id_]}")
+            raise UserError(f"{row.where}: id {id_!r} is already used at {seen[id_]}")
         seen[id_] = row.where
         values = {**row.values, "question": question, "answer": answer, "id": id_}
         if row is rows[0]:
             template.check(values)
-        prompt = template.render(values, row.where)
-        own = {columns.question, columns.answer, id_column}
-        problems.append(
-            Problem(
-                id=id_,
-                messages=(Message("user", prompt),),
-                answer=answer,
-                task=str(_column(row, columns.task, "task")) if columns.task else name,
-                columns={key: value for key, value in row.values.items() if key not in own},
-            )
+        problem = Problem(
+            id=id_,
+            messages=(Message("user", template.render(values, row.where)),),
+            answer=answer,
+            task=str(_column(row, columns.task, "task")) if columns.task else name,
+            columns={key: value for key, value in row.values.items() if key not in own},
         )
+        problems.append(problem)
     return problems
 
 
 def _column(row: Row, column: str, meaning: str) -> Any:
     value = row.values.get(column)
     if value is None:
+        problem = "is null" if column in row.values else "does not exist"
         raise UserError(
-            f"{row.where}: there is no {column!r}, which task.columns.{meaning} names; the columns "
-            f"are: {', '.join(row.values)}"
+            f"{row.where}: column {column!r} (task.columns.{meaning}) {problem}; the columns are: "
+            f"{', '.join(row.values)}"
         )
     return value
 
@@ -181,38 +159,32 @@ def _column(row: Row, column: str, meaning: str) -> Any:
 def _question(row: Row, columns: ColumnsConfig) -> str:
     question = _column(row, columns.question, "question")
     if not isinstance(question, str) or not question.strip():
-        raise UserError(
-            f"{row.where}: {columns.question!r} should be a text that is not empty, not {question!r}"
-        )
+        raise UserError(f"{row.where}: {columns.question!r} must be text, not {question!r}")
     return question
 
 
 def _answer(row: Row, columns: ColumnsConfig) -> str:
     answer = _column(row, columns.answer, "answer")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise UserError(f"{row.where}: {columns.answer!r} should be text or a number: {answer!r}")
-    if not str(answer).strip():
-        raise UserError(f"{row.where}: {columns.answer!r} is empty, so no reply could be right")
+    valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    if not valid or not str(answer).strip():
+        raise UserError(f"{row.where}: {columns.answer!r} must be text or a number, not {answer!r}")
     return str(answer)
 
 
 def _excluded_ids(path: Path, kinds: tuple[str, ...] | None) -> set[str]:
     rows = read_rows(path)
     found = {row.values.get("kind") for row in rows}
-    for kind in kinds or ():
-        if kind not in found:
-            there = ", ".join(sorted(str(k) for k in found))
-            raise UserError(
-                f"task.exclude_kinds: {kind!r} does not occur in {path}; there: {there}"
-            )
-    ids = set()
+    if unknown := [kind for kind in kinds or () if kind not in found]:
+        raise UserError(
+            f"task.exclude_kinds: {unknown[0]!r} does not occur in {path}; the kinds there are: "
+            f"{', '.join(sorted(map(str, found)))}"
+        )
     for row in rows:
         if "id" not in row.values:
             raise UserError(f"{row.where}: every line of task.exclude needs an 'id'")
-        if kinds is None or row.values.get("kind") in kinds:
-            ids.add(str(row.values["id"]))
-    return ids
+    return {str(r.values["id"]) for r in rows if kinds is None or r.values.get("kind") in kinds}
 
 
-def _stem(file_name: str) -> str:
-    return file_name.split(".")[0] or file_name
+def _stem(path: str) -> str:
+    name = Path(path).name
+    return name.split(".")[0] or name

@@ -1,7 +1,7 @@
-"""Dealing problems to steps without any generator state.
+"""Deals problems to steps without generator state.
 
-All problems are dealt once in a shuffled order, then again in another order, and so on. The order
-of each round is a sort by hash, so what a step gets is a pure function of (seed, step, count).
+All problems are dealt once in a shuffled order, then again in another order, and so on. The order of
+each epoch is a sort by hash, so the problems of a step are a pure function of (seed, step, count).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+from hacrl.errors import UserError
+
 
 def hash_number(*parts: object) -> int:
-    """64 bits that depend on the parts alone; ("ab", "c") and ("a", "bc") differ."""
+    """A 64-bit hash of the parts alone; ("ab", "c") and ("a", "bc") differ."""
     digest = blake2b(digest_size=8)
     for part in parts:
         raw = str(part).encode("utf-8", "surrogatepass")
@@ -20,16 +22,22 @@ def hash_number(*parts: object) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def hash_share(*parts: object) -> float:
+def hash_fraction(*parts: object) -> float:
     """A number in [0, 1) that depends on the parts alone."""
     return (hash_number(*parts) >> 11) * 2.0**-53
 
 
-class Deck:
-    """Deals the numbers 0 .. len(ids) - 1 to steps.
+def check_count(setting: str, count: int, size: int, of: str) -> None:
+    """UserError unless `count`, the value of a setting, is between 1 and `size`."""
+    if not 1 <= count <= size:
+        raise UserError(f"{setting} = {count} is not between 1 and {size}, the number of {of}")
 
-    Example: Deck(["a", "b", "c"], seed=0).deal(step=1, count=2) gives the one that step 0 did not
-    get and one of the next round that is not the same.
+
+class Deck:
+    """Deals the indices 0 .. len(ids) - 1 to steps.
+
+    Example: Deck(["a", "b", "c"], seed=0).deal(step=1, count=2) gives the index that step 0 did not
+    get and a different one from the next epoch.
     """
 
     def __init__(self, ids: Sequence[str], seed: int) -> None:
@@ -38,10 +46,10 @@ class Deck:
         self._order = lru_cache(maxsize=8)(self._make_order)
 
     def deal(self, step: int, count: int) -> list[int]:
-        """What `step` gets, when every step gets `count`; nothing twice in one step."""
+        """The indices of `step` if every step gets `count`; no index twice in one step."""
         size = len(self.ids)
         if not 0 <= count <= size:
-            raise ValueError(f"cannot deal {count} different ones of {size}")
+            raise ValueError(f"cannot deal {count} different indices of {size}")
         start = step * count
         taken: list[int] = []
         while len(taken) < count:
@@ -50,12 +58,12 @@ class Deck:
         return taken
 
     def _make_order(self, epoch: int, count: int) -> list[int]:
-        """The order of one round. The step that crosses into it has already got the last of the
-        round before: those may not come first here, they come right after that step's part."""
+        """The order of one epoch. The step that crosses into it already has the last indices of the
+        previous epoch, so these come after that step's part of this epoch."""
         size = len(self.ids)
-        # The rule needs the last places of the round before, and so that round's order. It moves
-        # nothing beyond the first `count` places: of a deck of two steps' size or more, a plain
-        # shuffle has the same last places. Otherwise go back to a round that no step crosses into.
+        # This needs the end of the previous epoch, and so that epoch's order. The rule changes only
+        # the first `count` places: with size >= 2 * count a plain shuffle has the same end.
+        # Otherwise go back to an epoch that no step crosses into.
         first = epoch
         while first * size % count and (size < 2 * count or first == epoch):
             first -= 1

@@ -1,7 +1,7 @@
-"""Own evaluation of arithmetic golds, and the operands by which problems are told apart.
+"""Checks reasoning-gym's gold answers by computing them again, and keys problems by their operands.
 
-reasoning-gym 0.1.25 has wrong golds: `basic_arithmetic` without parentheses and with three or more
-mixed terms ignores precedence.
+reasoning-gym 0.1.25 has wrong gold answers: `basic_arithmetic` without parentheses and with three or
+more mixed terms ignores precedence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 EXPRESSIONS = ("basic_arithmetic", "chain_sum", "products")
-"""Datasets whose metadata hold a plain arithmetic `expression`."""
+"""Datasets whose metadata contain an arithmetic `expression`."""
 OF_NUMBERS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "lcm": math.lcm}
 """Datasets whose answer is a function of the metadata's `numbers`."""
 
@@ -27,7 +27,7 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def gold_is_right(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool | None:
-    """True or False where we can compute the answer ourselves, None where we cannot.
+    """Whether the gold answer is right; None if this module cannot compute it.
 
     Example: gold_is_right("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20") is False
     """
@@ -47,7 +47,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def operand_key(dataset: str, metadata: Mapping[str, Any]) -> str | None:
-    """The same text for problems that differ only in the order of what may be swapped.
+    """A key that is equal for problems that differ only in the order of commuting operands.
 
     Example: operand_key("products", {"expression": "4 * 3"}) == "3 * 4"
     """

@@ -1,4 +1,4 @@
-"""Prompt templates: `str.format` with the columns of a data row, checked when they are read."""
+"""Prompt templates: `str.format` over the columns of a data row, checked when the config is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _FIELD = re.compile(r"(?P<name>[^.\[\]{}]+)(\[[^\[\]]+\])*")
 
 
 class PromptTemplate:
-    """The user's message as a template.
+    """The template of the user message.
 
     Example: PromptTemplate("Calculate {expression}.", "task.prompt").render({"expression": "4 + 3"})
     """
 
     def __init__(self, text: str, field: str) -> None:
-        """`field` is the setting's name, for messages."""
+        """`field` is the name of the setting, for error messages."""
         self.text = text
         self.field = field
         names = []
@@ -41,19 +41,18 @@ class PromptTemplate:
             raise self._error("it names no column, so every prompt would be the same")
 
     def check(self, columns: Iterable[str]) -> None:
-        """UserError unless every column the template names is there."""
-        have = list(columns)
+        """UserError if the template names a column that does not exist."""
+        existing = list(columns)
         for name in self.names:
-            if name not in have:
-                raise self._error(f"there is no column {name!r}; there are: {', '.join(have)}")
+            if name not in existing:
+                raise self._error(f"no column {name!r}; the columns are: {', '.join(existing)}")
 
-    def render(self, values: Mapping[str, Any], where: str = "") -> str:
+    def render(self, values: Mapping[str, Any], where: str = "this row") -> str:
         """The message for one row; `where` names the row in an error."""
         try:
             return self.text.format_map(values)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            place = f" at {where}" if where else ""
-            raise self._error(f"cannot be filled in{place}: {error!r}") from error
+            raise self._error(f"cannot be filled in at {where}: {error!r}") from error
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"{self.field} = {self.text!r}: {problem}")

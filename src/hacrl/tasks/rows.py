@@ -15,7 +15,7 @@ from hacrl.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it stands.
+    """One row and its place in the file.
 
     Example: Row("train.jsonl, line 7", 6, {"id": "a", "question": "1 + 1?", "answer": "2"})
     """
@@ -45,7 +45,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
-    """All rows of one split of a dataset: its name on the hub, or its folder."""
+    """All rows of one split of a dataset, given by its name on the hub or its folder."""
     try:
         import datasets
     except ImportError as error:
@@ -70,39 +70,32 @@ def _json_lines(path: Path) -> Iterator[Row]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             for line_number, line in enumerate(stream, start=1):
-                where = f"{path}, line {line_number}"
-                if not line.strip():
-                    continue
-                try:
-                    values = json.loads(line.decode("utf-8-sig" if line_number == 1 else "utf-8"))
-                except UnicodeDecodeError as error:
-                    raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
-                except json.JSONDecodeError as error:
-                    raise UserError(
-                        f"{where}: not JSON: {error.msg} at column {error.colno}; every line must "
-                        "be one JSON object"
-                    ) from error
-                if not _is_text(values):
-                    raise UserError(
-                        f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is no text"
-                    )
-                if not isinstance(values, dict):
-                    raise UserError(
-                        f"{where}: a {type(values).__name__}; every line must be one JSON object"
-                    )
-                yield Row(where, number, values)
-                number += 1
+                if line.strip():
+                    where = f"{path}, line {line_number}"
+                    yield Row(where, number, _json_object(line, where))
+                    number += 1
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file ({error})") from error
 
 
-def _is_text(values: object) -> bool:
-    """JSON can write what UTF-8 cannot."""
+def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
+        values = json.loads(line.decode("utf-8-sig"))
         json.dumps(values, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
+    except UnicodeEncodeError as error:  # JSON can express what UTF-8 cannot
+        raise UserError(
+            f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where}: not JSON: {error.msg} at column {error.colno}; every line must be one JSON "
+            "object"
+        ) from error
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: a {type(values).__name__}; every line must be one JSON object")
+    return values
 
 
 def _parquet(path: Path) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The `[task]` table of a run's config."""
+"""The `[task]` table of a config."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-KINDS = ("arithmetic", "jsonl", "parquet", "hub", "gym")
+TASKS = {
+    "arithmetic": "hacrl.tasks.arithmetic:arithmetic_task",
+    "jsonl": "hacrl.tasks.dataset:dataset_task",
+    "parquet": "hacrl.tasks.dataset:dataset_task",
+    "hub": "hacrl.tasks.dataset:dataset_task",
+    "gym": "hacrl.tasks.gym:gym_task",
+}
+"""Kind of task -> import path of its factory(task_config, seed, base_folder) -> Task."""
+
+_FILES = "train", "held_out", "held_out_fraction", "columns", "prompt", "exclude", "exclude_kinds"
+_FIELDS = {
+    "arithmetic": ("operations",),
+    "jsonl": _FILES,
+    "parquet": _FILES,
+    "hub": (*_FILES, "subset", "train_split", "held_out_split"),
+    "gym": ("gym", "held_out_fraction"),
+}
+"""Kind of task -> the fields that it uses, besides `kind` and `name`."""
 
 
 class ColumnsConfig(BaseModel):
-    """Which columns of the data hold what."""
+    """The columns of the data that hold question, answer, id and task."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     question: str = "question"
-    """The problem text."""
+    """Column with the problem text."""
     answer: str = "answer"
-    """The gold answer: text, or a number."""
+    """Column with the gold answer: text or a number."""
     id: str | None = None
-    """The problem's id. Unset: the column `id` where there is one, else file name and line."""
+    """Column with the problem's id. Unset: the column `id` if it exists, else file name and line."""
     task: str | None = None
-    """Which task a problem belongs to, for capability by task and for tables. Unset: task.name."""
+    """Column with the problem's task, for capability by task and for tables. Unset: task.name."""
 
 
 class GymConfig(BaseModel):
@@ -32,50 +49,50 @@ class GymConfig(BaseModel):
     name: str
     """The dataset's name in reasoning-gym, e.g. "chain_sum"."""
     label: str | None = None
-    """What its problems are called in tables. Unset: the name. Must be unique in a mixture."""
+    """Name of its problems in tables, unique in a mixture. Unset: the dataset's name."""
     weight: float = Field(default=1.0, gt=0)
-    """Its share of a batch, relative to the other weights."""
+    """Its part of a batch, relative to the other weights."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """reasoning-gym's own settings of that dataset, e.g. { max_terms = 2 }."""
+    """Settings of the dataset in reasoning-gym, e.g. { max_terms = 2 }."""
     prompt: str = "{question}"
-    """Template of the user's message: {question}, and what the dataset keeps of a problem, e.g.
-    {expression} or {numbers[0]}. Small models need short wording: "Calculate {expression}."."""
+    """Template of the user message: {question} and the problem's metadata, e.g. {expression} or
+    {numbers[0]}. Small models need short wording: "Calculate {expression}."."""
     draws: int = Field(default=2000, gt=0)
-    """How many problems are drawn to make its pool; equal ones are kept once."""
+    """Problems to draw; duplicates are dropped."""
     seed: int = 0
-    """Of the pool. It is not the run's seed: all runs share one pool and one held-out set."""
+    """Seed of the draws. It is not the run's seed: all runs use the same problems and split."""
 
 
 class TaskConfig(BaseModel):
-    """Where problems come from, and what the model is asked."""
+    """Where problems come from, and the prompt that asks them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: str = "arithmetic"
     """arithmetic (built in), jsonl (.jsonl, .jsonl.gz or .parquet files), hub (a dataset of the
-    Hugging Face hub, or a folder of one), gym (reasoning-gym), or the import path
+    Hugging Face hub, or its folder), gym (reasoning-gym), or the import path
     "package.module:factory" of your own: factory(task_config, seed, base_folder) -> Task."""
     name: str | None = None
     """Name in tables. Unset: the training file's name."""
     operations: tuple[str, ...] = ("add", "sub", "mul")
-    """arithmetic: which of add, sub and mul."""
+    """arithmetic: any of add, sub and mul."""
     train: str | None = None
     """jsonl: the training file. hub: the dataset's name or folder."""
     held_out: str | None = None
     """File of problems that training must not see. Training problems with the same text are left
-    out and counted. Unset: a part of `train` is held out (held_out_share)."""
-    held_out_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the problems to hold out where no held-out file or split is given. A hash of the
+    out and counted. Unset: a part of `train` is held out (held_out_fraction)."""
+    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Fraction of the problems to hold out if no held-out file or split is given. A hash of the
     problem's text decides, so the split is the same for every seed and run."""
     columns: ColumnsConfig = Field(default_factory=ColumnsConfig)
-    """Which columns hold question, answer, id and task."""
+    """Columns of question, answer, id and task."""
     prompt: str = "{question}"
-    """Template of the user's message. Any column may be named; write literal braces twice:
+    """Template of the user message. Any column may be named; write literal braces twice:
     "{question}\\nPut the final answer in \\\\boxed{{}}."."""
     exclude: str | None = None
-    """JSONL file with an `id` (and a `kind`) a line: training problems to leave out."""
+    """JSONL file with an `id` (and a `kind`) per line: training problems to leave out."""
     exclude_kinds: tuple[str, ...] | None = None
-    """Only leave out those of these kinds. Unset: all that `exclude` names."""
+    """Leave out only the lines of `exclude` with these kinds. Unset: all of them."""
     subset: str | None = None
     """hub: the dataset's configuration, e.g. "main"."""
     train_split: str = "train"
@@ -83,38 +100,35 @@ class TaskConfig(BaseModel):
     held_out_split: str | None = None
     """hub: the split to hold out, e.g. "test"."""
     gym: str | tuple[GymConfig, ...] = ()
-    """gym: the datasets to mix, or the name of a ready mixture ("arithmetic-ladder")."""
+    """gym: the datasets to mix, or the name of a predefined mixture ("arithmetic-ladder")."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "held_out_share" in data:
+            raise ValueError("task.held_out_share is now task.held_out_fraction")
+        return data
 
     @model_validator(mode="after")
     def _fits_kind(self) -> TaskConfig:
-        if self.kind not in KINDS and ":" not in self.kind:
+        if self.kind not in TASKS and ":" not in self.kind:
             raise ValueError(
-                f"task.kind {self.kind!r} is unknown: choose one of {', '.join(KINDS)}, or give "
+                f"task.kind {self.kind!r} is unknown: choose one of {', '.join(TASKS)}, or give "
                 'the import path "package.module:factory" of your own'
             )
-        files = ("train", "held_out", "columns", "prompt", "exclude", "exclude_kinds")
-        hub = ("subset", "train_split", "held_out_split")
-        own = {
-            "arithmetic": ("operations",),
-            "jsonl": (*files, "held_out_share"),
-            "parquet": (*files, "held_out_share"),
-            "hub": (*files, *hub, "held_out_share"),
-            "gym": ("gym", "held_out_share"),
-        }
         for name, field in type(self).model_fields.items():
-            if self.kind not in own or name in ("kind", "name", *own[self.kind]):
-                continue
-            if getattr(self, name) != field.get_default(call_default_factory=True):
+            used = ("kind", "name", *_FIELDS.get(self.kind, type(self).model_fields))
+            changed = getattr(self, name) != field.get_default(call_default_factory=True)
+            if changed and name not in used:
                 raise ValueError(f"task.{name} has no meaning for task.kind = {self.kind!r}")
-        if self.kind in ("jsonl", "parquet", "hub") and not self.train:
+        if "train" in _FIELDS.get(self.kind, ()) and not self.train:
             raise ValueError(f"task.train is missing: task.kind = {self.kind!r} needs it")
         if self.kind == "gym" and not self.gym:
             raise ValueError(
-                "task.gym is missing: give a list of datasets or a mixture's name, e.g. "
-                '"arithmetic-ladder"'
+                'task.gym is missing: give a list of datasets or a mixture, e.g. "arithmetic-ladder"'
             )
         if self.held_out and self.held_out_split:
             raise ValueError("give task.held_out (a file) or task.held_out_split, not both")
         if self.exclude_kinds is not None and not self.exclude:
-            raise ValueError("task.exclude_kinds needs task.exclude, the file that names the ids")
+            raise ValueError("task.exclude_kinds needs task.exclude, the file that lists the ids")
         return self
