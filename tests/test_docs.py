@@ -39,6 +39,9 @@ PAGES = [
     ROOT / "docs/compare.md",
     ROOT / "docs/scale.md",
     ROOT / "docs/diagnostics.md",
+    ROOT / "docs/architecture.md",
+    ROOT / "docs/glossary.md",
+    ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
 ]
@@ -259,7 +262,7 @@ def names_in(path: Path) -> set[str]:
 
     def add(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(prefix + node.name)
             if isinstance(node, ast.ClassDef):
                 add(node.body, f"{prefix}{node.name}.")

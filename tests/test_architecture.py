@@ -1,0 +1,34 @@
+"""docs/architecture.md: the walk from the command to the optimizer is that of a real run."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_helpers import ROOT, hacrl, write
+
+SRC = ROOT / "src" / "hacrl"
+
+
+def test_the_walk_is_the_stack_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of hacrl between cli.train and optimizer.step(): at most 8, as listed in the document."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\d\. `([\w/]+\.py):(?:\w+\.)?(\w+)`", text, re.MULTILINE)
+    seen: list[list[tuple[str, str]]] = []
+    step = torch.optim.AdamW.step
+
+    def record(self: Any, *args: Any, **options: Any) -> Any:
+        frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SRC)]
+        seen.append([(str(Path(f.filename).relative_to(SRC)), f.name) for f in frames])
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", record)
+    config = write(tmp_path / "a.toml", steps=1, evaluation={"problems": 0})
+    code, _, err = hacrl("train", config, "--run", tmp_path / "run")
+    assert code == 0, err
+    assert len(listed) <= 8
+    assert seen and all(stack == listed for stack in seen)
