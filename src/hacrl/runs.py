@@ -84,8 +84,15 @@ def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hoo
         team = Team(config, run, Pool(run.pool_path), executor, log)
         # Not asyncio.run: its signal handler would hold Ctrl-C back until a call has ended.
         with asyncio.Runner() as runner:
+            runner.get_loop().set_exception_handler(_report_unless_stopped)
             runner.get_loop().run_until_complete(team.train())
     observer.finished()
+
+
+def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what no task has handled. Ctrl-C also ends the tasks, but the caller reports it."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 def _make_executor(

@@ -20,20 +20,6 @@ from hacrl.pocket import pocket_path
 ARMS = {"together": "hacpo", "alone": "gspo"}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two agents and two steps."""
-    folder = tmp_path_factory.mktemp("cli")
-    code, out, err = hacrl("train", write(folder / "team.toml"), "--run", folder / "run")
-    assert code == 0, err
-    assert "step 2 of 2" in out
-    assert f"hacrl samples {folder / 'run'}" in out
-    assert f"Training wren, finch with hacpo for 2 steps -> {folder / 'run'}" in err
-    assert "reward wren" in err
-    assert "held-out accuracy before training: wren" in err
-    return folder / "run"
-
-
 # ---------------------------------------------------------------- looking at a run
 
 

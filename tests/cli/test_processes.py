@@ -39,6 +39,13 @@ def test_imports_without_torch() -> None:
     assert heavy <= {"numpy"}
 
 
+@pytest.mark.parametrize("command", ["show", "samples"])
+def test_looking_at_a_run_imports_no_torch(run: Path, command: str) -> None:
+    code, err, heavy = loaded(MAIN, command, run)
+    assert code == 0, err
+    assert heavy <= {"numpy"}
+
+
 def test_a_typo_ends_with_2(tmp_path: Path) -> None:
     """Without torch: a typo costs a fraction of a second."""
     code, err, heavy = loaded(MAIN, "train", write(tmp_path / "a.toml"), "sedd=3")
