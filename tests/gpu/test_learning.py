@@ -25,17 +25,18 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
+from hacrl.policy.batch import make_inputs
 from hacrl.policy.gradients import GradientPass
-from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, lay
+from hacrl.policy.logprobs import LogProbs
+from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, pack
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
 pytestmark = pytest.mark.gpu
 
 LENGTHS = (70, 33, 33, 1, 129)
-APART = lay([range(n) for n in LENGTHS])
-SHARED = lay(
+APART = pack([range(n) for n in LENGTHS])
+SHARED = pack(
     [[*range(30), 100 + b, *range(n)] for b, n in enumerate((40, 1, 129))]
     + [range(n) for n in (33, 1)]
     + [[*range(1, 8), 200 + b, *range(n)] for b, n in enumerate((1, 60))],
@@ -201,7 +202,7 @@ def test_pruned_and_plain_updates_agree(
     if fused:
         monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
     pruned = policy(llama, prune=True, microbatch_tokens=200, **changes)
-    assert (pruned.logprobs._fusion is not None) == fused
+    assert (pruned.logprobs.fusion is not None) == fused
     rows = samples(plain)
     update = Update(0, 2, 0.8, "peers", ("p",))
     one, two = (p.update(rows, LOSS, update) for p in (pruned, plain))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,15 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hacrl.algorithms import make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.pocket import pocket_path
-from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy.attention import Rule, causal
-from hacrl.policy.logprobs import LogProbs, make_inputs
-from hacrl.policy.packing import Layout, Packed, lay
+from hacrl.policy.batch import make_inputs
+from hacrl.policy.logprobs import LogProbs
+from hacrl.policy.packing import Packed, pack
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
@@ -130,7 +128,7 @@ def test_attention_by_hand() -> None:
     values 1 2 3 | 4 8 the second sequence sees 4, then (4 + 8) / 2; with window 2 the third token
     of the first sees (2 + 3) / 2."""
     value = torch.tensor([1.0, 2, 3, 4, 8]).view(1, 1, 5, 1)
-    packed = Packed(lay([(1, 2, 3), (4, 5)]), value.device)
+    packed = Packed(pack([(1, 2, 3), (4, 5)]), value.device)
     queries, keys, elsewhere = packed.pieces
     assert queries.tolist() == keys.tolist() == [0, 3, 5]  # what a kernel gets
     assert queries.dtype == keys.dtype == torch.int32 and elsewhere is None
@@ -140,110 +138,6 @@ def test_attention_by_hand() -> None:
     out = packed.attend(0, zero, zero, value, Rule(1.0, 2, None))
     assert out.flatten().tolist() == pytest.approx([1, 1.5, 2.5, 4, 6])
     assert causal(zero, zero, value, Rule(1.0, None, None)).flatten()[3] == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("model", ["wren", "finch", "heron"])
-def test_packing_that_is_wrong_is_refused_and_told(model: str, dtype, monkeypatch) -> None:
-    """A kernel that lets sequences see their neighbours, or scales scores by 1.5, is more than
-    rounding; half precision alone is not, and nothing is said of it."""
-    trained = AutoModelForCausalLM.from_pretrained(
-        pocket_path(model), dtype=dtype, attn_implementation="sdpa"
-    ).eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert LogProbs(trained, 1.0).packs
-    scaled = type(
-        "Scaled",
-        (Packed,),
-        {
-            "attend": lambda self, layer, q, k, v, rule: Packed.attend(
-                self, layer, q, k, v, Rule(1.5 * rule.scale, rule.window, rule.cap)
-            )
-        },
-    )
-    for wrong in (leaking, scaled):
-        monkeypatch.setattr(logprobs_module, "Packed", wrong)
-        with pytest.warns(UserWarning, match="rows are padded") as told:
-            assert not LogProbs(trained, 1.0).packs
-        assert told[0].filename == logprobs_module.__file__
-
-
-@pytest.mark.parametrize("name", ["wren", "finch", "heron"])
-def test_what_rounding_explains_is_what_the_library_rounds_itself(name: str, monkeypatch) -> None:
-    """With the least limit put to 0 the way that is right may still lie as far from the plainest
-    attention as the library's other one, and a wrong one is refused. That other one is no measure where
-    it leaves out what the model has."""
-    model = AutoModelForCausalLM.from_pretrained(
-        pocket_path(name), dtype=torch.bfloat16, attn_implementation="sdpa"
-    ).eval()
-    monkeypatch.setattr(logprobs_module, "ROUNDED", 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert LogProbs(model, 1.0).packs
-
-    monkeypatch.setattr(logprobs_module, "Packed", leaking)
-    with pytest.warns(UserWarning, match="rows are padded"):
-        assert not LogProbs(model, 1.0).packs
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attends_to_nothing)
-    with pytest.warns(UserWarning, match=r"rounding explains 0\.15"):
-        assert not LogProbs(model, 1.0).packs
-
-
-@pytest.mark.parametrize(
-    ("rounding", "allowed"), [(0.0, 0.05), (0.02, 0.08), (0.2, 0.15), (float("nan"), 0.05)]
-)
-def test_how_far_two_ways_may_lie_apart(rounding: float, allowed: float, monkeypatch) -> None:
-    """Four times what the library's own two lie apart; never less than 0.05 nor more than 0.15."""
-    monkeypatch.setattr(logprobs_module, "_gap", lambda *_: rounding)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        half = LogProbs(build("llama").bfloat16().eval(), 1.0)
-        assert half._allowed == pytest.approx(allowed)
-        assert LogProbs(build("llama").eval(), 1.0)._allowed == 1e-3
-
-
-def test_equal_values_are_no_distance_apart() -> None:
-    """Also where they do not differ among themselves, as of a model whose head is all zeros."""
-    same = torch.full((5,), -4.0)
-    assert logprobs_module._gap(same, same) == 0
-    assert logprobs_module._gap(same + 1, same) > 1
-
-
-def leaking(layout: Layout, device: torch.device) -> Packed:
-    return Packed(lay([range(layout.tokens)]), device)
-
-
-def attends_to_nothing(module, query, *_, **__):
-    return torch.zeros_like(query).transpose(1, 2), None
-
-
-@pytest.mark.parametrize("words", [7, 14, 21, 50, 61, 104, 5000])
-def test_trial_tokens_come_from_the_whole_vocabulary(words: int) -> None:
-    """The first words of one are often never trained, and round more than others; and with one token
-    over and over nothing could be told."""
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": words}))
-    ids = LogProbs(model, 1.0)._trial_inputs(prompt=5).ids_N
-    assert len(ids.unique()) > min(words / 2, 20)
-    assert len(ids[:5].unique()) >= 4
-    assert ids.min() < words / 6 and ids.max() >= words * 5 / 6 and ids.max() < words
-
-
-def test_one_rounded_token_does_not_decide(monkeypatch) -> None:
-    """Of n tokens one is off by d of their spread, the others not at all: the root of the mean square
-    is d / sqrt(n). With 19 tokens d = 0.3 makes 0.07, and d = 0.5 makes 0.11."""
-    logprobs = LogProbs(build("llama").bfloat16().eval(), 1.0)
-    logprobs._allowed = 0.1
-    expected = torch.linspace(-3, 0, 19)
-    for apart, alike in ((0.3, True), (0.5, False)):
-        found = expected.clone()
-        found[7] += apart * expected.std()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            assert logprobs._alike(found, expected, "other") == alike
-        assert len(told) == (not alike)
-    with pytest.warns(UserWarning, match="nan"):
-        assert not logprobs._alike(expected * torch.nan, expected, "other")
 
 
 def test_another_attention_is_padded(llama: Path) -> None:

@@ -19,8 +19,9 @@ from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import head
+from hacrl.policy.batch import make_inputs
 from hacrl.policy.load import load_model, longest_sequence
-from hacrl.policy.logprobs import LogProbs, make_inputs
+from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.lora import adapter_layers
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy

@@ -3,7 +3,6 @@ gradients that it has with a prompt of its own."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from ratio_rows import PEERS, UPDATE, assert_equal_state, learn, policy, rows
 from small_models import model_of
 from torch import Tensor
 
-from hacrl.policy import logprobs as logprobs_module
 from hacrl.policy import packing
 from hacrl.policy.attention import Rule, causal
+from hacrl.policy.batch import Inputs, make_inputs
 from hacrl.policy.gradients import GradientPass
-from hacrl.policy.logprobs import Inputs, LogProbs, make_inputs
+from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.packing import Copies, Layout, Packed, lay
+from hacrl.policy.packing import Copies, Packed, pack
 from hacrl.policy.reuse import Draft
 from hacrl.types import Update
 
@@ -33,20 +32,20 @@ def test_where_sequences_lie() -> None:
     """By hand: the third shares the first one's prompt, the second has its own; equal tokens that are no
     prompt, and a prompt that only one has, are not shared."""
     row = [(5, 6, 7), (4, 5, 6), (5, 6, 8, 9), (7, 7)]
-    layout = lay(row, [2, 2, 2, 1])
+    layout = pack(row, [2, 2, 2, 1])
     assert layout.lengths == (3, 3, 4, 2) and layout.prompts == (2, 0, 2, 0)
-    assert layout.at_F.tolist() == [*(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
+    assert layout.index_F.tolist() == [*(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
     assert layout.tokens == 10 and layout.shares
     assert [layout.tokens_of(b) for b in ([0], [2], [0, 2], [1, 2], [0, 1, 2, 3], [])] == [
         3, 4, 5, 7, 10, 0,
     ]  # fmt: skip
-    apart = lay(row)
-    assert apart.tokens == 12 and not apart.shares and apart.at_F.tolist() == list(range(12))
+    apart = pack(row)
+    assert apart.tokens == 12 and not apart.shares and apart.index_F.tolist() == list(range(12))
 
     masks = [(0, 0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1)]
     inputs = make_inputs(row, masks, 0, CPU, share=True)
     assert inputs.ids_N.tolist() == [5, 6, 7, 4, 5, 6, 8, 9, 7, 7]
-    assert inputs.place_N.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
+    assert inputs.position_N.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
     assert inputs.target_M.tolist() == [7, 6, 8, 9, 7]
     assert inputs.predictor_M.tolist() == [1, 4, 1, 6, 8]  # 7 and 8 follow the same token
     queries, keys, copies = Packed(inputs.layout, CPU).pieces
@@ -76,7 +75,7 @@ def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
 
 # ---------------------------------------------------------------- attention
 
-LAYOUT = lay(
+LAYOUT = pack(
     [[1] * 6 + [b] + [2] * n for b, n in enumerate((3, 0, 8))]
     + [[5] * 4, [7]]
     + [[3, 3, 9 + b] for b in range(2)],
@@ -113,7 +112,7 @@ def test_attention_is_that_of_whole_sequences(
     rule = Rule(0.3, window, None)
     out_NHD = Packed(LAYOUT, CPU).attend(0, *given, rule)[0]
     alone_NHD = torch.full_like(out_NHD, torch.nan)
-    for at in LAYOUT.at_F.split(LAYOUT.lengths):
+    for at in LAYOUT.index_F.split(LAYOUT.lengths):
         alone_NHD[at] = causal(*(t[:, :, at] for t in given), rule)[0]
     assert torch.allclose(out_NHD, alone_NHD, atol=1e-6)
     weight = torch.randn_like(out_NHD)
@@ -165,7 +164,7 @@ def test_survivors_of_a_draft_take_their_tokens_wherever_they_lie(kept: list[int
     model = model_of("qwen")
     logprobs = LogProbs(model, 1.0)
     inputs = some_inputs(True)
-    rows_ids = inputs.ids_N[inputs.layout.at_F].split(inputs.layout.lengths)
+    rows_ids = inputs.ids_N[inputs.layout.index_F].split(inputs.layout.lengths)
     ids = [rows_ids[b].tolist() for b in kept]
     masks = [
         [0] * (len(row) - inputs.scored[b]) + [1] * inputs.scored[b]
@@ -178,29 +177,6 @@ def test_survivors_of_a_draft_take_their_tokens_wherever_they_lie(kept: list[int
     weight = model.model.layers[0].self_attn.k_proj.weight
     mine, theirs = (torch.autograd.grad(x.sum(), weight)[0] for x in (again_BT, fresh_BT))
     assert torch.allclose(mine, theirs, atol=1e-5) and theirs.abs().max() > 0.1
-
-
-def test_sharing_that_is_wrong_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries that are taken for the first of their keys, as some kernels do, and not for the last."""
-
-    class Forgetful(Packed):
-        def __init__(self, layout: Layout, device: torch.device) -> None:
-            ids = [
-                range(100 * b, 100 * b + n - p)
-                for b, (n, p) in enumerate(zip(layout.lengths, layout.prompts, strict=True))
-            ]
-            super().__init__(
-                layout if not layout.shares else lay([*ids, range(layout.prompts[0])]), device
-            )
-
-    model = model_of("llama")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert LogProbs(model, 1.0).shares
-    monkeypatch.setattr(logprobs_module, "Packed", Forgetful)
-    with pytest.warns(UserWarning, match="each has its own"):
-        logprobs = LogProbs(model, 1.0)
-    assert logprobs.packs and not logprobs.shares
 
 
 # ---------------------------------------------------------------- updates

@@ -1,10 +1,10 @@
-"""The model's own forward over a cache that is ours: one attention function, registered in transformers.
+"""One attention function, registered in transformers, for packed rows and for the built-in KV cache.
 
-A decoder computes queries, keys and values and hands them to an attention function chosen by name.
-While the sampler works, that function is `cached_attention`: it passes them to the *work* at hand
-(a prompt's prefill, or one decode step of many rows), which stores keys and values and attends. The
-library's caches, masks and repeats of grouped heads are not involved, so every decoder that goes
-through the interface is served alike: sizes, families, adapters.
+A decoder computes queries, keys and values and passes them to an attention function chosen by name.
+While a `Switch` is on, that function is `cached_attention`: it passes them to the active `Work` (packed
+sequences, a prompt's prefill, or one decode step of many rows), which stores keys and values and
+attends. transformers' caches, masks and repeated heads are not used, so every decoder that goes through
+the interface is supported: all sizes, families and adapters.
 
 Axis suffixes: B rows, H query heads, K key heads, L tokens, D head size.
 """
@@ -33,13 +33,13 @@ class Rule:
 
     scale: float
     window: int | None
-    """A token sees so many tokens, itself included; None: all before it."""
+    """Number of tokens that a token sees, itself included; None: all before it."""
     cap: float | None
-    """Scores are squashed to cap * tanh(score / cap)."""
+    """Soft cap: scores become cap * tanh(score / cap)."""
 
 
 class Work(Protocol):
-    """What the sampler is doing with the model."""
+    """One use of the model: how its layers store keys and values, and attend."""
 
     def attend(
         self, layer: int, query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule
@@ -61,7 +61,7 @@ def cached_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers calls this for every layer."""
+    """The function that transformers calls for every layer."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = rule_of(module, scale, sliding_window, softcap)
     return attend(module.layer_idx, query, key, value, rule), None
@@ -69,18 +69,18 @@ def cached_attention(
 
 def rule_of(module: Any, scale: float, window: int | None, cap: float | None = None) -> Rule:
     if window is None and _has_window(module):
-        raise TypeError("a window that only the mask knows")
+        raise TypeError("the layer has a sliding window that only the mask contains")
     return Rule(scale, window, cap)
 
 
 def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-    """By the work at hand."""
-    assert _work is not None, "only the sampler uses this attention"
+    """Attend by the active work."""
+    assert _work is not None, "no work is active: use `doing`"
     return _work.attend(layer, query, key, value, rule)
 
 
 def _has_window(module: Any) -> bool:
-    """Whether the config gives the layer a window (or chunks, as in Llama 4), whoever applies it."""
+    """Whether the config gives the layer a window (or chunks, as in Llama 4)."""
     config = getattr(module, "config", None)
     if kinds := getattr(config, "layer_types", None):
         return kinds[module.layer_idx] in ("sliding_attention", "chunked_attention")
@@ -91,7 +91,7 @@ AttentionInterface.register(NAME, cached_attention)
 
 
 class Switch:
-    """Turns a model's attention to ours, or another, for as long as a block lasts."""
+    """Switches a model's attention function inside a block."""
 
     def __init__(self, model: Any) -> None:
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -111,7 +111,7 @@ class Switch:
 
 @contextlib.contextmanager
 def doing(work: Work) -> Iterator[None]:
-    """Attention belongs to `work` inside the block."""
+    """`work` is active inside the block."""
     global _work
     before, _work = _work, work
     try:
@@ -121,8 +121,8 @@ def doing(work: Work) -> Iterator[None]:
 
 
 def causal(query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule) -> Tensor:
-    """Every token over itself and those before it; rows padded on the right need no mask. Where there
-    are more keys than queries, the queries are the last tokens."""
+    """Causal attention; rows padded on the right need no mask. With more keys than queries, the queries
+    are the last tokens."""
     length, queries = key_BKLD.shape[2], query_BHLD.shape[2]
     windowed = rule.window is not None and length > rule.window
     if rule.cap is None and not windowed and queries == length:
@@ -140,7 +140,7 @@ def causal(query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule)
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rule: Rule) -> Tensor:
-    """Attention to what is `seen`; as many query heads as key heads."""
+    """Attention with the mask `seen`; query and key heads are equal in number."""
     if rule.cap is None:
         return sdpa(query, key, value, attn_mask=seen, scale=rule.scale)
     scores = query.float() @ key.float().transpose(-1, -2) * rule.scale
@@ -151,7 +151,7 @@ def masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, rule: Rule) 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a model's cache must hold of a token.
+    """Shape of a model's KV cache per token.
 
     Example: CacheShape(layers=28, heads=8, size=128, dtype=torch.bfloat16).token_bytes == 114_688
     """
@@ -167,15 +167,15 @@ class CacheShape:
 
 
 class ShapeFinder:
-    """A work that looks at what the layers hand over, and keeps it for the tokens that follow."""
+    """A work that records what the layers pass, and keeps keys and values for the following tokens."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, torch.dtype]] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self.plain = True
-        """Keys and values of one size: what the cache can hold."""
+        """Whether keys and values have the same size, as the cache needs."""
         self.limits: dict[int, tuple[int | None, float | None]] = {}
-        """Window and cap of each layer: few tokens do not show them in what they give."""
+        """Window and cap of each layer: a few tokens do not reach them."""
 
     def attend(
         self, layer: int, query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule
@@ -191,7 +191,7 @@ class ShapeFinder:
         return causal(query_BHLD, key_BKLD, value_BKLD, rule)
 
     def shape(self) -> CacheShape | None:
-        """None where layers differ, or do not count from 0."""
+        """None if layers differ, or are not numbered from 0."""
         if not self.plain or sorted(self.seen) != list(range(len(self.seen))) or not self.seen:
             return None
         if len(set(self.seen.values())) > 1:

@@ -1,8 +1,8 @@
-"""Small operations made one kernel each by torch.compile: norms, rotary embedding, gated product.
+"""Small operations compiled to one kernel each by torch.compile: norms, rotary embedding, gated product.
 
-In a layer they are dozens of tiny kernels. For small models they take most of a captured decode step,
-and of an update a third of the time and a sixth of the memory, since each keeps what its backward
-needs; fused they keep their inputs. Only parts that do not know their layer are compiled (one
+A layer has dozens of tiny kernels. For small models they are most of a captured decode step, and a
+third of the time and a sixth of the memory of an update, because each keeps tensors for its backward; a
+compiled one keeps only its inputs. Only modules that do not depend on their layer are compiled (one
 compilation serves all layers), for any number of tokens.
 """
 
@@ -20,79 +20,33 @@ from torch import Tensor, nn
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 ROTARY = "apply_rotary_pos_emb"
-"""The function of that name in a model's own module, as nearly all decoders have it."""
+"""Name of the rotary function in the Python module of nearly every decoder."""
 WORTH_COMPILING = 50_000_000
-"""Parameters of a model from which on scoring and updates are fused: a compilation takes seconds."""
+"""Parameters from which on scoring and updates are compiled: a compilation takes seconds."""
 RECOMPILE_LIMIT = 64
-"""torch counts the forms of one function (sizes of models, with gradient or without) over a whole
-process, and after eight of them leaves the next as they are."""
+"""torch counts the variants of a function (model sizes, with or without gradient) over the whole process
+and stops compiling after eight by default."""
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes a function one kernel."""
 
 
 class Fusion:
-    """The compiled parts of a model in a decode step, while its graph is being captured.
+    """Compiled modules of a decode step, used while its graph is captured.
 
     Example: fusion = Fusion(model); with fusion.on(): capture()
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.parts = list(_parts(model))
-        self.rotary = _rotary(model)
-        self._compiled: dict[Any, Any] = {}
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        forward = {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
-        with _instead(forward, {s: self._fused(f) for s, f in self.rotary.items()}):
-            yield
-
-    def _fused(self, function: Any) -> Any:
-        if function not in self._compiled:
-            self._compiled[function] = _compile(function)
-        return self._compiled[function]
-
-
-def worth_fusing(model: nn.Module) -> bool:
-    """Whether scoring and updates of the model are fused: where time is spent on small kernels, in half
-    precision on a GPU, and enough of it. Not for shards, whose tensors are of another kind."""
-    weights = list(model.parameters())
-    return (
-        all(w.is_cuda and type(w.data) is Tensor for w in weights)
-        and weights[0].dtype.itemsize == 2
-        and sum(w.numel() for w in weights) >= WORTH_COMPILING
-    )
-
-
-class LearningFusion:
-    """The compiled parts of a model in scoring and updates, forward and backward.
-
-    Matrix products stay outside, where a draft keeps their results (reuse.py).
-
-    Example: fusion = LearningFusion(model); with fusion.on(): model(ids)
     """
 
     def __init__(self, model: nn.Module, compiler: Compiler | None = None) -> None:
         self._compiler = compiler or _compile
         self._compiled: dict[Any, Any] = {}
-        self._forward: dict[nn.Module, Callable[..., Any]] = {}
-        for part in _parts(model):
-            if not _multiplies(part):
-                self._forward[part] = self._fused(type(part).forward).__get__(part)
-        products: dict[Any, Any] = {}
-        for module in model.modules():
-            if is_gated(module):
-                activation = module.act_fn
-                kind = type(activation) if isinstance(activation, nn.Module) else activation
-                if kind not in products:
-                    products[kind] = self._fused(partial(_product, activation))
-                self._forward[module] = partial(_gated, module, products[kind])
-        self._rotary = {s: _token_first(f, self._fused(f)) for s, f in _rotary(model).items()}
+        self.parts = list(_parts(model))
+        self.rotary = _rotary(model)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        with _instead(self._forward, self._rotary):
+        """The model uses the compiled modules inside the block."""
+        forward = {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
+        with _instead(forward, {s: self._fused(f) for s, f in self.rotary.items()}):
             yield
 
     def _fused(self, function: Any) -> Any:
@@ -101,26 +55,67 @@ class LearningFusion:
         return self._compiled[function]
 
 
+def worth_fusing(model: nn.Module) -> bool:
+    """Whether to compile for scoring and updates: a model in half precision on a GPU, large enough to
+    pay for the compilation, and not sharded (its tensors are DTensors)."""
+    weights = list(model.parameters())
+    return (
+        all(w.is_cuda and type(w.data) is Tensor for w in weights)
+        and weights[0].dtype.itemsize == 2
+        and sum(w.numel() for w in weights) >= WORTH_COMPILING
+    )
+
+
+class LearningFusion(Fusion):
+    """Compiled modules of scoring and updates, forward and backward. Matrix products are not compiled.
+
+    Example: fusion = LearningFusion(model); with fusion.on(): model(ids)
+    """
+
+    def __init__(self, model: nn.Module, compiler: Compiler | None = None) -> None:
+        super().__init__(model, compiler)
+        self._forward: dict[nn.Module, Callable[..., Any]] = {
+            part: self._fused(type(part).forward).__get__(part)
+            for part in self.parts
+            if not _has_matrix(part)
+        }
+        products: dict[Any, Any] = {}
+        for module in model.modules():
+            if is_gated(module):
+                activation = module.act_fn
+                kind = type(activation) if isinstance(activation, nn.Module) else activation
+                if kind not in products:
+                    products[kind] = self._fused(partial(_product, activation))
+                self._forward[module] = partial(_gated, module, products[kind])
+        self._rotary = {s: _token_first(f, self._fused(f)) for s, f in self.rotary.items()}
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """The model uses the compiled modules inside the block."""
+        with _instead(self._forward, self._rotary):
+            yield
+
+
 def _token_first(rotary: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Called as models call it, with axes batch, head, token, size, but working on memory as it lies,
-    token by token. Compiled code wants gradients to lie as its results' axes do: else it would copy
-    those of queries and keys on their way in, and what stands before it on their way out."""
+    """The compiled rotary function on the memory order batch, token, head, size. Models call it with
+    head before token; compiled code then copies the gradients of queries and keys into that order and
+    back."""
     if "unsqueeze_dim" not in inspect.signature(rotary).parameters:
         return compiled
 
-    def turned(*given: Any, **named: Any) -> Any:
-        if named or len(given) != 4:  # in a way of the model's own
+    def transposed(*given: Any, **named: Any) -> Any:
+        if named or len(given) != 4:  # an unusual call
             return compiled(*given, **named)
         query, key, cos, sin = given
         query, key = (t.transpose(1, 2) for t in (query, key))
         found = compiled(query, key, cos, sin, unsqueeze_dim=2)
         return tuple(t.transpose(1, 2) for t in found)
 
-    return turned
+    return transposed
 
 
 def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:
-    """The rotary functions of a model, by the Python module that holds them."""
+    """The rotary functions of a model, by the Python module that contains them."""
     sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
     return {source: getattr(source, ROTARY) for source in sources if hasattr(source, ROTARY)}
 
@@ -129,7 +124,7 @@ def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:
 def _instead(
     forward: Mapping[nn.Module, Callable[..., Any]], rotary: Mapping[Any, Callable[..., Any]]
 ) -> Iterator[None]:
-    """Parts work by these forwards, and Python modules by these rotary functions, for a while."""
+    """Inside the block modules use these forwards and Python modules these rotary functions."""
     before = {source: getattr(source, ROTARY) for source in rotary}
     for source, function in rotary.items():
         setattr(source, ROTARY, function)
@@ -145,14 +140,14 @@ def _instead(
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For any number of tokens."""
+    """Compile for any number of tokens."""
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = max(limit, RECOMPILE_LIMIT)
     return torch.compile(function, dynamic=True)
 
 
-def _multiplies(part: nn.Module) -> bool:
-    """Whether it holds a matrix: besides linear layers, experts and routers do."""
+def _has_matrix(part: nn.Module) -> bool:
+    """Whether it has a weight matrix, like linear layers, experts and routers."""
     return any(p.ndim > 1 for p in part.parameters())
 
 
@@ -168,16 +163,16 @@ def _gated(module: Any, product: Callable[..., Tensor], hidden: Tensor) -> Tenso
 
 @torch.no_grad()
 def is_gated(module: Any) -> bool:
-    """Whether it is the usual gated product, by name and by what it gives (on the meta device tensors
-    have no values: by name)."""
+    """Whether it is the usual gated MLP, by attribute names and by its output (on the meta device, where
+    tensors have no values, by names only)."""
     if not all(hasattr(module, name) for name in GATED):
         return False
     if any(name not in GATED for name in (*module._parameters, *module._buffers, *module._modules)):
-        return False  # a bias of zeros gives nothing yet, and would be trained
+        return False  # e.g. a bias of zeros, which does not show in the output before training
     weight = getattr(module.gate_proj, "weight", None)
     if weight is None or weight.ndim != 2 or "forward" in vars(module):
         return False
-    activation = module.act_fn  # a module or a plain function
+    activation = module.act_fn  # a module or a function
     if isinstance(activation, nn.Module) and any(True for _ in activation.parameters()):
         return False
     if weight.is_meta:
@@ -186,7 +181,7 @@ def is_gated(module: Any) -> bool:
     hidden = hidden.view(1, 2, -1)
     try:
         own = module(hidden)
-    except (TypeError, ValueError, RuntimeError):  # it takes something else
+    except (TypeError, ValueError, RuntimeError):  # another signature
         return False
     found = _gated(module, partial(_product, activation), hidden)
     return isinstance(own, Tensor) and torch.equal(own, found)
@@ -197,8 +192,8 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Outermost modules of the layers that neither are nor hold attention, and are no single product
-    (the library's kernels for those are as good as it gets). Adapters stay as they are."""
+    """The outermost modules of the layers without attention, other than single linear layers (their
+    kernels cannot be improved). Modules with adapters are left out."""
     found: set[int] = set()
     for module in model.modules():
         if any(_is_attention(m) for m in module.modules()) and not _is_attention(module):

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hacrl.policy.batch import divisors_of, make_batch
-from hacrl.policy.logprobs import Inputs, make_inputs
+from hacrl.policy.batch import Inputs, divisors_of, make_batch, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.packing import placed
+from hacrl.policy.packing import to_device
 from hacrl.policy.reuse import Draft
 from hacrl.policy.update import (
     THIN_BELOW,
@@ -176,7 +175,7 @@ class GradientPass:
             if draft and draft.usable:
                 if kept:
                     inputs = self._inputs([begun.samples[b] for b in kept])
-                    kept_BT = gradient_BT[placed(torch.tensor(kept), self.device)]
+                    kept_BT = gradient_BT[to_device(torch.tensor(kept), self.device)]
                     width = inputs.reply_mask_BT.shape[1]
                     self._backward(draft.again(kept, inputs), kept_BT[:, :width])
                 elif survived:  # other ranks have survivors

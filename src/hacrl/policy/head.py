@@ -1,14 +1,14 @@
-"""Log-probabilities of given words from hidden states, never holding all logits at once.
+"""Log-probabilities of given tokens from hidden states, without all logits at once.
 
-    log p = z[word] / T - logsumexp(z / T),   z = W h + b
+    log p = z[target] / T - logsumexp(z / T),   z = W h + b
 
-Of the forward only logsumexp is kept, one number a token. The backward makes each chunk's logits again
-and turns them in place into the loss's slope by them, (1[word] - p) / T times the incoming gradient;
-both of its matrix products take that chunk, so the peak is one chunk wherever the vocabulary ends.
-Tokens whose incoming gradient is exactly zero take no part in the backward, unless the forward was left
-out: those are tokens of survivors, and picking among them would wait for the GPU.
+The forward keeps only logsumexp, one number per token. The backward computes the logits of a chunk
+again and turns them in place into the derivative by the logits, (1[target] - p) / T times the incoming
+gradient. Both of its matrix products use that chunk, so the peak is one chunk for any vocabulary. The
+backward skips tokens whose incoming gradient is exactly zero, unless the forward was skipped: those
+tokens are survivors, and selecting among them would wait for the GPU.
 
-Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V words.
+Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
-"""Most memory of a chunk's logits and what is made of them, by device: small chunks keep a CPU's
-caches warm, large ones a GPU busy."""
+"""Memory limit for a chunk's logits and the temporaries made from them: small chunks fit a CPU's caches,
+large ones keep a GPU busy."""
 
 
 def head_logprobs(
@@ -35,15 +35,15 @@ def head_logprobs(
     temperature: float,
     known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log p of each target, with gradient to hidden states, weight and bias, and logsumexp, without;
-    both float32. Where the two are `known` from an earlier pass they are not computed again."""
+    """log p of each target (differentiable) and logsumexp (not), both float32. If they are `known` from
+    an earlier pass they are not computed again."""
     return _Head.apply(hidden_ND, weight_VD, bias_V, target_N, temperature, known)
 
 
 def logits_logprobs(
     logits_NV: Tensor, target_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The same from whole logits, for models whose head is not a plain one."""
+    """The same from full logits, for models whose head is not a plain matrix product."""
     scaled_NV = logits_NV.float() / temperature
     lse_N = scaled_NV.logsumexp(1)
     return scaled_NV.gather(1, target_N.unsqueeze(1)).squeeze(1) - lse_N, lse_N.detach()
@@ -101,7 +101,7 @@ class _Head(torch.autograd.Function):
 
 
 def _chunks(gradient_N: Tensor, size: int, whole: bool) -> Iterator[Tensor | slice]:
-    """Tokens to go backward, so many at a time: all, or those with a gradient."""
+    """Tokens of the backward, `size` at a time: all if `whole`, otherwise those with a gradient."""
     if whole:
         for first in range(0, len(gradient_N), size):
             yield slice(first, first + size)
@@ -128,7 +128,7 @@ def _chunked(
 
 
 class _Total:
-    """A sum over chunks of slope^T hidden, in float32 where there are several."""
+    """The sum over chunks of slope^T hidden, in float32 if there are several."""
 
     def __init__(self, weight_VD: Tensor) -> None:
         self.weight_VD = weight_VD
@@ -149,10 +149,10 @@ class _Total:
 
 
 def chunk_tokens(weight_VD: Tensor) -> int:
-    """Tokens whose logits are held at once."""
+    """Tokens of one chunk."""
     width = weight_VD.element_size()
     if not _fused(weight_VD):
-        width += 8  # the float32 copy, and what logsumexp makes of it
+        width += 8  # the float32 copy and logsumexp's temporary
     return max(1, CHUNK_BYTES[weight_VD.device.type] // (width * weight_VD.shape[0]))
 
 
@@ -169,7 +169,7 @@ def _summary(logits_nV: Tensor, target_n: Tensor, temperature: float) -> tuple[T
 def _slope(
     logits_nV: Tensor, target_n: Tensor, lse_n: Tensor, gradient_n: Tensor, temperature: float
 ) -> Tensor:
-    """The loss's derivative by the logits, in their place and dtype."""
+    """The derivative of the loss by the logits, in their dtype."""
     if _fused(logits_nV):
         from hacrl.policy.head_kernels import slope_
 
@@ -180,7 +180,7 @@ def _slope(
 
 
 def _fused(tensor: Tensor) -> bool:
-    """On a GPU one kernel reads the logits once; float32 copies would be most of the time."""
+    """Whether to use the kernels: they read the logits once and make no float32 copies."""
     return tensor.is_cuda and has_triton()
 
 

@@ -1,6 +1,6 @@
-"""The two passes of head.py over a chunk of logits, each reading it once.
+"""Triton kernels of head.py: each of its two passes over a chunk of logits reads the logits once.
 
-Axis suffixes: n tokens of a chunk, V words.
+Axis suffixes: n tokens of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 4096
 def _summary_kernel(
     logits, target, lse, chosen, inverse, words, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One token: logsumexp with a running maximum, and its target's logit."""
+    """One token: logsumexp with a running maximum, and the target's logit."""
     token = tl.program_id(0).to(tl.int64)
     row = logits + token * stride
     top = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -26,7 +26,7 @@ def _summary_kernel(
         word = first + tl.arange(0, BLOCK)
         z = tl.load(row + word, mask=word < words, other=float("-inf")).to(tl.float32) * inverse
         new = tl.maximum(top, z)
-        # -inf - -inf would be nan; such a lane has seen no word yet, and its total is 0
+        # -inf - -inf would be nan; such a lane has no word yet, and its total is 0
         keep = tl.where(top == float("-inf"), 0.0, tl.exp(top - new))
         here = tl.where(z == float("-inf"), 0.0, tl.exp(z - new))
         total = total * keep + here
@@ -42,7 +42,7 @@ def _summary_kernel(
 def _slope_kernel(
     logits, target, lse, gradient, inverse, words, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A block of one token's logits becomes (1[word = target] - p) * gradient / T."""
+    """Overwrite a block of one token's logits with (1[word = target] - p) * gradient / T."""
     token = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = logits + token * stride + word
@@ -68,7 +68,7 @@ def summary(logits_nV: Tensor, target_n: Tensor, temperature: float) -> tuple[Te
 def slope_(
     logits_nV: Tensor, target_n: Tensor, lse_n: Tensor, gradient_n: Tensor, temperature: float
 ) -> Tensor:
-    """In place."""
+    """The derivative of the loss by the logits, written over the logits."""
     tokens, words = logits_nV.shape
     _slope_kernel[(tokens, triton.cdiv(words, BLOCK))](
         logits_nV, target_n, lse_n, gradient_n.contiguous(), 1 / temperature, words,

@@ -19,7 +19,7 @@ transformers_logging.disable_progress_bar()
 
 
 def choose_device(wanted: str) -> torch.device:
-    """auto takes the GPU where there is one."""
+    """auto: the GPU if there is one."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -43,7 +43,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def model_source(model: str, agent: str) -> str:
-    """The folder or hub name to load from; a missing folder is told before transformers tries."""
+    """The folder or hub name to load from. Raises `UserError` for a missing folder."""
     if model.startswith("pocket:"):
         return str(pocket_path(model.removeprefix("pocket:")))
     folder = Path(model).expanduser()
@@ -63,7 +63,7 @@ def model_source(model: str, agent: str) -> str:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
-    """All tokens that end a reply: the generation config's and the tokenizer's own."""
+    """All tokens that end a reply: those of the generation config and of the tokenizer."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
     listed = configured if isinstance(configured, list) else [configured]
     ids = [i for i in [*listed, tokenizer.eos_token_id] if i is not None]
@@ -95,9 +95,9 @@ def load_model(source: str, agent: AgentConfig) -> Any:
 
 
 def longest_sequence(config: Any) -> int | None:
-    """Tokens that the model was made for, where its config tells. With frequencies of two kinds
-    (longrope) those of the first: where one sequence of a batch is longer, all others turn otherwise
-    too, and a row would depend on its neighbours."""
+    """The model's context length, if its config has one. With longrope it is the original length: a
+    longer sequence switches the rotary frequencies of its whole batch, and a row would depend on other
+    rows."""
     rope = getattr(config, "rope_parameters", None) or {}
     limits = [getattr(config, "max_position_embeddings", None)]
     if rope.get("rope_type") == "longrope":
@@ -106,9 +106,9 @@ def longest_sequence(config: Any) -> int | None:
 
 
 def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """To a device and dtype, as `from_pretrained` would have made it: buffers that are no part of
-    the saved weights keep theirs. Rotary frequencies are such; rounded to bfloat16 they turn tokens
-    at position 1000 by the wrong angle."""
+    """Move to a device and dtype, with the result of `from_pretrained(dtype=...)`: buffers that are not
+    saved with the weights keep their dtype. Rotary frequencies are such buffers; in bfloat16 they would
+    rotate tokens at position 1000 by the wrong angle."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     saved = set(model.state_dict())

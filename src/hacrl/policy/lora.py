@@ -1,7 +1,7 @@
-"""Low-rank adapters through peft, put into the model's own layers.
+"""Low-rank adapters through peft, inside the model's own layers.
 
-The model stays the class it was, so scoring and sampling do not know of adapters. The start weights
-for the KL term are the same model with the adapters switched off: no second copy.
+The model's class does not change, so scoring and sampling need no special case. The start weights for
+the KL term are the same model with the adapters switched off: no second copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("lora needs peft: pip install 'hacrl[lora]'") from error
-    torch.manual_seed(0)  # peft draws the start of A; the same for every run, as a model folder is
+    torch.manual_seed(0)  # peft initialises A randomly: every run starts from the same weights
     try:
         model = inject_adapter_in_model(
             LoraConfig(
@@ -52,7 +52,7 @@ def adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def adapter_off(model: Any) -> Iterator[None]:
-    """The start weights, for as long as the block lasts."""
+    """The model has its start weights inside the block."""
     for _, layer in adapter_layers(model):
         layer.enable_adapters(False)
     try:
@@ -64,7 +64,7 @@ def adapter_off(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_into(base: Any, model: Any) -> Any:
-    """`base`, a fresh copy of the start weights, with the adapters of `model` added to it."""
+    """Add the adapters of `model` to `base`, a fresh copy of the start weights."""
     for name, layer in adapter_layers(model):
         weight = base.get_submodule(name).weight
         for adapter in layer.active_adapters:
@@ -74,10 +74,10 @@ def merge_into(base: Any, model: Any) -> Any:
 
 @torch.no_grad()
 def merged_weights(model: Any, *, merge: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the model by the name it has without adapters, their part added, tied ones once.
+    """Every tensor under its name without adapters, with the adapters added; tied tensors once.
 
-    One tensor at a time, so that no second copy of the model is held. `merge` False leaves the
-    adapters' part out.
+    One tensor at a time, so that there is no second copy of the model. `merge=False` leaves the
+    adapters out.
     """
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -92,6 +92,6 @@ def merged_weights(model: Any, *, merge: bool = True) -> Iterator[tuple[str, Ten
         layer = model.get_submodule(owner)
         if merge and leaf == "weight":
             for adapter in layer.active_adapters:
-                # In float32: the sum is rounded once.
+                # in float32, so that the sum is rounded once
                 weight = weight.float() + layer.get_delta_weight(adapter).float()
         yield f"{owner}.{leaf}", weight.to(tensor.dtype)

@@ -1,13 +1,13 @@
-"""Micro-batches, planned from lengths and prompts: results do not depend on how a minibatch is split."""
+"""Planning of micro-batches from lengths and prompts. Results do not depend on the split."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-KEPT_OF_A_PROMPT = 8
-"""Of a shared prompt's token every row keeps its own copy of keys and values: at most an eighth of what
-a token keeps for the backward."""
+PROMPT_COPY = 8
+"""Every row with a shared prompt has its own copy of the prompt's keys and values: at most an eighth of
+the memory that a token needs for the backward."""
 
 
 def plan_microbatches(
@@ -17,12 +17,12 @@ def plan_microbatches(
     padded: bool = False,
     prompts: Sequence[tuple[int, ...]] | None = None,
 ) -> list[list[int]]:
-    """Split rows into micro-batches of at most `max_tokens` tokens, padding included where there is any.
+    """Split rows into micro-batches of at most `max_tokens` tokens, including padding if `padded`.
 
-    Longest first, so that a run out of memory happens at once; each row goes where it still fits,
-    or, with padding, beside rows of its own length. A row longer than `max_tokens` stands alone.
-    With `prompts`, a prompt is counted once in a micro-batch, so its rows go where it is already.
-    Without padding they are about equally full.
+    Longest rows first, so that a lack of memory shows at once. Each row goes into the first micro-batch
+    with room, or, with padding, next to rows of similar length. A row longer than `max_tokens` is alone.
+    With `prompts`, a prompt counts once per micro-batch, so its rows go where the prompt is already.
+    Without padding the micro-batches are about equally full.
 
     Example: plan_microbatches([5, 9, 4, 8], max_tokens=14) == [[1, 0], [3, 2]]
     and padded=True: [[1], [3], [0, 2]]
@@ -32,7 +32,7 @@ def plan_microbatches(
     begins = prompts or [()] * len(lengths)
     batches, filled = _packed(lengths, max_tokens, begins)
     if len(batches) > 1:
-        # A last one of a few rows takes a GPU nearly as long as a full one: the host has as much to do.
+        # A small last micro-batch takes a GPU nearly as long as a full one: the host's work is the same.
         enough = sum(filled) // len(batches) + max(lengths)
         even, _ = _packed(lengths, min(enough, max_tokens), begins)
         if len(even) <= len(batches):
@@ -43,7 +43,7 @@ def plan_microbatches(
 def _packed(
     lengths: Sequence[int], max_tokens: int, begins: Sequence[tuple[int, ...]]
 ) -> tuple[list[list[int]], list[int]]:
-    """Micro-batches, and what is counted of each."""
+    """Micro-batches and the tokens counted in each."""
     longest: dict[tuple[int, ...], int] = defaultdict(int)
     for length, begin in zip(lengths, begins, strict=True):
         longest[begin] = max(longest[begin], length)
@@ -51,10 +51,12 @@ def _packed(
     order = sorted(range(len(lengths)), key=lambda row: (first[begins[row]], -lengths[row], row))
     batches: list[list[int]] = []
     filled: list[int] = []
-    holding: dict[tuple[int, ...], list[int]] = defaultdict(list)  # where a prompt is already
+    holding: dict[tuple[int, ...], list[int]] = defaultdict(
+        list
+    )  # micro-batches that contain the prompt
     for row in order:
         begin = begins[row]
-        more = lengths[row] - len(begin) + len(begin) // KEPT_OF_A_PROMPT
+        more = lengths[row] - len(begin) + len(begin) // PROMPT_COPY
         fits = [b for b in holding[begin] if begin and filled[b] + more <= max_tokens]
         if not fits:
             more = lengths[row]

@@ -1,13 +1,12 @@
-"""Sequences laid end to end in one row, so that no layer works on padding, and a prompt that several of
-them begin with is gone through once.
+"""Sequences packed in one row of tokens: no padding, and a prompt that several share is computed once.
 
-All layers but attention work token by token, and do not know where a sequence ends. Attention gets the
-borders from here, and for every sequence the keys and values of its prompt: on a GPU in bfloat16 by a
-kernel made for it (FlashAttention through torch, grouped heads not repeated, windows included),
-elsewhere sequence by sequence, those of one length together.
+All layers but attention work token by token and ignore where a sequence ends. Attention gets the
+boundaries from here, and for every sequence the keys and values of its prompt: on a GPU in half
+precision from FlashAttention's variable-length kernel, elsewhere sequence by sequence, batched by
+length.
 
-Axis suffixes: N tokens of the row, F tokens of all sequences, prompts repeated, H query heads, K key
-heads, D head size, S sequences of one length, L their tokens.
+Axis suffixes: N tokens of the row, F tokens of all sequences with shared prompts repeated, H query
+heads, K key heads, D head size, S sequences of one length, L their tokens.
 """
 
 from __future__ import annotations
@@ -31,45 +30,45 @@ from hacrl.policy.head import has_triton
 varlen_attn: Any
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # a torch without it
+except ImportError:  # an older torch
     varlen_attn = None
 
 
-def placed(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device. From pinned memory a copy to a GPU does not wait for the work before it."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device. From pinned memory the copy does not wait for earlier work on a GPU."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
+# ---------------------------------------------------------------- layout
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Where sequences lie in one row of tokens. One that shares its prompt lies in two pieces: the
+    """Where sequences are in one row of tokens. A sequence with a shared prompt is in two pieces: the
     prompt, once, before the first sequence that has it, and the rest.
 
-    Example: lay([(5, 6, 7), (5, 6, 8, 9), (4, 3)], [2, 2, 1]) has the row 5 6 7 8 9 4 3, and
-    at_F = 0 1 2  0 1 3 4  5 6
+    Example: pack([(5, 6, 7), (5, 6, 8, 9), (4, 3)], [2, 2, 1]) has the row 5 6 7 8 9 4 3, and
+    index_F = 0 1 2  0 1 3 4  5 6
     """
 
     lengths: tuple[int, ...]
     """Of the whole sequences."""
     prompts: tuple[int, ...]
-    """Tokens of the prompt that a sequence shares; 0 where it shares none."""
-    prompt_at: tuple[int, ...]
-    rest_at: tuple[int, ...]
-    """What follows the shared prompt, or the whole sequence."""
+    """Tokens of each sequence's shared prompt; 0 if it shares none."""
+    prompt_start: tuple[int, ...]
+    rest_start: tuple[int, ...]
+    """Start of what follows the shared prompt, or of the whole sequence."""
     tokens: int
-    """Of the row."""
-    at_F: Tensor
-    """Place in the row of every token of every sequence; on the host."""
+    """Length of the row."""
+    index_F: Tensor
+    """Index in the row of every token of every sequence; on the host."""
 
     def tokens_of(self, rows: Iterable[int]) -> int:
-        """Of a row with these sequences alone."""
-        prompts: dict[int, int] = {}
-        rests = 0
-        for b in rows:
-            prompts[self.prompt_at[b]] = self.prompts[b]
-            rests += self.lengths[b] - self.prompts[b]
+        """Length of a row with these sequences only."""
+        prompts = {self.prompt_start[b]: self.prompts[b] for b in rows}
+        rests = sum(self.lengths[b] - self.prompts[b] for b in rows)
         return rests + sum(prompts.values())
 
     @property
@@ -77,38 +76,41 @@ class Layout:
         return any(self.prompts)
 
 
-def lay(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Layout:
-    """End to end; with the lengths of their prompts, equal prompts once."""
+def pack(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Layout:
+    """Concatenate sequences. With the lengths of their prompts, equal prompts are put once."""
     begins = [
         tuple(row[:n]) for row, n in zip(sequences, prompts or [0] * len(sequences), strict=True)
     ]
-    having = Counter(begins)
-    lengths, shared, prompt_at, rest_at = [], [], [], []
-    at: list[Tensor] = []
-    found: dict[tuple[int, ...], int] = {}
+    count = Counter(begins)
+    lengths, shared, prompt_start, rest_start = [], [], [], []
+    index: list[Tensor] = []
+    start_of: dict[tuple[int, ...], int] = {}
     end = 0
     for row, begin in zip(sequences, begins, strict=True):
-        prompt = len(begin) if having[begin] > 1 else 0
-        if prompt and begin not in found:
-            found[begin] = end
+        prompt = len(begin) if count[begin] > 1 else 0
+        if prompt and begin not in start_of:
+            start_of[begin] = end
             end += prompt
-        start = found[begin] if prompt else end
+        start = start_of[begin] if prompt else end
         rest = len(row) - prompt
-        at += [torch.arange(start, start + prompt), torch.arange(end, end + rest)]
+        index += [torch.arange(start, start + prompt), torch.arange(end, end + rest)]
         lengths.append(len(row))
         shared.append(prompt)
-        prompt_at.append(start)
-        rest_at.append(end)
+        prompt_start.append(start)
+        rest_start.append(end)
         end += rest
     return Layout(
-        tuple(lengths), tuple(shared), tuple(prompt_at), tuple(rest_at), end, torch.cat(at)
+        tuple(lengths), tuple(shared), tuple(prompt_start), tuple(rest_start), end, torch.cat(index)
     )
 
 
-class Packed:
-    """Attention over sequences that lie so (a `Work` of attention.py).
+# ---------------------------------------------------------------- attention
 
-    Example: Packed(lay([(5, 6, 7), (8, 9)]), torch.device("cpu")) attends over tokens 0-2 and 3-4
+
+class Packed:
+    """Attention over the sequences of a layout (a `Work` of attention.py).
+
+    Example: Packed(pack([(5, 6, 7), (8, 9)]), torch.device("cpu")) attends over tokens 0-2 and 3-4
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -120,36 +122,35 @@ class Packed:
     ) -> Tensor:
         if kernel_serves(query_1HND, value_1KND, rule):
             return self._kernel(query_1HND, key_1KND, value_1KND, rule)
-        return self._one_by_one(query_1HND, key_1KND, value_1KND, rule)
-
-    # ------------------------------------------------------------ by the kernel
+        return self._by_length(query_1HND, key_1KND, value_1KND, rule)
 
     @cached_property
     def pieces(self) -> tuple[Tensor, Tensor, Copies | None]:
-        """Borders of the pieces in the row, and of the keys that each sees, of which the last are its
-        own; those keys, if any lie elsewhere."""
+        """For the kernel: boundaries of the pieces in the row, boundaries of the keys that each piece
+        sees (its own are the last), and these keys, unless they are the row itself."""
         layout = self.layout
         queries, keys, seen = [], [], []
-        seen_by = layout.at_F.split(layout.lengths)
+        index = layout.index_F.split(layout.lengths)
         for b, (length, prompt) in enumerate(zip(layout.lengths, layout.prompts, strict=True)):
-            if prompt and layout.prompt_at[b] + prompt == layout.rest_at[b]:  # the first with it
+            # The first sequence with a shared prompt brings the prompt as a piece of its own.
+            if prompt and layout.prompt_start[b] + prompt == layout.rest_start[b]:
                 queries.append(prompt)
                 keys.append(prompt)
-                seen.append(seen_by[b][:prompt])
+                seen.append(index[b][:prompt])
             queries.append(length - prompt)
             keys.append(length)
-            seen.append(seen_by[b])
+            seen.append(index[b])
         copies = None
         if layout.shares:
-            copies = Copies(placed(torch.cat(seen), self.device), of=layout.tokens)
-        return _borders(queries, self.device), _borders(keys, self.device), copies
+            copies = Copies(to_device(torch.cat(seen), self.device), of=layout.tokens)
+        return _boundaries(queries, self.device), _boundaries(keys, self.device), copies
 
     def _kernel(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key, value))
         queries, keys, copies = self.pieces
         if copies:
             key, value = (copies.taken_from(t) for t in (key, value))
-        # The kernel counts the tokens before the present one, a model's window the present one too.
+        # The kernel's window does not count the present token, a model's window does.
         left = -1 if rule.window is None or rule.window >= self.longest else rule.window - 1
         out_NHD: Tensor = varlen_attn(
             query,
@@ -165,27 +166,25 @@ class Packed:
         )
         return out_NHD.unsqueeze(0)
 
-    # ------------------------------------------------------------ one by one
-
     @cached_property
     def by_length(self) -> tuple[list[tuple[int, int]], Tensor | None, Tensor | None]:
-        """(length, how many sequences have it); the tokens of all sequences in that order, and where
-        among those each token of the row is, unless they lie so already."""
+        """[(length, number of sequences)], the tokens of all sequences in that order, and the inverse:
+        where each token of the row is among them. None, None if the row is in that order already."""
         lengths = self.layout.lengths
         order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
         runs = [(n, len(list(same))) for n, same in groupby(lengths[b] for b in order)]
-        parts = self.layout.at_F.split(lengths)
+        parts = self.layout.index_F.split(lengths)
         token_F = torch.cat([parts[b] for b in order])
         if len(token_F) == self.layout.tokens and bool((token_F.diff() == 1).all()):
             return runs, None, None
-        # Of a prompt's copies the first: an assignment would take any, a run another than the next.
-        place_N = torch.zeros(self.layout.tokens, dtype=torch.long).scatter_reduce(
+        # The first copy of a shared prompt. Plain assignment would take an arbitrary one.
+        inverse_N = torch.zeros(self.layout.tokens, dtype=torch.long).scatter_reduce(
             0, token_F, torch.arange(len(token_F)), "amin", include_self=False
         )
-        return runs, placed(token_F, self.device), placed(place_N, self.device)
+        return runs, to_device(token_F, self.device), to_device(inverse_N, self.device)
 
-    def _one_by_one(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        runs, token_F, place_N = self.by_length
+    def _by_length(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        runs, token_F, inverse_N = self.by_length
         given = [t.squeeze(0) for t in (query_1HND, key, value)]
         if token_F is not None:
             given = [t.index_select(1, token_F) for t in given]
@@ -198,18 +197,42 @@ class Packed:
             parts.append(causal(query_SHLD, key_SKLD, value_SKLD, rule).flatten(0, 1))
             start += length * count
         out_FHD = torch.cat(parts)
-        return (out_FHD if place_N is None else out_FHD.index_select(0, place_N)).unsqueeze(0)
+        return (out_FHD if inverse_N is None else out_FHD.index_select(0, inverse_N)).unsqueeze(0)
 
 
-def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
+def _boundaries(lengths: Sequence[int], device: torch.device) -> Tensor:
     ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return placed(ends, device)
+    return to_device(ends, device)
+
+
+def kernel_serves(query: Tensor, value: Tensor, rule: Rule) -> bool:
+    """Whether the kernel supports it: half precision on a GPU, its head sizes, no score cap."""
+    size = query.shape[-1]
+    return (
+        varlen_attn is not None
+        and query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and size == value.shape[-1]
+        and size % 8 == 0
+        and size <= 256
+        and rule.cap is None
+    )
+
+
+def _grouped(query: Tensor, key: Tensor) -> dict[str, bool]:
+    """torch 2.11 accepts grouped heads as they are; later versions need enable_gqa."""
+    if query.shape[1] == key.shape[1] or "enable_gqa" not in _ARGUMENTS:
+        return {}
+    return {"enable_gqa": True}
+
+
+_ARGUMENTS = varlen_attn.__kwdefaults__ if varlen_attn is not None else {}
 
 
 class Copies:
-    """Rows of a tensor, some of them several times. Their gradients are added up in float32, and always
-    in the same order: on a CPU by index_add, which is slow on a GPU and has no order there (it is taken
-    all the same where there is no Triton).
+    """Rows of a tensor, some of them several times. The gradients of a row's copies are summed in
+    float32 and always in the same order: on a CPU by index_add, on a GPU by a kernel (index_add is slow
+    there and has no fixed order; it is used only without Triton).
 
     Example: Copies(torch.tensor([0, 1, 0]), of=2).taken_from(values) is values[[0, 1, 0]]
     """
@@ -222,7 +245,8 @@ class Copies:
         found: Tensor = _Taken.apply(values, self)
         return found
 
-    def added(self, gradient: Tensor) -> Tensor:
+    def summed(self, gradient: Tensor) -> Tensor:
+        """The gradient of each row: the sum over its copies."""
         if gradient.is_cuda and has_triton():
             from hacrl.policy.packing_kernels import sum_of_copies
 
@@ -233,7 +257,7 @@ class Copies:
 
     @cached_property
     def by_row(self) -> tuple[Tensor, Tensor]:
-        """The copies row by row, and where each row's begin among them."""
+        """Where each row's copies start in the second tensor, and the copies ordered by row."""
         sorted_F, copy_F = self.row_F.sort(stable=True)
         rows = torch.arange(self.rows + 1, device=self.row_F.device)
         return torch.searchsorted(sorted_F, rows), copy_F
@@ -248,51 +272,29 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.copies.added(gradient), None
+        return ctx.copies.summed(gradient), None
 
 
-_now: tuple[Switch, Packed, LearningFusion | None] | None = None
+# ---------------------------------------------------------------- switching a model to packed attention
+
+_active: tuple[Switch, Packed, LearningFusion | None] | None = None
 
 
 @contextlib.contextmanager
 def attending(
     switch: Switch, packed: Packed, fusion: LearningFusion | None = None
 ) -> Iterator[None]:
-    """The model's attention is over `packed` inside the block, and its small parts are fused."""
-    global _now
-    before, _now = _now, (switch, packed, fusion)
+    """Inside the block the model attends over `packed`, with compiled small operations if given."""
+    global _active
+    before, _active = _active, (switch, packed, fusion)
     try:
         with switch.on(), doing(packed), fusion.on() if fusion else nullcontext():
             yield
     finally:
-        _now = before
+        _active = before
 
 
 def attending_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For gradient checkpointing (its `context_fn`): a layer that the backward computes again, when
-    the block is long over, works as it did the first time."""
-    return nullcontext(), attending(*_now) if _now else nullcontext()
-
-
-def kernel_serves(query: Tensor, value: Tensor, rule: Rule) -> bool:
-    """Whether the kernel can do it: half precision on a GPU, heads of its sizes, no score cap."""
-    size = query.shape[-1]
-    return (
-        varlen_attn is not None
-        and query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and size == value.shape[-1]
-        and size % 8 == 0
-        and size <= 256
-        and rule.cap is None
-    )
-
-
-def _grouped(query: Tensor, key: Tensor) -> dict[str, bool]:
-    """torch 2.11 takes grouped heads as they are; later versions want to be told."""
-    if query.shape[1] == key.shape[1] or "enable_gqa" not in _ARGUMENTS:
-        return {}
-    return {"enable_gqa": True}
-
-
-_ARGUMENTS = varlen_attn.__kwdefaults__ if varlen_attn is not None else {}
+    """The `context_fn` of gradient checkpointing: a layer that is recomputed in the backward, after the
+    block has ended, attends as in the forward."""
+    return nullcontext(), attending(*_active) if _active else nullcontext()

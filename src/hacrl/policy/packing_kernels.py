@@ -1,6 +1,6 @@
-"""The backward of packing.py's copies: each row's gradients added up in one pass, always in one order.
+"""Backward of `Copies` (packing.py): sums the gradients of each row's copies in a fixed order.
 
-Axis suffixes: N rows, F copies of them, W numbers of a row.
+Axis suffixes: N rows, F copies of them, W elements of a row.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def _sum_kernel(gradient, start, copy, total, width, BLOCK: tl.constexpr):
     """A block of one row: the sum over its copies, in float32."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = at < width
+    inside = at < width
     found = tl.zeros([BLOCK], tl.float32)
     for i in range(tl.load(start + row), tl.load(start + row + 1)):
         place = tl.load(copy + i) * width + at
-        found += tl.load(gradient + place, mask=here, other=0.0).to(tl.float32)
-    tl.store(total + row * width + at, found.to(total.dtype.element_ty), mask=here)
+        found += tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total + row * width + at, found.to(total.dtype.element_ty), mask=inside)
 
 
 def sum_of_copies(gradient_FW: Tensor, start: Tensor, copy_F: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import UserError
+from hacrl.policy.batch import make_inputs
 from hacrl.policy.gradients import GradientPass, microbatches
 from hacrl.policy.load import (
     choose_device,
@@ -24,7 +25,6 @@ from hacrl.policy.load import (
     longest_sequence,
     model_source,
 )
-from hacrl.policy.logprobs import make_inputs
 from hacrl.policy.lora import add_adapter, merge_into
 from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hacrl.policy.logprobs import Inputs, LogProbs, spread
-from hacrl.policy.packing import placed
+from hacrl.policy.batch import Inputs
+from hacrl.policy.logprobs import LogProbs, spread
+from hacrl.policy.packing import to_device
 
 
 class Draft:
@@ -60,9 +61,9 @@ class Draft:
         # The same sequences, but a prompt may lie elsewhere now: before another one, or not apart.
         before, now = self.inputs.layout, inputs.layout
         token_N = torch.empty(now.tokens, dtype=torch.long)
-        token_N[now.at_F] = before.at_F[_where(kept, before.lengths)]
-        token_N = placed(token_N, device)
-        scored_M = placed(_where(kept, self.inputs.scored), device)
+        token_N[now.index_F] = before.index_F[_where(kept, before.lengths)]
+        token_N = to_device(token_N, device)
+        scored_M = to_device(_where(kept, self.inputs.scored), device)
         logprob_M, lse_M = (known_M[scored_M] for known_M in self._known)
         found_M, _ = self._logprobs.of_tokens(
             inputs, (logprob_M, lse_M), Reusing(self._recording, token_N)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hacrl.policy.logprobs import Inputs
+from hacrl.policy.batch import Inputs
 from hacrl.policy.reuse import Draft
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 

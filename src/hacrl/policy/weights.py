@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from hacrl.config import AgentConfig
+from hacrl.policy.batch import Inputs
 from hacrl.policy.load import choose_dtype, move_model
-from hacrl.policy.logprobs import Inputs, LogProbs
+from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.lora import adapter_off
 from hacrl.policy.packing import attending_again
 

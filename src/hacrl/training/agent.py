@@ -16,7 +16,6 @@ from hacrl.algorithms import Step
 from hacrl.algorithms.capability import Capability, CapabilityHistory
 from hacrl.config import AgentConfig
 from hacrl.errors import RunStopped, UserError
-from hacrl.garbage import no_garbage
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
@@ -113,7 +112,7 @@ class Agent:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
-        with self.clock("view"), no_garbage():
+        with self.clock("view"):
             own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
             snapshot = self.pool.snapshot(step)
             capability = self.capability.at(
@@ -269,7 +268,7 @@ class Agent:
         when = self.algorithm.needs.score_peers
         if when == "before_credit":
             samples = self._score_peers(samples)
-        with self.clock("view"), no_garbage():
+        with self.clock("view"):
             credit = Step(self.name, samples, snapshot.groups, capability)
             samples = self.algorithm.credit(credit)
         if when == "after_credit":

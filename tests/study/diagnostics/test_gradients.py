@@ -12,9 +12,9 @@ from hacrl.algorithms import Needs, make_algorithm
 from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
-from hacrl.policy.displacement import cosine, displace, dot, norm
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
+from hacrl.study.diagnostics.displacement import cosine, displace, dot, norm
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
 from hacrl.training.plan import Plan, make_plan
 from hacrl.types import Message, Sample

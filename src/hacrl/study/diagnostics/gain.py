@@ -22,9 +22,9 @@ from statistics import fmean
 import torch
 
 from hacrl.errors import UserError
-from hacrl.policy.displacement import dot
 from hacrl.policy.policy import Policy
 from hacrl.study.diagnostics.baseline import standard_error
+from hacrl.study.diagnostics.displacement import dot
 from hacrl.study.diagnostics.gradients import Directions
 from hacrl.tasks import Task
 from hacrl.tasks.deck import hash_number

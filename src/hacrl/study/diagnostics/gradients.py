@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hacrl.algorithms import Algorithm
-from hacrl.policy.displacement import Gradient, cosine, displace, norm
 from hacrl.policy.policy import Policy
+from hacrl.study.diagnostics.displacement import Gradient, cosine, displace, norm
 from hacrl.training.plan import Plan, minibatch
 from hacrl.types import Sample, Update
 

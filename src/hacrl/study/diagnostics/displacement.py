@@ -1,15 +1,16 @@
-"""How far the gradients of a step move the weights through AdamW, without moving them.
+"""Displacement of the weights by the gradients of a step through AdamW, without changing the weights.
 
-The first moment only spreads a gradient's effect over later updates: its shares (1 - b1), (1 - b1) b1,
-(1 - b1) b1^2, ... add up to 1. So a share g of the gradient G of an update moves the weights, in all, by
+AdamW's first moment only spreads a gradient's effect over later updates: its factors (1 - b1),
+(1 - b1) b1, (1 - b1) b1^2, ... sum to 1. So a part g of the gradient G of an update moves the weights,
+over all updates, by
 
     d = - rate * c * g / (sqrt(v^) + eps),     c = min(1, max_grad_norm / (|G| + 1e-6))
 
-A trial step of the optimizer instead would be nine tenths momentum of earlier updates. For v^, the
-second moment, stands its value at the end of the step, when each block of updates has made its U updates
-with the same gradient G each time: one for all, so that displacements add up and compare. (With the v^
-of one update alone, at the very first |d| would not depend on g, and where the shares of G cancel a
-share would be divided by next to nothing.) Weight decay does not depend on samples and is left out.
+A trial step of the optimizer would be nine tenths momentum of earlier updates. v^, the second moment, is
+its value at the end of the step, if each block of updates makes its U updates with the same gradient G.
+One v^ for all makes displacements additive and comparable. (With the v^ of a single update, |d| of the
+very first one would not depend on g, and where the parts of G cancel, a part would be divided by almost
+zero.) Weight decay does not depend on samples and is left out.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ def norm(a: Mapping[str, Tensor]) -> float:
 
 
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
-    """None where one of the two is zero."""
+    """None if one of the two is zero."""
     lengths = norm(a) * norm(b)
     return dot(a, b) / lengths if lengths else None
 
 
 @torch.no_grad()
 def displace(policy: Policy, blocks: Sequence[tuple[int, Sequence[Gradient]]]) -> None:
-    """Turn gradients into displacements by one update, in place: a second copy of the weights for each
-    would be the most memory of a check. Each block is (number of updates in the step, the shares of
-    one update's gradient), in the order of the step."""
+    """Turn gradients into displacements by one update, in place: another copy of the weights for each
+    would be most of a check's memory. Each block is (number of updates in the step, the parts of one
+    update's gradient), in the order of the step."""
     group = policy.optimizer.param_groups[0]
     (_, decay), eps, rate = group["betas"], group["eps"], policy.learning_rate()
     clips = []
@@ -70,7 +71,7 @@ Moments = Mapping[str, tuple[Tensor, int]]
 
 
 def _second_moments(policy: Policy) -> Moments:
-    """AdamW's second moment of every tensor that has one, and how many updates it has seen."""
+    """AdamW's second moment of every tensor that has one, and its number of updates."""
     if policy.agent.ranks > 1:  # each rank holds a part: a checkpoint gathers them
         stored = policy.checkpoint(policy.updates_made).optimizer
     else:
