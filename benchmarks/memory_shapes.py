@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from speed.shapes import SHAPES, make_policy
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import Config, parse_config
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
@@ -67,7 +66,7 @@ TINY = [
     Case("tiny, checkpointing", ("tiny-a",), {"gradient_checkpointing": True}),
     Case("tiny pair", ("tiny-a", "tiny-b"), {"offload": "optimizer", "dtype": "bfloat16"}),
 ]
-LOSS = make_algorithm(AlgorithmSettings(epsilon_low=0.5, epsilon_high=0.5), (0.0, 1.0)).loss
+LOSS = make_algorithm(make_settings(epsilon_low=0.5, epsilon_high=0.5)).loss
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hacrl.algorithms import make_settings
 from hacrl.config import dump_config, load_config, parse_config
 from hacrl.errors import UserError
 
@@ -57,7 +58,6 @@ def test_the_papers_defaults() -> None:
         5,
     )
     assert (a.epsilon_low, a.epsilon_high) == (3e-4, 4e-4)
-    assert (a.token_epsilon_low, a.token_epsilon_high) == (0.2, 0.28)
     agent = config.agents[0]
     assert (agent.learning_rate, agent.weight_decay, agent.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert agent.betas == (0.9, 0.999)
@@ -88,7 +88,7 @@ def test_what_one_override_gave_to_all_another_changes_for_one(path: Path) -> No
 
 
 def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
-    config = load_config(path, ["agents.0.lora.rank=4", "algorithm.options.mine=[1, 2]"])
+    config = load_config(path, ["agents.0.lora.rank=4", "algorithm.alpha=3"])
     (tmp_path / "again.toml").write_text(dump_config(config))
     assert load_config(tmp_path / "again.toml") == config
 
@@ -115,6 +115,16 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("agents.*.name.x=1", ["agents.*.name is a value"]),
         ("algorithm.*.x=1", ["algorithm.*"]),
         ("nonsense", ["key=value"]),
+        ("algorithm.name=hocpo", ["algorithm.name = 'hocpo'", "did you mean 'hacpo'", "overlap"]),
+        ("algorithm.name=3", ["algorithm.name = 3 is unknown"]),
+        ("algorithm.alhpa=2", ["algorithm.alhpa: unknown key; did you mean 'alpha'"]),
+        ("algorithm.tis_cap=3", ["algorithm.tis_cap belongs to f-tis, not hacpo"]),
+        (
+            "algorithm.last_floor=1.0",
+            ["algorithm: ", "last_floor = 1.0", "floor <= last_floor < 1"],
+        ),
+        ("algorithm.overlap_power=1", ["algorithm.overlap_power: write algorithm.power"]),
+        ("sampler.cache_share=0.3", ["sampler.cache_share: write sampler.cache_fraction"]),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> None:
@@ -124,16 +134,60 @@ def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> 
         assert word in str(error.value)
 
 
+def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> None:
+    path.write_text(
+        f"{TEXT}\n[algorithm]\nalpha = 2.0\nfloor = 0.7\nepsilon_low = 0.1\nbeta = 0.2\n"
+    )
+    assert load_config(path).algorithm == make_settings(
+        alpha=2.0, floor=0.7, epsilon_low=0.1, beta=0.2
+    )
+    gspo = make_settings("gspo", epsilon_low=0.1, beta=0.2)
+    assert load_config(path, ["algorithm.name=gspo"]).algorithm == gspo
+    arms = path.parent / "arms"
+    arms.mkdir()
+    (arms / "tis.toml").write_text('[algorithm]\nname = "f-tis"\ntis_cap = 3.0\n')
+    assert load_config(path, ["+tis"]).algorithm == make_settings("f-tis", tis_cap=3.0, beta=0.2)
+    for overrides in (
+        ["algorithm.name=gspo", "algorithm.alpha=1"],
+        ["+tis", "algorithm.name=gspo"],
+    ):
+        with pytest.raises(UserError, match=r"algorithm\.\w+ belongs to (hacpo|f-tis), not gspo"):
+            load_config(path, overrides)
+    path.write_text(f'{TEXT}\n[algorithm]\nname = "gspo"\nalpha = 2.0\n')
+    with pytest.raises(UserError, match=r"algorithm\.alpha belongs to hacpo, not gspo"):
+        load_config(path)  # in the file it is an error
+
+
+def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "my_rule.py").write_text(
+        "from hacrl.algorithms import Algorithm\n"
+        "class Free(Algorithm):\n"
+        "    def loss(self, batch, update): ...\n"
+        "class Own(Free):\n"
+        "    class Settings(Algorithm.Settings):\n"
+        "        cap: float = 2.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    free = load_config(path, ["algorithm.name=my_rule:Free", "algorithm.options.mine=[1, 2]"])
+    assert free.algorithm.options == {"mine": [1, 2]}
+    own = load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cap=3"])
+    assert own.algorithm.cap == 3.0
+    (tmp_path / "again.toml").write_text(dump_config(own))
+    assert load_config(tmp_path / "again.toml") == own
+    with pytest.raises(UserError, match=r"algorithm\.cup: unknown key; did you mean 'cap'"):
+        load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cup=3"])
+
+
 def test_nobody_learns(path: Path) -> None:
     with pytest.raises(UserError, match="none of them learns"):
         load_config(path, ["agents.0.learn=false", "agents.1.learn=false"])
 
 
 def test_config_and_algorithms_import_without_heavy_packages() -> None:
-    """Neither transformers, ray nor vllm may be needed to read a config."""
+    """Reading a config needs neither torch nor transformers."""
     code = (
         "import sys; import hacrl.config, hacrl.algorithms; "
-        "print([m for m in ('transformers', 'ray', 'vllm', 'peft') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'ray', 'vllm', 'peft') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

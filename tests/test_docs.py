@@ -21,14 +21,14 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 import hacrl
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import ALGORITHMS, make_algorithm
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
 from hacrl.store.journal import Journal
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.training.plan import plan_of
 from hacrl.types import Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,8 +119,8 @@ def test_the_algorithm_of_the_page_trains(folder: Path) -> None:
             assert row["advantage"] == pytest.approx(own - sum(others.values()) / len(others))
             sources.add((agent, row["source"]))
     assert len(sources) == 4  # each learned from both
-    with pytest.raises(UserError, match="cup"):
-        hacrl.train(tiny(algorithm={"name": "my_rules:LeaveOneOut", "options": {"cup": 1}}), "bad")
+    with pytest.raises(UserError, match="did you mean 'cap'"):
+        hacrl.train(tiny(algorithm={"name": "my_rules:LeaveOneOut", "cup": 1}), "bad")
 
 
 def test_the_task_of_the_page_trains(folder: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_config_of_the_readme_is_valid() -> None:
     config = parse_config(tomllib.loads(text))
     for agent in config.agents:
         if agent.learns:
-            config.plan_of(agent, make_algorithm(config.algorithm, (0.0, 1.0)))
+            plan_of(config, agent, make_algorithm(config.algorithm))
 
 
 def test_the_python_of_the_readme_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +211,7 @@ def test_the_readme_names_every_command_and_only_those() -> None:
             assert {first, f"{first} {second}"} & command_names(), (page.name, first)
 
 
+@pytest.mark.usefixtures("folder")  # holds the algorithm of extending.md
 def test_overrides_in_the_documents_are_valid() -> None:
     """Every `hacrl train CONFIG key=value ...`, applied to the pocket team."""
     seen = 0
@@ -305,12 +306,17 @@ def test_hacpo_md_names_the_code_of_every_equation() -> None:
 
 
 def test_hacpo_md_has_every_setting_with_its_default() -> None:
-    """Rows of the form | `field` | `default as TOML` | ... |"""
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", HACPO.read_text(), re.MULTILINE)
-    stated = {field: tomllib.loads(f"v = {value}")["v"] for field, value in rows}
-    fields = AlgorithmSettings.model_fields
+    """Rows of the form | `field` | algorithms | `default as TOML` | ... |"""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| `([^`]+)` \|", HACPO.read_text(), re.MULTILINE)
+    stated = {
+        (name, field): tomllib.loads(f"v = {default}")["v"]
+        for field, names, default in rows
+        for name in (ALGORITHMS if names == "all" else re.findall(r"`([^`]+)`", names))
+    }
     assert stated == {
-        name: field.get_default(call_default_factory=True) for name, field in fields.items()
+        (name, key): field.get_default(call_default_factory=True)
+        for name, kind in ALGORITHMS.items()
+        for key, field in kind.Settings.model_fields.items()
     }
 
 
@@ -334,8 +340,8 @@ def tables(model: type[BaseModel], found: set[type[BaseModel]]) -> set[type[Base
 
 
 def test_every_config_field_has_its_doc() -> None:
-    found = tables(Config, set())
-    assert {AlgorithmSettings, Config} < found and len(found) >= 12
+    found = tables(Config, set()) | {kind.Settings for kind in ALGORITHMS.values()}
+    assert Config in found and len(found) >= 18
     bare = [
         f"{model.__name__}.{name}"
         for model in found

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from hacrl.algorithms import make_settings
 from hacrl.algorithms.gspo import Gspo
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Reply
 from hacrl.types import Sample, Update
@@ -26,7 +26,7 @@ from speed.measure import Log, Measurement, Timed, free, timed
 from speed.shapes import PAD, make_policy, vocabulary_of
 from speed.workload import Trace, make_trace
 
-SETTINGS = AlgorithmSettings(name="gspo")
+SETTINGS = make_settings("gspo")
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,57 @@
-"""What a user writes: one TOML file, every field with its doc, unknown keys are errors.
+"""The schema of a config file: one TOML file, every field with its doc, unknown keys are errors.
 
-Sections and figures in the docs are those of arXiv 2603.02604. Paths in the file are relative to
-the file; the resolved config that a run writes has them absolute and can be run again.
+Numbers called the paper's are those of arXiv 2603.02604. Paths in the file are relative to the file. A
+run stores its resolved config, with absolute paths, which can be run again.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 
-from hacrl.algorithms import Algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import AlgorithmSettings, make_settings
+from hacrl.config_file import apply_overrides, explain, read_toml
 from hacrl.errors import UserError
-from hacrl.overrides import apply_override, read_toml
 from hacrl.tasks.settings import TaskConfig
-from hacrl.training.plan import Plan, make_plan
 from hacrl.verify.settings import VerifierConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+AlgorithmTable = Annotated[
+    SerializeAsAny[AlgorithmSettings],
+    BeforeValidator(lambda v: make_settings(**v) if isinstance(v, dict) else v),
+]
+"""Validated by the settings class of the algorithm that it names."""
 
 RENAMED: dict[str, str] = {
     "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",
+    "task.held_out_share": "write task.held_out_fraction",
+    "sampler.cache_share": "write sampler.cache_fraction",
+    "algorithm.sgt_lambda": "write algorithm.imitation_weight",
+    "algorithm.graft_threshold": "write algorithm.threshold",
+    "algorithm.graft_cap": "write algorithm.cap",
+    "algorithm.tis_kl_threshold": "write algorithm.kl_threshold",
+    "algorithm.overlap_power": "write algorithm.power",
+    "algorithm.overlap_tokens": "write algorithm.ratio_tokens",
+    "algorithm.overlap_follow": "write algorithm.follow",
 }
 """Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
 a key, such as agents.0, are left out."""
 
 
 class Table(BaseModel):
-    """Base of every table: unknown keys refused, values frozen."""
+    """Base of every table: unknown keys are errors, values are frozen."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -42,92 +60,81 @@ class Table(BaseModel):
 
 class EvaluationConfig(Table):
     every: int = Field(10, ge=0)
-    """Evaluate each agent alone on held-out problems every so many steps, and before the first and
-    after the last; 0: only these two."""
+    """Steps between evaluations. 0: only before the first step and after the last."""
     problems: int = Field(200, ge=0)
-    """How many held-out problems; 0 switches evaluation off."""
+    """Number of held-out problems; 0 switches evaluation off."""
     samples: int = Field(1, ge=1)
     """Replies to each problem (the k of avg@k)."""
     temperature: float = Field(1.0, ge=0)
     """0 is greedy."""
     max_response_tokens: int | None = Field(None, ge=1)
-    """Longest reply; the training limit where absent (the paper evaluates with 8,196)."""
+    """Token limit of a reply (the paper: 8,196). Unset: the training limit."""
 
 
 class DiagnosticsConfig(Table):
     every: int = Field(0, ge=0)
-    """Every so many steps, the first included, measure what the theory claims (docs/diagnostics.md):
-    bias and variance of the baselines, own against peers' gradients, gain or harm of each peer on
-    held-out problems. It draws rollouts and takes time of its own, which no budget counts, and
-    changes nothing else. 0: off."""
+    """Every this many steps, including the first, measure the claims of the theory
+    (docs/diagnostics.md): bias and variance of baselines, own and peers' gradients, gain by each peer.
+    The checks draw extra rollouts and do not change training. 0: off."""
     problems: int = Field(16, ge=2)
-    """How many problems of the step, and how many held-out ones."""
+    """Number of problems of the step, and of held-out ones."""
     samples: int = Field(32, ge=2)
-    """Fresh replies of the learner to each of them."""
+    """New replies of the learner to each of these problems."""
 
 
 class CheckpointConfig(Table):
     every: int = Field(10, ge=0)
-    """Write a checkpoint every so many steps, and after the last; 0: only after the last."""
+    """Write a checkpoint every this many steps and after the last step. 0: only after the last."""
     save: bool = True
-    """False: write none at all, for comparisons that keep only figures. Such a run cannot be
-    exported, and a resume learns again from the journal, from the first step on."""
+    """False: write no checkpoint, for comparisons. Such a run cannot be exported, and resuming it
+    repeats all updates from the journal."""
     keep: int = Field(2, ge=1)
-    """Newest checkpoints kept; each agent's best by held-out score is kept besides."""
+    """Number of newest checkpoints to keep. The best by held-out score is kept in addition."""
 
 
 class SamplerConfig(Table):
     kind: str = "builtin"
-    """What writes the replies: builtin (the trainer's own weights), vllm (an engine beside the
-    trainer, docs/scale.md), or the import path of a class of yours. An agent may name its own."""
+    """builtin, vllm (docs/scale.md), or the import path of your own class; an agent may set its own."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the kind (builtin has none). vllm: gpu_memory_utilization, cache_gib, eager."""
+    """Options of the kind (builtin has none). vllm: gpu_memory_utilization, cache_gib, eager."""
     max_tokens: int | None = Field(None, ge=1)
-    """Longest prompt and reply together that vllm is started for; what the run's limits allow where
-    absent."""
+    """Context length that vllm is started with. Unset: the run's prompt and reply limits together."""
     cache_fraction: float = Field(0.2, gt=0, lt=1)
     """Largest fraction of a device's memory for the built-in sampler's KV cache, which all agents of a
     process share. If it is too small for all rows, fewer rows are sampled at a time."""
     behaviour: Literal["score", "sampler"] = "score"
-    """Whose log-probabilities count as behaviour: the trainer's at the sampling weights (score), or
-    the sampler's own, as long as the probe finds them equal to within epsilon_low / 10."""
+    """Source of the behaviour log-probabilities. score: the trainer, at the sampling weights. sampler:
+    the sampler, as long as both agree to within algorithm.epsilon_low / 10 (else 3e-5)."""
     check_samples: int = Field(32, ge=1)
-    """With behaviour = "sampler", how many sequences of every step the comparison takes; otherwise
-    it takes all."""
+    """With behaviour = "sampler": number of sequences per step to compare with the trainer."""
     tolerance: float | None = Field(None, gt=0)
-    """Largest allowed difference of a sequence's mean log-probability between sampler and trainer,
-    averaged over the compared sequences; above it the sampler's weights are stale and the run stops.
-    Default: 1e-4 in float32, 0.05 in bfloat16."""
+    """The run stops if the mean log-probabilities of sampler and trainer differ by more, averaged over
+    sequences: the sampler's weights are stale. Unset: 1e-4 in float32, 0.05 in bfloat16."""
 
 
 class RuntimeConfig(Table):
     kind: str = "local"
-    """local: all agents in this process, phases in turn; ray: each in a process of its own, side by
-    side (docs/scale.md; needs the extra hacrl[ray])."""
+    """local: all agents in this process, one after another. ray: each agent in its own process, in
+    parallel (docs/scale.md; needs the extra hacrl[ray])."""
     address: str | None = None
-    """ray: the cluster to join, HOST:PORT of its head or "auto"; absent: the one of RAY_ADDRESS, or a
-    new one on this machine for the time of the run."""
+    """ray: the cluster to join, HOST:PORT of its head or "auto". Unset: RAY_ADDRESS, or a new cluster on
+    this machine for the run."""
     placement: Literal["pack", "spread"] = "pack"
-    """ray: agents on as few machines as possible, or on as many."""
+    """ray: place agents on as few machines as possible, or on as many."""
     deadline: float | None = Field(None, gt=0)
-    """ray: seconds that the first member to publish a step waits for the others, until the run does
-    what `late` says; absent: it waits as long as it takes."""
+    """ray: seconds to wait for other agents after the first has published a step. Unset: no limit."""
     late: Literal["wait", "go_on"] = "wait"
-    """ray: what becomes of a step at the deadline. wait: it says who is missing and goes on waiting,
-    so lost agents change no number. go_on: it is closed with the members that are there; the others
-    learn from it when they come back, as non-members."""
+    """ray: what to do when an agent misses the deadline. wait: report it and keep waiting (results
+    unaffected). go_on: close the step without it; it learns from the others' rollouts later."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1 ...; an agent may name its own."""
+    """auto, cpu, cuda, cuda:1 ...; an agent may set its own."""
     threads: int | None = Field(None, ge=1)
-    """Threads of torch on the CPU; pin it to have the same run number for number."""
+    """CPU threads of torch. Set it to make a run repeatable number for number."""
 
     @model_validator(mode="after")
     def _late_ones(self) -> RuntimeConfig:
         if self.kind == "local" and (self.deadline is not None or self.late != "wait"):
-            raise ValueError(
-                "deadline and late have no meaning with kind = 'local', where members take turns and "
-                "nobody is late; leave them out, or use kind = 'ray'"
-            )
+            raise ValueError("deadline and late have no meaning with kind = 'local'; remove them")
         if self.late == "go_on" and self.deadline is None:
             raise ValueError("late = 'go_on' needs a deadline, in seconds")
         return self
@@ -139,119 +146,111 @@ class LogConfig(Table):
     wandb: str | None = None
     """Project name at Weights & Biases; needs the extra hacrl[wandb]."""
     samples: bool = True
-    """Keep every training sample's advantage, weight and ratio for `hacrl samples RUN`."""
+    """Store advantage, weight and ratio of every training sample for `hacrl samples RUN`."""
 
 
 class LoraSettings(Table):
     rank: int = Field(32, ge=1)
     """Rank of the adapter."""
     alpha: float | None = None
-    """Scale; twice the rank where absent."""
+    """Scale. Unset: twice the rank."""
     targets: str | list[str] = "all-linear"
     """Which modules get an adapter."""
 
 
 class AgentConfig(Table):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
-    """Unique in the team; names files, streams and metrics. Letters, digits, '.', '_' and '-'."""
+    """Unique in the team: letters, digits, '.', '_' and '-'."""
     model: str = ""
     """A model folder, a hub name, or pocket:NAME for a model of the pocket team."""
     learn: bool = True
-    """False: a frozen member (a teacher) that samples and never learns."""
+    """False: a frozen agent (a teacher) that samples and never learns."""
     replay: str | None = None
-    """Run directory whose stored trajectories this member publishes instead of sampling."""
+    """Run directory whose stored trajectories this agent publishes instead of sampling."""
     replay_agent: str | None = None
-    """Which agent of that run; needed where it has several."""
+    """The agent of that run; needed if the run has several."""
 
     learn_steps: int | None = Field(None, ge=1)
-    """Learn in the first so many steps only, and go on as a frozen member."""
+    """Learn in this many steps, then stay frozen."""
     away: list[tuple[int, int]] = Field(default_factory=list)
-    """Spans of steps, first and first after, in which this member takes no part: [[10, 20]] leaves
-    before step 10 and is back in step 20."""
+    """Step ranges without this agent, from 0, end excluded: [[10, 20]] is absent in steps 10 to 19."""
 
     learning_rate: float = Field(1e-6, gt=0)
     """Constant after the warm-up."""
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0 in equal steps."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's."""
+    """AdamW's weight decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """AdamW's."""
+    """AdamW's betas."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Gradient clipping: gradients are scaled down to this norm."""
 
     samples_per_prompt: int | None = Field(None, ge=1)
-    """This agent's own number of samples; the run's where absent."""
+    """Samples per prompt of this agent. Unset: the run's."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """This agent's own limit; a longer prompt is "not attempted"."""
+    """Prompt limit of this agent; it does not attempt longer prompts. Unset: the run's."""
     max_response_tokens: int | None = Field(None, ge=1)
-    """This agent's own limit, for its rollouts and for its view of peers."""
+    """Reply limit of this agent, for its rollouts and for peers' samples. Unset: the run's."""
     too_long: Literal["drop", "truncate"] = "drop"
     """What to do with a peer's sample that is too long for this agent."""
     mask_truncated: bool = False
     """Leave replies that reached the token limit (LENGTH) out of the loss; their reward still counts."""
 
     system: str | None = None
-    """System text put before every problem."""
+    """System message before every problem."""
     template: str | None = None
     """A chat template (Jinja) instead of the tokenizer's, or the name of a built-in one: plain."""
     template_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the chat template, e.g. { enable_thinking = false }."""
     reply_start: str = ""
-    """A begun reply, e.g. "The answer is": part of the prompt."""
+    """Prefix of every reply, e.g. "The answer is"; part of the prompt."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: float32 on the CPU; on a GPU bfloat16 with a float32 master."""
+    """auto: float32 on the CPU; on a GPU bfloat16 with float32 master weights."""
     device: str | None = None
-    """This agent's own device."""
+    """Device of this agent. Unset: runtime.device."""
     attention: str = "sdpa"
-    """Attention implementation of transformers. With the default, scores and updates lay sequences end
-    to end and attend within each; any other one is used as it is, on padded rows."""
+    """Attention implementation of transformers. The default packs sequences without padding; any other
+    one runs on padded rows."""
     ranks: int = Field(1, ge=1)
-    """Processes that hold this agent together, each with a part of the weights, gradients and
-    optimizer (FSDP2) and a share of the sampling; one GPU each. With runtime.kind = "local" the GPUs
-    are those from the agent's `device` on (cuda: from the first). A checkpoint serves any number of
-    ranks: change it in the run's config.toml and resume."""
+    """Number of GPUs to shard this agent over (FSDP2), one process each; locally those from `device`
+    on. It may be changed in the run's config.toml before a resume."""
     gradient_checkpointing: bool = False
-    """Trade time for memory in updates."""
+    """Recompute activations in the backward pass: less memory, slower updates."""
     offload: Literal["auto", "none", "optimizer"] = "auto"
-    """Where the float32 master, the optimizer's moments and the start weights of the KL term wait
-    while this agent does not learn: none: on the device; optimizer: in the host's memory; auto: there
-    when less than a third of the GPU would be free with everything of all agents at rest on it."""
+    """Where master weights, optimizer state and the KL term's start weights are between this agent's
+    updates. none: on the GPU. optimizer: in host memory. auto: in host memory if otherwise less than a
+    third of the GPU would be free."""
     trust_remote_code: bool = False
-    """Allow code from the model folder or hub to run. Off unless you trust it."""
+    """Run code from the model folder or hub. Only for sources that you trust."""
     lora: LoraSettings | None = None
-    """Train a low-rank adapter instead of the whole weights; needs the extra hacrl[lora]."""
+    """Train a low-rank adapter instead of all weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Most tokens in one forward pass, end to end, a prompt that several rows begin with counted once
-    (padding included, where a model needs any); changes time and memory, not results."""
+    """Most tokens in one forward pass; a shared prompt counts once, padding counts. It changes time and
+    memory, not results."""
     prune: bool = True
-    """Leave out of updates what adds exactly nothing: time, not results, but for rounding."""
+    """Skip rows whose gradient is exactly zero. It changes time, and results only by rounding."""
     sampler_rows: int = Field(512, ge=1)
-    """Most sequences sampled side by side."""
+    """Most sequences sampled at a time."""
     sampler: str | None = None
-    """This agent's own kind of sampler (sampler.kind); the run's where absent."""
+    """Sampler kind of this agent. Unset: sampler.kind."""
 
     cpus: float = Field(1, gt=0)
-    """With the ray runtime: processor cores that each of its ranks takes, the verifier's among them."""
+    """ray: CPU cores of each of its processes, including those of the verifier."""
     gpus: float | None = Field(None, ge=0)
-    """With the ray runtime: GPUs that each of its ranks takes; a part (0.5) shares one. Absent: one
-    where the cluster has any and the device is not cpu."""
+    """ray: GPUs of each of its processes; 0.5 is half of one. Unset: one, if the cluster has GPUs and
+    the device is not cpu."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """With the ray runtime: what else each rank's machine must offer, by the names given to `ray start
-    --resources`, e.g. { big_memory = 1 }."""
+    """ray: custom resources of each process, as in `ray start --resources`, e.g. { big_memory = 1 }."""
 
     @model_validator(mode="after")
-    def _model_or_replay(self) -> AgentConfig:
+    def _consistent(self) -> AgentConfig:
         if bool(self.model) == (self.replay is not None):
             raise ValueError("give either `model` or `replay`, one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _spans(self) -> AgentConfig:
         for first, after in self.away:
             if not 0 <= first < after:
-                raise ValueError(f"away: [{first}, {after}] is not a span of steps")
+                raise ValueError(f"away: [{first}, {after}] is not a range of steps")
         return self
 
     def is_away(self, step: int) -> bool:
@@ -264,74 +263,66 @@ class AgentConfig(Table):
 
 class Config(Table):
     seed: int = 0
-    """Every random draw of the run is a function of it."""
+    """Determines every random draw of the run."""
     steps: int = Field(ge=1)
-    """How many steps to train."""
+    """Number of steps to train."""
     prompts_per_step: int = Field(128, ge=1)
-    """Problems a step, the same for every agent (the paper: 128)."""
+    """Problems per step, the same for every agent (the paper: 128)."""
     samples_per_prompt: int = Field(8, ge=1)
-    """G: each agent's attempts at a problem (the paper: 8)."""
+    """G: each agent's replies to a problem (the paper: 8)."""
     minibatch_samples: int = Field(512, ge=1)
-    """Samples in one parameter update (the paper: 64 prompts x 8)."""
+    """Samples in one optimizer update (the paper: 64 prompts x 8)."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities are of logits / temperature."""
     max_prompt_tokens: int = Field(1024, ge=1)
-    """Longest prompt."""
+    """Token limit of a prompt."""
     max_response_tokens: int = Field(4096, ge=1)
-    """Longest reply."""
+    """Token limit of a reply."""
     skip_limit: int = Field(5, ge=1)
-    """So many non-finite updates in a row stop the run, with the batch saved."""
+    """The run stops after this many non-finite updates in a row and saves the minibatch."""
 
     task: TaskConfig
     """Where problems come from."""
     verifier: VerifierConfig
-    """What is right."""
-    algorithm: AlgorithmSettings = AlgorithmSettings()
+    """How replies are judged."""
+    algorithm: AlgorithmTable = make_settings()
     """How to learn from the verified replies."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Each agent alone on held-out problems."""
+    """Evaluation of each agent alone on held-out problems."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
-    """What the theory claims, measured while training."""
+    """Measurements of the theory's claims during training."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When weights are written and how many are kept."""
+    """When checkpoints are written and how many are kept."""
     sampler: SamplerConfig = SamplerConfig()
-    """Which log-probabilities count, and the sampler/trainer agreement check."""
+    """How replies are sampled."""
     runtime: RuntimeConfig = RuntimeConfig()
-    """Where and when agents run."""
+    """Where agents run."""
     log: LogConfig = LogConfig()
-    """Where metrics go besides metrics.jsonl."""
+    """Metrics in addition to metrics.jsonl."""
     agents: list[AgentConfig] = Field(min_length=1)
-    """The team: one table for each member."""
+    """The team: one table per agent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         names = [a.name for a in self.agents]
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise ValueError(
-                f"agents: the name {twice[0]!r} is used twice; every agent needs its own name"
-            )
+        if twice := [n for n in names if names.count(n) > 1]:
+            raise ValueError(f"agents: the name {twice[0]!r} is used twice; names must be unique")
         if not any(a.learns for a in self.agents):
             raise ValueError("agents: none of them learns; set learn = true for at least one")
-        if any(a.away for a in self.agents):
-            for step in range(self.steps):
-                if not any(a.learns and not a.is_away(step) for a in self.agents):
-                    raise ValueError(f"agents: in step {step} every learner is away")
+        for step in range(self.steps):
+            if not any(a.learns and not a.is_away(step) for a in self.agents):
+                raise ValueError(f"agents: in step {step} every learner is away")
         kinds = {a.name: a.sampler or self.sampler.kind for a in self.agents}
         if self.sampler.options and set(kinds.values()) == {"builtin"}:
             raise ValueError("sampler.options: the built-in sampler has none; set sampler.kind too")
-        for agent in self.agents:
-            if agent.ranks > 1 and kinds[agent.name] != "builtin":
+        for agent in (a for a in self.agents if a.ranks > 1):
+            has = f"agents: {agent.name!r} has ranks = {agent.ranks} and"
+            if kinds[agent.name] != "builtin":
                 raise ValueError(
-                    f"agents: {agent.name!r} has ranks = {agent.ranks} and the sampler "
-                    f"{kinds[agent.name]!r}; an agent of several ranks samples with the built-in one: "
-                    "give it sampler = 'builtin'"
+                    f"{has} the sampler {kinds[agent.name]!r}; set sampler = 'builtin'"
                 )
-            if agent.ranks > 1 and self.runtime.kind == "local" and "vllm" in kinds.values():
-                raise ValueError(
-                    f"agents: {agent.name!r} has ranks = {agent.ranks} and another agent samples with "
-                    "vllm; the two cannot share a process: use runtime.kind = 'ray'"
-                )
+            if self.runtime.kind == "local" and "vllm" in kinds.values():
+                raise ValueError(f"{has} another agent uses vllm; set runtime.kind = 'ray'")
         return self
 
     def agent(self, name: str) -> AgentConfig:
@@ -347,25 +338,13 @@ class Config(Table):
         return agent.max_response_tokens or self.max_response_tokens
 
     def sampler_of(self, agent: AgentConfig) -> SamplerConfig:
-        """The run's sampler settings as they are for this agent."""
+        """The run's sampler settings with this agent's changes."""
         replies = max(self.response_limit(agent), self.evaluation.max_response_tokens or 0)
         return self.sampler.model_copy(
             update={
                 "kind": agent.sampler or self.sampler.kind,
                 "max_tokens": self.sampler.max_tokens or self.prompt_limit(agent) + replies,
             }
-        )
-
-    def plan_of(self, agent: AgentConfig, algorithm: Algorithm) -> Plan:
-        """The learner's plan; a UserError where sizes or floors are impossible."""
-        return make_plan(
-            learner=agent.name,
-            prompts=self.prompts_per_step,
-            samples_per_prompt={a.name: self.samples_of(a) for a in self.agents},
-            minibatch_samples=self.minibatch_samples,
-            needs=algorithm.needs,
-            floor=self.algorithm.floor,
-            last_floor=self.algorithm.last_floor,
         )
 
 
@@ -378,35 +357,31 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     if not path.is_file():
         raise UserError(f"config {path} does not exist. Try `hacrl train configs/pocket.toml`.")
     tree = read_toml(path)
-    for override in overrides:
-        apply_override(tree, override, path.parent)
+    apply_overrides(tree, overrides, path.parent)
     return parse_config(tree, str(path), path.parent)
 
 
 def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None = None) -> Config:
-    """Validate a plain dict; errors name the key and the way out."""
+    """Validate a plain dict. Errors name the key and the way out."""
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {_explain(error, tree)}") from error
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{source}: {explain(error, Config, tree, RENAMED)}") from error
     return resolve_paths(config, (base or Path.cwd()).resolve())
 
 
 def resolve_paths(config: Config, base: Path) -> Config:
-    """Make the paths that exist beside the config file absolute."""
+    """Make paths absolute that are relative to the config file."""
 
     def absolute(value: str | None) -> str | None:
-        if value is None or value.startswith("pocket:"):
+        if not value or value.startswith("pocket:"):
             return value
         path = base / Path(value).expanduser()
-        return str(path.resolve()) if path.exists() or _looks_like_path(value) else value
+        is_path = path.exists() or value.startswith(("/", "./", "../", "~"))
+        return str(path.resolve()) if is_path else value  # else: a hub name
 
     agents = [
-        a.model_copy(
-            update={"model": absolute(a.model) if a.model else "", "replay": absolute(a.replay)}
-        )
+        a.model_copy(update={"model": absolute(a.model), "replay": absolute(a.replay)})
         for a in config.agents
     ]
     task = config.task.model_copy(
@@ -419,50 +394,6 @@ def resolve_paths(config: Config, base: Path) -> Config:
     return config.model_copy(update={"agents": agents, "task": task})
 
 
-def _looks_like_path(value: str) -> bool:
-    return value.startswith(("/", "./", "../", "~"))
-
-
 def dump_config(config: Config) -> str:
-    """The whole config as TOML, defaults included: what a run directory holds."""
+    """Return the whole config as TOML, including defaults."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
-
-
-def _explain(error: ValidationError, tree: dict[str, Any]) -> str:
-    """One line for each problem: where, what, and for an unknown key the nearest known ones."""
-    return "; ".join(_explain_one(dict(e), tree) for e in error.errors())
-
-
-def _explain_one(item: dict[str, Any], tree: dict[str, Any]) -> str:
-    location = item["loc"]
-    where = ".".join(str(part) for part in location) or "the file"
-    if item["type"] == "extra_forbidden":
-        if advice := RENAMED.get(".".join(part for part in location if isinstance(part, str))):
-            return f"{where}: {advice}"
-        known = _known_keys(location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"{where}: unknown key; {hint}"
-    if item["type"] == "missing":
-        return f"{where}: missing; add it"
-    message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
-    given = (
-        ""
-        if isinstance(item.get("input"), (dict, list, BaseModel))
-        else f" (given: {item['input']!r})"
-    )
-    return f"{where}: {message}{given}"
-
-
-def _known_keys(location: Sequence[int | str]) -> list[str]:
-    """The keys that a table at this place may have."""
-    table: Any = Config
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = table.model_fields[part].annotation
-        inner = getattr(annotation, "__args__", (annotation,))
-        table = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), None)
-        if table is None:
-            return []
-    return list(table.model_fields)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.algorithms.capability import CapabilityHistory
+from hacrl.algorithms.capability import CapabilityHistory, CapabilitySettings
 from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
 
 
@@ -30,10 +30,14 @@ def cut(step: int, **rewards: float) -> Snapshot:
     return Snapshot(step, tuple(rewards), (Group("t-q", "t", rows),))
 
 
+def history_of(read, **settings) -> CapabilityHistory:
+    return CapabilityHistory(read, CapabilitySettings(**settings))
+
+
 def test_window_counts_only_steps_with_the_agent_present() -> None:
     """b is absent at step 1: its window of 2 at step 3 is steps 3 and 2, at step 2 steps 2 and 0."""
     cuts = [cut(0, a=0.1, b=0.9), cut(1, a=0.2), cut(2, a=0.3, b=0.5), cut(3, a=0.4, b=0.7)]
-    history = CapabilityHistory(cuts.__getitem__, window=2)
+    history = history_of(cuts.__getitem__, capability_window=2)
     at = history.at(cuts[3], ("a", "b"))
     assert (at.of("a"), at.of("b")) == (pytest.approx(0.35), pytest.approx(0.6))
     at = history.at(cuts[2], ("a", "b"))
@@ -42,7 +46,7 @@ def test_window_counts_only_steps_with_the_agent_present() -> None:
 
 def test_without_the_current_step() -> None:
     cuts = [cut(0, a=0.5, b=1.0), cut(1, a=1.0, b=0.0)]
-    history = CapabilityHistory(cuts.__getitem__, window=5, includes_step=False)
+    history = history_of(cuts.__getitem__, window_includes_step=False)
     assert history.at(cuts[1], ("a", "b")).ratio("b", "a") == 2.0
     assert history.at(cuts[0], ("a", "b")).ratio("b", "a") == 1.0
 
@@ -56,7 +60,7 @@ def test_a_cut_is_read_from_the_pool_once() -> None:
         read.append(step)
         return cuts[step]
 
-    history = CapabilityHistory(gather, window=3)
+    history = history_of(gather, capability_window=3)
     for now in cuts[3:]:
         history.at(now, ("a", "b"))
     assert read == [2, 1]
@@ -69,7 +73,7 @@ def test_by_task() -> None:
         "mul": (trajectory("a", 0.25, "mul", 0), trajectory("b", 1.0, "mul", 0)),
     }
     one = Snapshot(0, ("a", "b"), tuple(Group(f"{t}-q", t, r) for t, r in rows.items()))
-    capability = CapabilityHistory(lambda _: one, window=5, by_task=True).at(one, ("a", "b"))
+    capability = history_of(lambda _: one, capability_by="task").at(one, ("a", "b"))
     assert capability.ratio("a", "b", "add") == 2.0
     assert capability.ratio("a", "b", "mul") == 0.25
 
@@ -81,7 +85,7 @@ def test_guards_and_unjudged() -> None:
         trajectory("c", 1.0, "t", 0, Status.TIMEOUT),
     )
     one = Snapshot(0, ("a", "b", "c"), (Group("t-q", "t", rows),))
-    capability = CapabilityHistory(lambda _: one, window=5).at(one, one.members)
+    capability = history_of(lambda _: one).at(one, one.members)
     assert capability.ratio("a", "b") == 0.1
     assert capability.ratio("b", "a") == 10.0
     assert capability.of("c") is None  # a broken verifier does not make a weak model

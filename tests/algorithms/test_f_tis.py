@@ -7,16 +7,15 @@ from math import log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import Step, make_algorithm
+from hacrl.algorithms import Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Update
 
 UPDATE = Update(0, 1, 0.8, "own", ("q",))
 
 
 def f_tis(**settings):
-    return make_algorithm(AlgorithmSettings(name="f-tis", **settings), (0.0, 1.0))
+    return make_algorithm(make_settings("f-tis", **settings))
 
 
 def test_every_author_by_its_own_group(groups_of, seen_by) -> None:
@@ -71,7 +70,7 @@ def test_a_far_failure_of_a_peer_is_dropped(batch_of) -> None:
     assert gradient[0].tolist() == [0.0, 0.0]
     assert (gradient[1:] != 0).all()
     assert gradient[3].tolist() == pytest.approx([torch.e**-24 / 8] * 2, rel=1e-9)
-    assert f_tis(tis_kl_threshold=53.0).loss(b, UPDATE).used_B.all()
+    assert f_tis(kl_threshold=53.0).loss(b, UPDATE).used_B.all()
 
 
 def test_the_cap_is_a_setting_and_an_unlikely_source_does_no_harm(batch_of) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.algorithms import Step, make_algorithm
-from hacrl.algorithms.capability import ALL_TASKS, Capability, CapabilityHistory
+from hacrl.algorithms import Step, make_algorithm, make_settings
+from hacrl.algorithms.capability import ALL_TASKS, Capability, CapabilityHistory, CapabilitySettings
 from hacrl.algorithms.functional import deviation
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import (
     Finish,
     Group,
@@ -83,30 +82,30 @@ def history_cut(case: dict, step: int) -> Snapshot:
 
 
 def capability_of(case: dict) -> Capability:
-    settings = case["settings"]
     now = len(case["history"][0])
     members = tuple(name(a) for a in range(case["agents"]))
 
+    names = ("capability_window", "omega_min", "omega_max")
+    window, low, high = (case["settings"][name] for name in names)
     history = CapabilityHistory(
         partial(history_cut, case),
-        window=settings["capability_window"],
-        ratio_min=settings["omega_min"],
-        ratio_max=settings["omega_max"],
+        CapabilitySettings(capability_window=window, ratio_min=low, ratio_max=high),
     )
     return history.at(Snapshot(now, members, groups_of(case, now)), members)
 
 
 def hacpo_of(case: dict, **changes):
     s = case["settings"]
-    settings = AlgorithmSettings(
+    settings = make_settings(
         alpha=s["alpha"],
         floor=1 - s["delta"],
+        last_floor=1 - s["delta"],
         epsilon_low=s["epsilon_low"],
         epsilon_high=s["epsilon_high"],
         capability_window=s["capability_window"],
         **changes,
     )
-    return make_algorithm(settings, (0.0, 1.0))
+    return make_algorithm(settings)
 
 
 def samples_of(case: dict) -> list[Sample]:

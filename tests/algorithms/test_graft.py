@@ -7,10 +7,9 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import Step, make_algorithm
+from hacrl.algorithms import Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.graft import candidates, exchange
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Update
 
 UPDATE = Update(0, 1, 0.8, "mixed", ("q",))
@@ -18,7 +17,7 @@ NOBODY = Capability({})
 
 
 def graft(**settings):
-    return make_algorithm(AlgorithmSettings(name="graft", **settings), (0.0, 1.0))
+    return make_algorithm(make_settings("graft", **settings))
 
 
 # ---------------------------------------------------------------- the exchange
@@ -179,7 +178,7 @@ def test_weight_settings(batch_of) -> None:
         behaviour=[-1.0, -1.0],
     )
     assert graft().weight(b).tolist() == [1.0, 0.0]
-    w = graft(graft_threshold=0.5, graft_cap=1.5).weight(b)
+    w = graft(threshold=0.5, cap=1.5).weight(b)
     assert w.tolist() == pytest.approx([1.5, exp(-0.25)], abs=1e-12)
 
 
@@ -192,7 +191,7 @@ def test_the_weight_is_fixed_for_the_step(batch_of) -> None:
 
 def test_alone_it_is_grpo(groups_of, seen_by) -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = make_algorithm(AlgorithmSettings(name="grpo"), (0.0, 1.0))
+    grpo = make_algorithm(make_settings("grpo"))
     seen = seen_by(groups, "a")
     assert graft().credit(Step("a", seen, groups, NOBODY)) == grpo.credit(
         Step("a", seen, groups, NOBODY)

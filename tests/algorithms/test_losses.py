@@ -12,9 +12,8 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import Needs, Step, make_algorithm
+from hacrl.algorithms import Needs, Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.errors import UserError
 from hacrl.types import (
     Finish,
@@ -34,7 +33,7 @@ FIRST = Update(0, 1, 0.8, "own", ())
 
 
 def algorithm(name: str, **settings):
-    return make_algorithm(AlgorithmSettings(name=name, **settings), (0.0, 1.0))
+    return make_algorithm(make_settings(name, **settings))
 
 
 def trajectory(agent: str, index: int, reward: float, status: Status = Status.OK) -> Trajectory:
@@ -398,7 +397,13 @@ def test_permuting_agents_permutes_results() -> None:
 
 def test_negative_rewards_are_refused() -> None:
     with pytest.raises(UserError, match="at least 0"):
-        make_algorithm(AlgorithmSettings(name="hacpo"), (-1.0, 1.0))
+        make_algorithm(make_settings("hacpo"), (-1.0, 1.0))
+
+
+@pytest.mark.parametrize(("floor", "last"), [(0.8, 1.0), (0.9, 0.85), (0.9, 1.2)])
+def test_a_floor_that_reaches_one_is_refused(floor: float, last: float) -> None:
+    with pytest.raises(ValueError, match="stay below 1"):
+        algorithm("hacpo", floor=floor, last_floor=last)
 
 
 def test_unknown_algorithm_names_the_known_ones() -> None:
@@ -408,8 +413,11 @@ def test_unknown_algorithm_names_the_known_ones() -> None:
 
 ELSEWHERE = """
 from hacrl.algorithms import Algorithm, Needs
-from hacrl.algorithms.gspo import Gspo
+from hacrl.algorithms.base import PeerSettings
+from hacrl.algorithms.gspo import Gspo, GspoSettings
 class Mixed(Gspo):
+    class Settings(PeerSettings, GspoSettings):
+        cap: float = 2.0
     needs = Needs("logprob", updates="mixed")
 class Half(Algorithm):
     def credit(self, step): return []
@@ -423,7 +431,8 @@ def test_an_algorithm_by_import_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     monkeypatch.syspath_prepend(tmp_path)
     assert algorithm("elsewhere:Mixed").needs.updates == "mixed"
-    assert algorithm("elsewhere:Mixed", order="peers_first").needs.updates == "peers_first"
+    changed = algorithm("elsewhere:Mixed", order="peers_first", cap=3.0)
+    assert (changed.needs.updates, changed.settings.cap) == ("peers_first", 3.0)
     for name, words in (
         ("Half", "define loss in the class"),
         ("Foreign", "Derive the class from hacrl.algorithms.Algorithm"),

@@ -8,10 +8,9 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import Step, make_algorithm
+from hacrl.algorithms import Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.overlap import level
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Status, Update, Verdict
 
 MIXED = Update(0, 1, 0.8, "mixed", ("q",))
@@ -19,7 +18,7 @@ NOBODY = Capability({})
 
 
 def overlap(**settings):
-    return make_algorithm(AlgorithmSettings(name="overlap", **settings), (0.0, 1.0))
+    return make_algorithm(make_settings("overlap", **settings))
 
 
 def scored(samples, *ratios: float):
@@ -107,9 +106,9 @@ def test_the_ratio_is_of_whole_texts(groups_of, seen_by) -> None:
         return overlap(**settings).credit(Step("a", seen, groups, NOBODY))[2].weight
 
     assert v() == pytest.approx(0.25)
-    assert v(overlap_power=0.5) == pytest.approx(0.5)
-    assert v(overlap_power=0.0) == 1.0
-    assert v(overlap_tokens=2) == pytest.approx(0.5)  # as if it had two tokens
+    assert v(power=0.5) == pytest.approx(0.5)
+    assert v(power=0.0) == 1.0
+    assert v(ratio_tokens=2) == pytest.approx(0.5)  # as if it had two tokens
 
 
 def test_no_weight_lies_above_an_own_samples(groups_of, seen_by) -> None:
@@ -163,7 +162,7 @@ def test_a_peer_of_no_weight_leaves_gspo_its_step(groups_of, seen_by, batch_of) 
     """What the learner would never write changes neither baseline nor the size of the gradient."""
     groups = groups_of({"q": {"a": "100", "b": "000"}})
     credited = overlap().credit(Step("a", scored(seen_by(groups, "a"), 1e-300), groups, NOBODY))
-    gspo = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0))
+    gspo = make_algorithm(make_settings("gspo"))
     alone = gspo.credit(Step("a", seen_by(groups, "a")[:3], groups, NOBODY))
     assert [s.advantage for s in credited[:3]] == pytest.approx([s.advantage for s in alone])
 
@@ -200,7 +199,7 @@ def test_a_success_is_followed_only_where_all_own_replies_failed(groups_of, seen
         return [s.weight for s in credited if not s.is_own]
 
     assert weights() == pytest.approx([1, 0.02, 0.02, 0.02])
-    assert weights(overlap_follow=False) == pytest.approx([0.02] * 4)
+    assert weights(follow=False) == pytest.approx([0.02] * 4)
 
 
 def test_better_but_not_right_is_not_followed(groups_of, seen_by) -> None:
@@ -248,7 +247,7 @@ def test_a_truncated_reply_and_an_unknown_level_take_no_part(groups_of, seen_by)
 def test_alone_it_is_gspo_also_where_the_view_lost_a_reply(groups_of, seen_by, batch_of) -> None:
     """A masked reply of a's own has no gradient, but its reward is part of the own mean."""
     groups = groups_of({"q": {"a": "100"}, "r": {"a": "11"}, "s": {"a": "1"}})
-    gspo = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0))
+    gspo = make_algorithm(make_settings("gspo"))
     seen = seen_by(groups, "a")
     for view in (seen, seen[:2] + seen[3:]):
         assert overlap().credit(Step("a", view, groups, NOBODY)) == gspo.credit(

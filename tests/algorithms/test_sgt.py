@@ -11,9 +11,8 @@ from math import log, sqrt
 import pytest
 import torch
 
-from hacrl.algorithms import Step, make_algorithm
+from hacrl.algorithms import Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.types import Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)
@@ -22,7 +21,7 @@ NOBODY = Capability({})
 
 
 def sgt(**settings):
-    return make_algorithm(AlgorithmSettings(name="sgt", **settings), (0.0, 1.0))
+    return make_algorithm(make_settings("sgt", **settings))
 
 
 def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
@@ -100,7 +99,7 @@ def test_loss_by_hand(batch_of) -> None:
 
 def test_without_peers_it_is_grpo(groups_of, seen_by, batch_of) -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = make_algorithm(AlgorithmSettings(name="grpo", beta=0.2), (0.0, 1.0))
+    grpo = make_algorithm(make_settings("grpo", beta=0.2))
     seen = seen_by(groups, "a")
     credited = sgt(beta=0.2).credit(Step("a", seen, groups, NOBODY))
     assert credited == grpo.credit(Step("a", seen, groups, NOBODY))

@@ -20,8 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.policy import fuse, head
 from hacrl.policy.attention import Rule
@@ -160,7 +159,7 @@ def test_packed_bfloat16_equals_padded_float32(family: str) -> None:
     assert (found - wanted).abs().mean() < 0.02 * wanted[wanted != 0].std()
 
 
-LOSS = make_algorithm(AlgorithmSettings(epsilon_low=0.1, epsilon_high=0.1), (0.0, 1.0)).loss
+LOSS = make_algorithm(make_settings(epsilon_low=0.1, epsilon_high=0.1)).loss
 
 
 def policy(folder: Path, **changes) -> Policy:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import algorithm_class, make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
@@ -84,7 +83,9 @@ def rows(p: Policy, specs=SPECS, shared: bool = False) -> list[Sample]:
 
 
 def algorithm(name: str = "hacpo", **settings):
-    return make_algorithm(AlgorithmSettings(name=name, **{**WIDE, **settings}), (0.0, 1.0))
+    known = algorithm_class(name).Settings.model_fields
+    wide = {key: value for key, value in WIDE.items() if key in known}
+    return make_algorithm(make_settings(name, **{**wide, **settings}))
 
 
 def learn(

@@ -9,8 +9,7 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.policy import offload
 from hacrl.policy.offload import plan_slabs
@@ -18,7 +17,7 @@ from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
 UPDATE = Update(0, 1, 0.8, "own", ("p",))
-LOSS = make_algorithm(AlgorithmSettings(name="gspo", beta=0.1), (0.0, 1.0)).loss
+LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
 
 
 def policy(model: Path, **changes) -> Policy:

@@ -20,8 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.pocket import pocket_path
 from hacrl.policy.attention import Rule, causal
@@ -162,7 +161,7 @@ def test_another_attention_is_padded(llama: Path) -> None:
             )
             for i, (prompt, reply) in enumerate(pairs)
         ]
-        loss = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0)).loss
+        loss = make_algorithm(make_settings("gspo")).loss
         report = policy.update(samples, loss, Update(0, 1, 0.8, "own", ("p",)))
         told.append((scores, report.grad_norm))
     for one, two in zip(told[0][0], told[1][0], strict=True):

@@ -11,8 +11,7 @@ import pytest
 import torch
 from rounding import RoundsByShape
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import AtScores
@@ -27,7 +26,7 @@ def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
 
 
 def loss_of(name: str, beta: float = 0.0):
-    return make_algorithm(AlgorithmSettings(name=name, beta=beta), (0.0, 1.0)).loss
+    return make_algorithm(make_settings(name, beta=beta)).loss
 
 
 def scored(p: Policy) -> list[Sample]:

@@ -11,8 +11,7 @@ from small_models import model_of as small_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig, LoraSettings
 from hacrl.policy import attention, fuse
 from hacrl.policy.fuse import Fusion
@@ -56,7 +55,7 @@ def calls_of_linear(model, monkeypatch) -> list[int]:
     return rows
 
 
-LOSS = make_algorithm(AlgorithmSettings(name="gspo", beta=0.1), (0.0, 1.0)).loss
+LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
 UPDATE = Update(0, 1, 0.8, "own", ("p",))
 TOLERANCE = {"float32": 1e-6, "bfloat16": 0.05}
 

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig, parse_config
 from hacrl.pocket import pocket_path
 from hacrl.policy import head, offload
@@ -239,8 +238,8 @@ def test_an_update_allocates_what_was_told(
         )
         for i in range(16)
     ]
-    settings = AlgorithmSettings(name="gspo", epsilon_low=0.999, epsilon_high=1e6)
-    loss = make_algorithm(settings, (0.0, 1.0)).loss
+    settings = make_settings("gspo", epsilon_low=0.999, epsilon_high=1e6)
+    loss = make_algorithm(settings).loss
     tracked = Tracked()
     for tensor in (*policy.model.parameters(), *policy.master.values()):
         tracked.add(tensor)

@@ -127,7 +127,7 @@ def test_other_algorithms_have_what_applies(name: str, sources: set[str], tmp_pa
         member("wren"),
         member("w2", "wren"),
         **NO_EVALUATION | {"steps": 1, "prompts_per_step": 16, "samples_per_prompt": 2},
-        algorithm={"name": name, "epsilon_low": 3e-3},
+        algorithm={"name": name},
         verifier=HERE,
         diagnostics={"every": 1, "problems": 3, "samples": 4},
     )

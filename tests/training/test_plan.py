@@ -93,12 +93,6 @@ def test_a_minibatch_smaller_than_a_group_is_refused() -> None:
         plan(minibatch_samples=4, peers="none")
 
 
-@pytest.mark.parametrize(("floor", "last"), [(0.8, 1.0), (0.9, 0.85), (0.9, 1.2)])
-def test_a_floor_that_reaches_one_is_refused(floor: float, last: float) -> None:
-    with pytest.raises(UserError, match="stay below 1"):
-        plan(floor=floor, last_floor=last)
-
-
 def test_joined_peers_leave_the_learners_own_plan() -> None:
     """Two peers or none: 128 x 8 in minibatches of 512 are 2 updates."""
     for team in ({"a": 8}, {"a": 8, "b": 8, "c": 16}):

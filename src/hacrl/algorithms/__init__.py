@@ -1,8 +1,11 @@
-"""Algorithms: one file each, one entry in `ALGORITHMS`."""
+"""Algorithms: one file each, one entry in `ALGORITHMS`. START HERE: base.py has the interface."""
 
 from __future__ import annotations
 
-from hacrl.algorithms.base import Algorithm, Needs, Step
+import difflib
+from typing import Any
+
+from hacrl.algorithms.base import Algorithm, AlgorithmSettings, Needs, Step
 from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
 from hacrl.algorithms.grpo import Grpo
@@ -10,12 +13,20 @@ from hacrl.algorithms.gspo import Gspo
 from hacrl.algorithms.hacpo import Hacpo
 from hacrl.algorithms.naive import Naive
 from hacrl.algorithms.overlap import Overlap
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.algorithms.sgt import Sgt
 from hacrl.errors import UserError
 from hacrl.importing import import_object
 
-__all__ = ["ALGORITHMS", "Algorithm", "Needs", "Step", "algorithm_class", "make_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AlgorithmSettings",
+    "Needs",
+    "Step",
+    "algorithm_class",
+    "make_algorithm",
+    "make_settings",
+]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "hacpo": Hacpo,
@@ -33,10 +44,12 @@ def algorithm_class(name: str) -> type[Algorithm]:
     """Return the class of a built-in algorithm, or the one at an import path."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    if ":" not in name:
+    if ":" not in str(name):
+        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
         raise UserError(
-            f"algorithm.name = {name!r} is unknown. Choose one of: {', '.join(ALGORITHMS)}; "
-            "or give an import path like 'my_package.my_module:MyAlgorithm'."
+            f"algorithm.name = {name!r} is unknown"
+            f"{f'; did you mean {near[0]!r}?' if near else '.'} Choose one of: "
+            f"{', '.join(ALGORITHMS)}; or give an import path like 'my_module:MyAlgorithm'."
         )
     found = import_object(name, "algorithm.name")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
@@ -49,6 +62,16 @@ def algorithm_class(name: str) -> type[Algorithm]:
     return found
 
 
-def make_algorithm(settings: AlgorithmSettings, reward_range: tuple[float, float]) -> Algorithm:
+def make_settings(name: str = "hacpo", **values: Any) -> AlgorithmSettings:
+    """Validate the settings of an algorithm.
+
+    Example: make_settings("f-tis", tis_cap=3.0)
+    """
+    return algorithm_class(name).Settings(name=name, **values)
+
+
+def make_algorithm(
+    settings: AlgorithmSettings, reward_range: tuple[float, float] = (0.0, 1.0)
+) -> Algorithm:
     """Build the algorithm that the settings name for rewards in `reward_range`."""
     return algorithm_class(settings.name)(settings, reward_range)

@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from hacrl.algorithms.capability import Capability
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms.functional import advantage, mean
 from hacrl.errors import UserError
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Trajectory, Update
 
@@ -89,6 +91,35 @@ class Step:
         return self.reply(sample).reward
 
 
+class AlgorithmSettings(BaseModel):
+    """The `[algorithm]` table: these fields, and those of the algorithm's `Settings`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    name: str = "hacpo"
+    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, or an import path
+    `package.module:Class` of your own algorithm."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
+
+
+class PeerSettings(AlgorithmSettings):
+    """For algorithms in which peers' samples have updates."""
+
+    order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
+    """Order of a step's updates (open point; the published codes differ). auto: the algorithm's
+    default, mixed for overlap and own_first for the others."""
+
+
+class FreeSettings(PeerSettings):
+    """For an algorithm given by import path that has no `Settings` class."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Free settings of the algorithm."""
+
+
 class Algorithm(ABC):
     """Base class of all algorithms.
 
@@ -96,21 +127,33 @@ class Algorithm(ABC):
     loss must add nothing for such a row (the KL term aside), nor may other rows depend on it.
     """
 
+    Settings: ClassVar[type[AlgorithmSettings]] = FreeSettings
+    """The algorithm's fields of the `[algorithm]` table."""
     needs = Needs()
-    settings: AlgorithmSettings
+    settings: Any
+    """An instance of `Settings`."""
     weighs_by_ratio = True
     """Whether the loss multiplies a peer's sample by its ratio, for the metrics."""
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         """`reward_range` is the range that the verifier declares."""
         self.settings = settings
-        if settings.order != "auto" and self.needs.updates != "with_own":
+        if isinstance(settings, PeerSettings) and settings.order != "auto":
             self.needs = replace(self.needs, updates=settings.order)
 
-    @abstractmethod
+    def rewards(self, step: Step, sample: Sample) -> list[float]:
+        """The rewards that `credit` compares a sample with: those of its author's replies."""
+        return step.group(sample).rewards(sample.source)
+
     def credit(self, step: Step) -> list[Sample]:
         """Return the step's samples with advantage and weight set, in their order. Samples left out
-        are not trained on."""
+        are not trained on. By default A = (R - mean) / (std + 1e-6) over `rewards`, and weight 1."""
+        credited = []
+        for sample in step.samples:
+            rewards = self.rewards(step, sample)
+            a = advantage(step.reward(sample), mean(rewards), rewards)
+            credited.append(replace(sample, advantage=a, weight=1.0))
+        return credited
 
     @abstractmethod
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:

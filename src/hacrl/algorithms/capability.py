@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from hacrl.types import Snapshot
 
@@ -22,6 +25,24 @@ ALL_TASKS = ""
 
 StepRewards = Mapping[tuple[str, str], float]
 """(agent, task) -> mean judged reward in one step; task is ALL_TASKS for the whole run."""
+
+
+class CapabilitySettings(BaseModel):
+    """Settings of algorithms that use capability."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    capability_window: int = Field(5, ge=1)
+    """K: the number of steps over which an agent's capability is averaged (eq. 9)."""
+    capability_by: Literal["run", "task"] = "run"
+    """Measure capability over the whole run, or for each task separately (open point)."""
+    window_includes_step: bool = True
+    """Whether the window includes the current step (eq. 9). Off: the ratio does not depend on the
+    current rewards, as the unbiasedness theorem assumes; the first step then uses ratio 1."""
+    ratio_min: float = Field(0.1, gt=0)
+    """Lower guard of the capability ratio (eq. 8 has none)."""
+    ratio_max: float = Field(10.0, gt=0)
+    """Upper guard of the capability ratio."""
 
 
 @dataclass(frozen=True)
@@ -68,38 +89,31 @@ def window_mean(newest_first: Sequence[float], window: int) -> float:
 class CapabilityHistory:
     """Computes capability at any step and caches the mean rewards of each snapshot."""
 
-    def __init__(
-        self,
-        gather: Callable[[int], Snapshot],
-        *,
-        window: int,
-        by_task: bool = False,
-        includes_step: bool = True,
-        ratio_min: float = 0.1,
-        ratio_max: float = 10.0,
-    ) -> None:
-        self._gather = gather
-        self._window = window
-        self._by_task = by_task
-        self._includes_step = includes_step
-        self._guards = (ratio_min, ratio_max)
+    def __init__(self, gather: Callable[[int], Snapshot], settings: CapabilitySettings) -> None:
+        """`gather` returns the snapshot of a step."""
+        self._gather, self.settings = gather, settings
         self._steps: dict[int, StepRewards] = {}
 
     def at(self, snapshot: Snapshot, members: Collection[str]) -> Capability:
         """Return the capabilities as of this snapshot. Steps are read backwards until every member has
         filled its window; a step without the member does not count for it."""
+        settings, by_task = self.settings, self.settings.capability_by == "task"
         self._steps.setdefault(snapshot.step, step_rewards(snapshot))
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
-        newest = snapshot.step if self._includes_step else snapshot.step - 1
+        newest = snapshot.step if settings.window_includes_step else snapshot.step - 1
         for earlier in range(newest, -1, -1):
             for key, mean in self._rewards(earlier).items():
-                if key[0] in members and len(found[key]) < self._window:
+                if key[0] in members and len(found[key]) < settings.capability_window:
                     found[key].append(mean)
-            filled = all(len(found[(m, ALL_TASKS)]) >= self._window for m in members)
-            if filled and not self._by_task:  # a rare task may need older steps
+            filled = all(len(found[(m, ALL_TASKS)]) >= settings.capability_window for m in members)
+            if filled and not by_task:  # a rare task may need older steps
                 break
-        values = {key: window_mean(means, self._window) for key, means in found.items() if means}
-        return Capability(values, self._by_task, *self._guards)
+        values = {
+            key: window_mean(means, settings.capability_window)
+            for key, means in found.items()
+            if means
+        }
+        return Capability(values, by_task, settings.ratio_min, settings.ratio_max)
 
     def _rewards(self, step: int) -> StepRewards:
         if step not in self._steps:

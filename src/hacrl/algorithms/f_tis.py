@@ -4,7 +4,7 @@
     rho_t  = pi(y_t) / pi_source(y_t), of the same token id on both sides
     J_t    = stopgrad( min(rho_t, tis_cap) ) * A * log pi(y_t)
     KL(y)  = sum over tokens of log pi_source(y_t) - log pi(y_t)
-    a peer's sample with A < 0 and KL(y) > tis_kl_threshold is dropped: J = 0
+    a peer's sample with A < 0 and KL(y) > kl_threshold is dropped: J = 0
     loss   = - mean over all tokens of the minibatch of J_t   [+ beta * KL to the start weights]
 
 KL(y) is the plain one-sample estimate of the KL divergence from source to learner, at the current
@@ -19,22 +19,33 @@ prompt whose rewards are all equal gives no signal.
 
 from __future__ import annotations
 
-from hacrl.algorithms.base import Needs
+from pydantic import Field
+
+from hacrl.algorithms.base import Algorithm, Needs, PeerSettings
 from hacrl.algorithms.functional import add_kl, sequence_ratio
-from hacrl.algorithms.gspo import Gspo
 from hacrl.types import LossOutput, MicroBatch, Update
 
 
-class FTis(Gspo):
-    """`credit` is gspo's: each sample against its author's group."""
+class FTisSettings(PeerSettings):
+    tis_cap: float = Field(2.0, gt=0)
+    """Token weights are truncated at this value."""
+    kl_threshold: float = Field(50.0, ge=0)
+    """A peer's sample of negative advantage is dropped if its log-probability, summed over its
+    tokens, is lower than the source's by more than this."""
 
+
+class FTis(Algorithm):
+    """`credit` is the default: each sample against its author's replies to the problem."""
+
+    Settings = FTisSettings
+    settings: FTisSettings
     needs = Needs("tokens")
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         assert batch.source_logprobs_BT is not None
         log_rho_BT = (batch.logprobs_BT.detach() - batch.source_logprobs_BT) * batch.mask_BT
         weight_BT = log_rho_BT.exp().clamp(max=self.settings.tis_cap) * batch.mask_BT
-        far_B = -log_rho_BT.sum(1) > self.settings.tis_kl_threshold
+        far_B = -log_rho_BT.sum(1) > self.settings.kl_threshold
         dropped_B = ~batch.is_own_B & (batch.advantage_B < 0) & far_B
         kept_B = batch.advantage_B.masked_fill(dropped_B, 0.0)
         objective_BT = weight_BT * kept_B.unsqueeze(1) * batch.logprobs_BT

@@ -5,7 +5,7 @@
                          most often, including ties with the last one
     A(y)   = the source's: (R(y) - mean of its own group) / (std of its own group, ddof 1, + 1e-6)
     s(y)   = exp( mean_k log pi_k,old(y) - mean_j log pi_j,old(y) ),  each mean over its own tokens
-    w(y)   = 1[s > graft_threshold] * min(s, graft_cap) for a peer's sample, 1 for an own one
+    w(y)   = 1[s > threshold] * min(s, cap) for a peer's sample, 1 for an own one
     r_t    = pi_k(y_t) / pi_k,old(y_t), on the learner's tokens, for every source
     J_t    = w * min( r_t A, clip(r_t, 1 - token_epsilon_low, 1 + token_epsilon_high) A )
     loss   = - mean over all tokens of the minibatch of J_t   [+ beta * KL, own samples only]
@@ -28,9 +28,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from hacrl.algorithms.base import Needs, Step
 from hacrl.algorithms.functional import add_kl, all_failed, sequence_ratio, successes
-from hacrl.algorithms.grpo import Grpo
+from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
 
 if TYPE_CHECKING:
@@ -61,7 +63,16 @@ def exchange(groups: Sequence[Group], learner: str) -> dict[str, str]:
     return {problem_id: peer for problem_id, (_, peer) in best.items()}
 
 
+class GraftSettings(GrpoSettings):
+    threshold: float = Field(0.8, ge=0)
+    """A peer's sample with a ratio s at or below it has weight 0."""
+    cap: float = Field(1.0, gt=0)
+    """Largest weight of a peer's sample."""
+
+
 class Graft(Grpo):
+    Settings = GraftSettings
+    settings: GraftSettings
     needs = Needs("logprob", "after_credit", "with_own")
 
     def credit(self, step: Step) -> list[Sample]:
@@ -79,7 +90,7 @@ class Graft(Grpo):
         assert batch.old_logprobs_BT is not None
         old_B = (batch.old_logprobs_BT * batch.mask_BT).sum(1) / batch.mask_BT.sum(1)
         s_B = (old_B - batch.behaviour_B).exp()
-        peer_B = (s_B > self.settings.graft_threshold) * s_B.clamp(max=self.settings.graft_cap)
+        peer_B = (s_B > self.settings.threshold) * s_B.clamp(max=self.settings.cap)
         return peer_B.masked_fill(batch.is_own_B, 1.0)
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:

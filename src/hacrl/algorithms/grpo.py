@@ -11,15 +11,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
+from hacrl.algorithms.base import Algorithm, AlgorithmSettings
 from hacrl.algorithms.functional import add_kl, clip_leaves, clipped, sequence_ratio
-from hacrl.algorithms.gspo import Gspo
 from hacrl.types import LossOutput, MicroBatch, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Grpo(Gspo):
+class GrpoSettings(AlgorithmSettings):
+    token_epsilon_low: float = Field(0.2, gt=0, lt=1)
+    """Clip of the token ratio below 1."""
+    token_epsilon_high: float = Field(0.28, gt=0)
+    """Clip of the token ratio above 1."""
+
+
+class Grpo(Algorithm):
+    Settings = GrpoSettings
+    settings: GrpoSettings
+
     def objective(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return J_t of every token (0 where padded), and the rows with a token that the clip leaves
         a gradient."""

@@ -10,32 +10,25 @@ A prompt whose rewards are all equal gives no signal.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pydantic import Field
 
-from hacrl.algorithms.base import Algorithm, Step
-from hacrl.algorithms.functional import (
-    add_kl,
-    advantage,
-    clip_leaves,
-    clipped,
-    mean,
-    sequence_ratio,
-)
-from hacrl.types import LossOutput, MicroBatch, Sample, Update
+from hacrl.algorithms.base import Algorithm, AlgorithmSettings
+from hacrl.algorithms.functional import add_kl, clip_leaves, clipped, sequence_ratio
+from hacrl.types import LossOutput, MicroBatch, Update
+
+
+class GspoSettings(AlgorithmSettings):
+    epsilon_low: float = Field(3e-4, gt=0, lt=1)
+    """Clip of own samples' sequence ratio below 1 (eq. 47-49 of HACPO)."""
+    epsilon_high: float = Field(4e-4, gt=0)
+    """Clip of own samples' sequence ratio above 1."""
 
 
 class Gspo(Algorithm):
-    def rewards(self, step: Step, sample: Sample) -> list[float]:
-        """The rewards that a sample is compared with: those of its author's replies."""
-        return step.group(sample).rewards(sample.source)
+    """`credit` is the default: each sample against its author's replies to the problem."""
 
-    def credit(self, step: Step) -> list[Sample]:
-        credited = []
-        for sample in step.samples:
-            rewards = self.rewards(step, sample)
-            a = advantage(step.reward(sample), mean(rewards), rewards)
-            credited.append(replace(sample, advantage=a, weight=1.0))
-        return credited
+    Settings = GspoSettings
+    settings: GspoSettings
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high

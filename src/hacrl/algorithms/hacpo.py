@@ -17,9 +17,12 @@ gradient. With one agent hacpo equals gspo. A prompt whose rewards are all equal
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from hacrl.algorithms.base import Algorithm, Needs, Step
-from hacrl.algorithms.capability import Capability
+from pydantic import Field, model_validator
+
+from hacrl.algorithms.base import Algorithm, AlgorithmSettings, Needs, PeerSettings, Step
+from hacrl.algorithms.capability import Capability, CapabilitySettings
 from hacrl.algorithms.functional import (
     add_kl,
     advantage,
@@ -28,12 +31,52 @@ from hacrl.algorithms.functional import (
     mean,
     sequence_ratio,
 )
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms.gspo import GspoSettings
 from hacrl.errors import UserError
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
 
 
+class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
+    alpha: float = Field(1.0, ge=0)
+    """Exponent of the importance weight of peers, t * stopgrad(t)^alpha (eq. 12)."""
+    floor: float = Field(0.8, gt=0, lt=1)
+    """Peers' ratios below it are clipped at the first update of a step: 1 - delta (eq. 13). The
+    paper's Table 5 prints this floor, 0.8 or 0.9, as delta."""
+    last_floor: float = Field(0.875, gt=0)
+    """The floor of the last planned update; the floors between rise in equal steps (eq. 14; with
+    four updates per step the default is the paper's delta_step of 0.025)."""
+    ceiling: float = Field(1.0, ge=1)
+    """Peers' ratios above it are clipped (eq. 13, 14: 1). Far above 1, with a floor near 0: no
+    clipping, for ablations."""
+    peer_advantage: Literal["learner", "source"] = "learner"
+    """Which advantage a peer's sample gets: the learner's A_k (both published codes) or the source's
+    A_j (eq. 10 as printed)."""
+    capability_baseline: bool = True
+    """Scale every source's rewards to the learner's level in the baseline (eq. 7). Off: the plain
+    pooled mean, for ablations."""
+    capability_weight: bool = True
+    """Weight a peer's sample by w(source, learner) (eq. 10). Off: 1, for ablations."""
+    baseline_guard: bool = True
+    """A baseline above the verifier's largest reward falls back to the learner's own mean; otherwise
+    even a right answer would have a negative advantage (open point of eq. 7)."""
+    normaliser: Literal["mean", "paper"] = "mean"
+    """Mixed order only. mean: one mean over all samples. paper: own and peer sums each over the
+    learner's own count (eq. 53), so with n > 2 agents peers count n - 1 times."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> HacpoSettings:
+        if not self.floor <= self.last_floor < 1:
+            raise ValueError(
+                f"the peers' floor must rise and stay below 1, but floor = {self.floor} and "
+                f"last_floor = {self.last_floor}: at 1 every peer sample would be clipped. "
+                "Set floor <= last_floor < 1, e.g. 0.8 and 0.875."
+            )
+        return self
+
+
 class Hacpo(Algorithm):
+    Settings = HacpoSettings
+    settings: HacpoSettings
     needs = Needs("logprob")
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:

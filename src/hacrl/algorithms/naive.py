@@ -11,12 +11,17 @@ the paper reports it below.
 
 from __future__ import annotations
 
-from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.gspo import Gspo
+from hacrl.algorithms.base import Needs, PeerSettings, Step
+from hacrl.algorithms.gspo import Gspo, GspoSettings
 from hacrl.types import Sample
 
 
+class NaiveSettings(PeerSettings, GspoSettings):
+    pass
+
+
 class Naive(Gspo):
+    Settings = NaiveSettings
     needs = Needs("logprob")
 
     def rewards(self, step: Step, sample: Sample) -> list[float]:

@@ -3,8 +3,8 @@
 Learner k, source j, N tokens of the reply in the learner's tokenizer. For a problem q:
 
     rho(y) = pi_k,old(y) / pi_j,old(y), of the whole text, not of the average token
-    v(y)   = min(1, rho^overlap_power) for a peer's reply, 1 for an own one
-             N > overlap_tokens: rho^(overlap_tokens / N) instead of rho
+    v(y)   = min(1, rho^power) for a peer's reply, 1 for an own one
+             N > ratio_tokens: rho^(ratio_tokens / N) instead of rho
     follow:  where the learner's own group failed (judged, none right), a success has v = 1
     b(q)   = the smaller of: the mean of own rewards; the mean of own rewards and of those of peers'
              samples, weighted by v
@@ -55,7 +55,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 
-from hacrl.algorithms.base import Needs, Step
+from pydantic import Field
+
+from hacrl.algorithms.base import Needs, PeerSettings, Step
 from hacrl.algorithms.functional import (
     SMALL,
     add_kl,
@@ -66,11 +68,25 @@ from hacrl.algorithms.functional import (
     mean,
     sequence_ratio,
 )
-from hacrl.algorithms.gspo import Gspo
+from hacrl.algorithms.gspo import Gspo, GspoSettings
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
+class OverlapSettings(PeerSettings, GspoSettings):
+    power: float = Field(1.0, ge=0, le=1)
+    """Exponent of the ratio of whole texts: 1 is the exact ratio, 0 gives every peer's sample weight
+    1."""
+    ratio_tokens: int = Field(32, ge=1)
+    """The ratio of a longer reply is scaled to this number of tokens, because the exact ratio of a
+    long text is nearly always 0."""
+    follow: bool = True
+    """Where all own replies to a problem failed, a peer's success has weight 1 even if it is very
+    unlikely to the learner. Off: it is weighted by its ratio too, for ablations."""
+
+
 class Overlap(Gspo):
+    Settings = OverlapSettings
+    settings: OverlapSettings
     needs = Needs("logprob", "before_credit", "mixed")
     weighs_by_ratio = False
 
@@ -100,12 +116,12 @@ class Overlap(Gspo):
             return 1.0
         if sample.truncated or not group.rewards(step.learner):
             return None
-        if self.settings.overlap_follow and is_right(reply) and all_failed(group, step.learner):
+        if self.settings.follow and is_right(reply) and all_failed(group, step.learner):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
-        tempered = min(1.0, self.settings.overlap_tokens / sample.num_reply_tokens)
-        return exp(min(0.0, log_rho * tempered * self.settings.overlap_power))
+        tempered = min(1.0, self.settings.ratio_tokens / sample.num_reply_tokens)
+        return exp(min(0.0, log_rho * tempered * self.settings.power))
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high

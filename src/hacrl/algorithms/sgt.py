@@ -3,6 +3,7 @@
     own:   GRPO's loss, a mean over the tokens of the minibatch's own samples
     y*(q): one success of a peer, for prompts q where every own reply failed and a peer succeeded
     loss = GRPO + lambda * 1/Q * sum over q with a y* of - mean over tokens of log pi(y*)
+    lambda = imitation_weight
 
 Q is the number of prompts in the update, so the weight of y* does not depend on how many other
 prompts have one. With G samples per prompt, y* has about lambda * G times the pull of an own sample
@@ -19,14 +20,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pydantic import Field
+
 from hacrl.algorithms.base import Needs, Step
 from hacrl.algorithms.functional import add_kl, all_failed, is_right, sequence_ratio
-from hacrl.algorithms.grpo import Grpo
+from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.noise import stream_key
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
+class SgtSettings(GrpoSettings):
+    imitation_weight: float = Field(0.1, ge=0)
+    """lambda: weight of the imitation of a peer's success."""
+
+
 class Sgt(Grpo):
+    Settings = SgtSettings
+    settings: SgtSettings
     needs = Needs("text", updates="with_own")
 
     def credit(self, step: Step) -> list[Sample]:
@@ -43,7 +53,7 @@ class Sgt(Grpo):
         chosen = {id(sample) for _, sample in best.values()}
         kept = [s for s in step.samples if s.is_own or id(s) in chosen]
         return [
-            s if s.is_own else replace(s, advantage=1.0, weight=self.settings.sgt_lambda)
+            s if s.is_own else replace(s, advantage=1.0, weight=self.settings.imitation_weight)
             for s in super().credit(replace(step, samples=kept))
         ]
 

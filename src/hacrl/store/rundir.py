@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config, dump_config
+from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.overrides import first_difference
 from hacrl.store.files import append_line, sweep, write_atomic
 from hacrl.store.reader import LAYOUT, RunReader
 from hacrl.types import Sample

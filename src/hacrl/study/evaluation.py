@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from hacrl.config import AgentConfig, Config, load_config
+from hacrl.config_file import set_key
 from hacrl.errors import UserError
-from hacrl.overrides import set_key
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation
 from hacrl.store.checkpoint import Checkpoints

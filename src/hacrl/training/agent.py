@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hacrl.algorithms import Step
-from hacrl.algorithms.capability import Capability, CapabilityHistory
+from hacrl.algorithms.capability import Capability, CapabilityHistory, CapabilitySettings
 from hacrl.config import AgentConfig
 from hacrl.errors import RunStopped, UserError
 from hacrl.noise import stream_key
@@ -24,7 +24,7 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
 from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
-from hacrl.training.plan import minibatch, replaced
+from hacrl.training.plan import minibatch, plan_of, replaced
 from hacrl.training.samples import ViewLimits, learner_view
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
@@ -49,15 +49,12 @@ class Agent:
         self.checkpoints = Checkpoints(self.run.checkpoints(self.name), config.checkpoint.keep)
         self.clock = Clock()
         self.notes: list[str] = []
-        self.plan = config.plan_of(agent, self.algorithm) if agent.learns else None
+        self.plan = plan_of(config, agent, self.algorithm) if agent.learns else None
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
+        settings = config.algorithm
         self.capability = CapabilityHistory(
             self.pool.snapshot,
-            window=config.algorithm.capability_window,
-            by_task=config.algorithm.capability_by == "task",
-            includes_step=config.algorithm.window_includes_step,
-            ratio_min=config.algorithm.ratio_min,
-            ratio_max=config.algorithm.ratio_max,
+            settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
         self.limits = ViewLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
@@ -243,7 +240,10 @@ class Agent:
                 "rounding of your model, raise sampler.tolerance."
             )
         if settings.behaviour == "sampler":
-            if facts["agreement/max_gap"] < self.config.algorithm.epsilon_low / 10:
+            if (
+                facts["agreement/max_gap"]
+                < getattr(self.config.algorithm, "epsilon_low", 3e-4) / 10
+            ):
                 return list(rollouts), facts
             scored = self._scored(rollouts)
         self.policy.keep_scores(step)

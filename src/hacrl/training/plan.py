@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from hacrl.algorithms import Needs
+from hacrl.algorithms import Algorithm, Needs
 from hacrl.algorithms.base import Updates
+from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.noise import order_key
 from hacrl.types import Sample, Update
@@ -82,14 +83,22 @@ def make_plan(
     return Plan(prompts, parts, _floors(sum(n for _, n in parts), floor, last_floor))
 
 
+def plan_of(config: Config, agent: AgentConfig, algorithm: Algorithm) -> Plan:
+    """Return a learner's plan. Raises UserError if minibatch_samples is too small."""
+    settings = config.algorithm
+    return make_plan(
+        learner=agent.name,
+        prompts=config.prompts_per_step,
+        samples_per_prompt={a.name: config.samples_of(a) for a in config.agents},
+        minibatch_samples=config.minibatch_samples,
+        needs=algorithm.needs,
+        floor=getattr(settings, "floor", 0.8),
+        last_floor=getattr(settings, "last_floor", 0.875),
+    )
+
+
 def _floors(updates: int, floor: float, last_floor: float) -> tuple[float, ...]:
     """floor(m) = 1 - delta + m * delta_step, reaching last_floor at the last planned update."""
-    if last_floor < floor or last_floor >= 1 or floor >= 1:
-        raise UserError(
-            f"the peers' floor must rise and stay below 1, but algorithm.floor = {floor} and "
-            f"algorithm.last_floor = {last_floor}: at 1 every peer sample would be clipped. "
-            "Set floor <= last_floor < 1, e.g. 0.8 and 0.875."
-        )
     if updates == 1:
         return (floor,)
     step = (last_floor - floor) / (updates - 1)

@@ -13,8 +13,7 @@ import pytest
 import torch
 from ratio_rows import rows_of
 
-from hacrl.algorithms import make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.noise import stream_key
@@ -98,7 +97,7 @@ def samples(p: Policy, specs=SPECS) -> list[Sample]:
 
 def algorithm(name: str = "hacpo", **settings):
     wide = {"epsilon_low": 0.1, "epsilon_high": 0.1, **settings}
-    return make_algorithm(AlgorithmSettings(name=name, **wide), (0.0, 1.0))
+    return make_algorithm(make_settings(name, **wide))
 
 
 def learn(p: Policy, rows: list[Sample], part: str = "mixed", **settings) -> UpdateReport:

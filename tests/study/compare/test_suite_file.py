@@ -158,6 +158,7 @@ def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
     """Every config is valid; rollouts are equal up to the factor; every plan is possible. In the demo
     the updates are equal too."""
     from hacrl.algorithms import make_algorithm
+    from hacrl.training.plan import plan_of
 
     suite = load_suite(path)
     rollouts: dict[tuple[str, str], set[float]] = {}
@@ -166,7 +167,7 @@ def test_the_suites_that_come_with_hacrl(path: Path, tmp_path: Path) -> None:
         config = run.config
         algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
         for agent in config.agents:
-            plan = config.plan_of(agent, algorithm)
+            plan = plan_of(config, agent, algorithm)
             drawn = config.steps * config.prompts_per_step * config.samples_of(agent)
             key = (run.team, agent.name)
             rollouts.setdefault(key, set()).add(drawn / suite.arm(run.arm).factor)

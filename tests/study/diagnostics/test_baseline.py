@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability, step_rewards
-from hacrl.algorithms.settings import AlgorithmSettings
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
 from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
 
@@ -54,7 +53,7 @@ def test_the_three_baselines_of_a_group_by_hand() -> None:
 
 def test_the_capability_baseline_is_the_algorithms() -> None:
     """Wherever the algorithm uses it: the rewards differ and the guard is not needed."""
-    hacpo = make_algorithm(AlgorithmSettings(), (0.0, 1.0))
+    hacpo = make_algorithm(make_settings())
     for rewards in ({"k": (1, 0), "j": (1, 1, 0)}, {"k": (0, 0, 0), "j": (1, 0, 0), "i": (1, 1)}):
         made = group(rewards)
         for learner in rewards:

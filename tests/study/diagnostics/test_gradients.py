@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.algorithms import Needs, make_algorithm
-from hacrl.algorithms.settings import AlgorithmSettings
+from hacrl.algorithms import Needs, make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
@@ -67,7 +66,7 @@ def samples(p: Policy, source: str = "a", sign: float = 1.0, count: int = 4) -> 
 
 
 def found(p: Policy, chosen: list[Sample], how: Plan, name: str = "naive") -> Directions:
-    algorithm = make_algorithm(AlgorithmSettings(name=name), (0.0, 1.0))
+    algorithm = make_algorithm(make_settings(name))
     return directions(p, algorithm, blocks(how, chosen, PROBLEMS), "a")
 
 
@@ -104,7 +103,7 @@ def test_shares_of_a_block_add_up_to_its_gradient(llama: Path) -> None:
     p = policy(llama)
     chosen = samples(p) + samples(p, "b", -0.5) + samples(p, "c", 2.0)
     [block] = blocks(plan("mixed", a=1, b=1, c=1), chosen, PROBLEMS)
-    loss = make_algorithm(AlgorithmSettings(name="naive"), (0.0, 1.0)).loss
+    loss = make_algorithm(make_settings("naive")).loss
     whole = p.gradient(block.samples, range(12), loss, block.update)
     parts = [
         p.gradient(
@@ -131,7 +130,7 @@ def test_displacement_is_what_adamw_does(before: int, limit: float, llama: Path)
     after three others, and with the gradient clipped. Where the gradient is next to nothing AdamW's
     eps decides, so those entries are compared loosely."""
     p = policy(llama, betas=(0.0, 0.99), max_grad_norm=limit)
-    loss = make_algorithm(AlgorithmSettings(name="grpo"), (0.0, 1.0)).loss
+    loss = make_algorithm(make_settings("grpo")).loss
     chosen = samples(p)
     [block] = blocks(plan(a=1), chosen, PROBLEMS)
     for i in range(before):
@@ -149,7 +148,7 @@ def test_the_whole_effect_through_momentum(llama: Path) -> None:
     """With b1 = 0.9 an update shows a tenth of its gradient at once and the rest later: after many
     updates with gradient zero the weights have moved by the displacement (b2 near 1: v stays)."""
     p = policy(llama, betas=(0.9, 0.999999), max_grad_norm=1e9)
-    loss = make_algorithm(AlgorithmSettings(name="gspo"), (0.0, 1.0)).loss
+    loss = make_algorithm(make_settings("gspo")).loss
     chosen = samples(p)
     [block] = blocks(plan(a=1), chosen, PROBLEMS)
     for _ in range(50):  # bias corrections must be over
@@ -178,7 +177,7 @@ def _mean(p: Policy, s: Sample) -> float:
 
 def test_a_check_of_gradients_changes_nothing(llama: Path) -> None:
     """Weights, optimizer and the next update are the same with it and without."""
-    loss = make_algorithm(AlgorithmSettings(name="naive"), (0.0, 1.0)).loss
+    loss = make_algorithm(make_settings("naive")).loss
     ends, reports = [], []
     for checked in (False, True):
         p = policy(llama)

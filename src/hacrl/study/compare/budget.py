@@ -50,8 +50,9 @@ def per_step(config: Config, rule: str) -> dict[str, int]:
     learners = [a for a in config.agents if a.learns]
     if rule == "rollouts":
         return {a.name: config.prompts_per_step * config.samples_of(a) for a in learners}
-    from hacrl.algorithms import make_algorithm  # imports torch
+    from hacrl.algorithms import make_algorithm
+    from hacrl.training.plan import plan_of
 
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    plans = {a.name: config.plan_of(a, algorithm) for a in learners}
+    plans = {a.name: plan_of(config, a, algorithm) for a in learners}
     return {name: len(plan.floors) for name, plan in plans.items()}

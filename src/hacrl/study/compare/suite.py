@@ -24,8 +24,8 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from hacrl.config import Config, Table, parse_config
+from hacrl.config_file import apply_overrides, first_difference, merge, read_toml
 from hacrl.errors import UserError
-from hacrl.overrides import apply_override, first_difference, lay_over, read_toml
 from hacrl.store.reader import RunReader
 from hacrl.study.compare.budget import match_steps
 
@@ -235,15 +235,13 @@ def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
 
 def _config(suite: Suite, team: SuiteTeam, arm: Arm, seed: int, changes: Sequence[str]) -> Config:
     tree = deepcopy(suite.base)
-    for override in suite.overrides:
-        apply_override(tree, override, suite.folder)
+    apply_overrides(tree, suite.overrides, suite.folder)
     if team.agents is not None:
         tree["agents"] = [_agent(tree, agent, team) for agent in team.agents]
-    for override in (*team.overrides, *arm.overrides):
-        apply_override(tree, override, suite.folder)
+    apply_overrides(tree, team.overrides, suite.folder)
+    apply_overrides(tree, arm.overrides, suite.folder)
     _change_agents(tree.get("agents"), arm)
-    for override in (*changes, f"seed={seed}"):
-        apply_override(tree, override, suite.folder)
+    apply_overrides(tree, [*changes, f"seed={seed}"], suite.folder)
     where = f"{suite.path}, arm {arm.name!r}, team {team.name!r}"
     config = parse_config(tree, where, suite.folder)
     if not config.evaluation.problems:
@@ -257,7 +255,7 @@ def _change_agents(agents: Any, arm: Arm) -> None:
     for agent in agents if isinstance(agents, list) else []:
         for name, changed in arm.agents.items():
             if isinstance(agent, dict) and agent.get("name") == name:
-                lay_over(agent, deepcopy(changed))
+                merge(agent, deepcopy(changed))
                 break  # the change may include the name
 
 

@@ -252,6 +252,7 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
 def _print_plan(console: Console, config: Config) -> None:
     """Updates, floors, sizes and memory of every agent."""
     from hacrl.algorithms import make_algorithm
+    from hacrl.training.plan import plan_of
 
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     table = plain_table("\na step of each agent")
@@ -273,7 +274,7 @@ def _print_plan(console: Console, config: Config) -> None:
     for agent in config.agents:
         plan = None
         if agent.learns:
-            plan = config.plan_of(agent, algorithm)
+            plan = plan_of(config, agent, algorithm)
         sizes = ["-"] * 5
         if need := _need(config, agent):
             sizes = [f"{need.parameters:,}"]

@@ -1,0 +1,173 @@
+"""Reading a config: the TOML file, overrides from the command line, and readable errors.
+
+An override is `key=value`, or `+arm` for a file of them: `+gspo_x2` beside configs/paper/x.toml reads
+configs/paper/arms/gspo_x2.toml and merges its tables into those of x.toml.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from hacrl.algorithms import ALGORITHMS, algorithm_class
+from hacrl.errors import UserError
+
+ARMS = "arms"
+"""The folder with arm files, beside the config file."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+# ---------------------------------------------------------------- overrides
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], folder: Path) -> None:
+    """Change the tree in place, from left to right; `folder` is that of the config file.
+
+    An override of algorithm.name drops the tree's settings that the new algorithm does not have, so
+    that `algorithm.name=gspo` is enough for a baseline. Settings given by overrides are never dropped.
+    """
+    before = tree.pop("algorithm", {})
+    for override in overrides:
+        if override.startswith("+"):
+            merge(tree, read_toml(_arm(override, folder)))
+        else:
+            set_key(tree, override)
+    given = tree.get("algorithm", {})
+    if isinstance(before, dict) and isinstance(given, dict):
+        name = given.get("name")
+        if name is not None and name != before.get("name"):
+            known = algorithm_class(name).Settings.model_fields
+            before = {key: value for key, value in before.items() if key in known}
+        tree["algorithm"] = before
+        merge(before, given)
+
+
+def merge(tree: dict[str, Any], other: dict[str, Any]) -> None:
+    """Merge tables key by key; values and lists are replaced."""
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def set_key(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key. An agent is named by its position or its name, all agents by `*`."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    _set(tree, key.split("."), value, override)
+
+
+def _set(node: Any, path: list[str], value: Any, override: str) -> None:
+    part, *rest = path
+    if isinstance(node, list):
+        places = range(len(node)) if part == "*" else [_position(node, part, override)]
+        for place in places:
+            if rest:
+                _set(node[place], rest, value, override)
+            else:
+                node[place] = deepcopy(value)
+    elif not isinstance(node, dict):
+        where = ".".join(override.partition("=")[0].split(".")[: -len(path)])
+        raise UserError(f"override {override!r}: {where} is a value, not a table")
+    elif rest:
+        _set(node.setdefault(part, {}), rest, value, override)
+    else:
+        node[part] = deepcopy(value)  # a copy per agent: a later override may change one of them
+
+
+def _arm(override: str, folder: Path) -> Path:
+    name = override.removeprefix("+")
+    path = folder / ARMS / f"{name}.toml"
+    if not name or Path(name).name != name or not path.is_file():
+        there = sorted(p.stem for p in (folder / ARMS).glob("*.toml"))
+        known = f"there are: {', '.join('+' + n for n in there)}" if there else "there are none"
+        raise UserError(f"override {override!r} names no file {path}; {known}")
+    return path
+
+
+def _position(items: list[Any], part: str, override: str) -> int:
+    names = [item.get("name") for item in items if isinstance(item, dict)]
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    if part in names:
+        return names.index(part)
+    raise UserError(
+        f"override {override!r}: there is no {part!r}; use 0 to {len(items) - 1}, one of {names}, "
+        "or * for all"
+    )
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
+    """Return the first key whose values differ, with both values, or None if all are equal."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = first_difference(old.get(key), new.get(key), f"{where}.{key}".strip("."))
+            if found:
+                return found
+        return None
+    return None if old == new else f"{where} is {old!r} there and {new!r} here"
+
+
+# ---------------------------------------------------------------- errors
+
+
+def explain(
+    error: ValidationError, table: type[BaseModel], tree: Any, renamed: Mapping[str, str]
+) -> str:
+    """Return one clause per problem: the place, the problem and the way out."""
+    found = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "the file"
+        message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
+        if item["type"] == "extra_forbidden":
+            message = _unknown_key(item["loc"], table, tree, renamed)
+        elif item["type"] == "missing":
+            message = "missing; add it"
+        elif not isinstance(item["input"], (dict, list, BaseModel)):
+            message += f" (given: {item['input']!r})"
+        found.append(message if message.startswith(where) else f"{where}: {message}")
+    return "; ".join(found)
+
+
+def _unknown_key(
+    location: Sequence[int | str], table: type[BaseModel], tree: Any, renamed: Mapping[str, str]
+) -> str:
+    """Say what to write instead of an unknown key."""
+    *parents, key = (part for part in location if isinstance(part, str))
+    if advice := renamed.get(".".join([*parents, key])):
+        return advice
+    if parents == ["algorithm"]:
+        name = tree["algorithm"].get("name", "hacpo")
+        owners = [n for n, kind in ALGORITHMS.items() if key in kind.Settings.model_fields]
+        if owners:
+            return f"algorithm.{key} belongs to {', '.join(owners)}, not {name}"
+        table, parents = algorithm_class(name).Settings, []
+    for parent in parents:
+        annotation = table.model_fields[parent].annotation
+        kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type)]
+        table = next(k for k in kinds if issubclass(k, BaseModel))
+    known = list(table.model_fields)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key; {hint}"
