@@ -71,30 +71,30 @@ def test_weights_optimizer_and_cache_by_hand() -> None:
     count, shape = sum(p.numel() for p in model.parameters()), model.config
     token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
     need = need_of(folder)
-    assert (need.parameters, need.weights, need.waiting) == (count, 4 * count, 8 * count)
-    assert need.gradients == 4 * count
+    assert (need.parameters, need.weights, need.offloadable) == (count, 4 * count, 8 * count)
+    assert need.step == 4 * count + 8 * shape.vocab_size * shape.hidden_size
     assert need.cache == 16 * 100 * token * 4
     half = need_of(folder, CUDA, 1e15)
-    assert (half.weights, half.waiting) == (2 * count, 12 * count)
+    assert (half.weights, half.offloadable) == (2 * count, 12 * count)
     assert half.cache == (16 * 3 + 4 * 2) * 64 * token * 2
     assert need_of(folder, CUDA, 1e6).cache == need_of(folder, CPU, 1e6).cache == pytest.approx(2e5)
     frozen = need_of(folder, learn=True, lora={"rank": 4})
     assert frozen.weights == 4 * count
-    assert frozen.waiting < 8 * 0.2 * count
+    assert frozen.offloadable < 8 * 0.2 * count
 
 
 def test_a_frozen_member_learns_nothing() -> None:
     made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "learn": False})
     need = estimate_need(made, made.agents[1], str(pocket_path("finch")), CPU, None)
     assert need is not None
-    assert (need.waiting, need.learning) == (0, 0)
+    assert (need.offloadable, need.learning) == (0, 0)
 
 
 BIG = Need(
-    parameters=1, weights=10, waiting=60, gradients=20, batch=50, step=30, cache=8, sampling=5,
+    parameters=1, weights=10, offloadable=60, batch=50, step=30, cache=8, sampling=5,
     offload="auto",
 )  # fmt: skip
-SMALL = replace(BIG, weights=4, waiting=24, batch=40, step=10)
+SMALL = replace(BIG, weights=4, offloadable=24, batch=40, step=10)
 
 
 def test_a_devices_peak_by_hand() -> None:
@@ -105,9 +105,9 @@ def test_a_devices_peak_by_hand() -> None:
     assert device_peak({"big": BIG}, None, False).bytes == 120
     both = {"big": BIG, "small": SMALL}
     peak = device_peak(both, 160.0, True)
-    assert (peak.bytes, peak.when, peak.parked) == (156, "big learns", False)
+    assert (peak.bytes, peak.when, peak.offloaded) == (156, "big learns", False)
     peak = device_peak(both, 158.0, True)
-    assert (peak.bytes, peak.when, peak.parked) == (132, "big learns", True)
+    assert (peak.bytes, peak.when, peak.offloaded) == (132, "big learns", True)
     never = {name: replace(n, offload="none") for name, n in both.items()}
     assert device_peak(never, 158.0, True).bytes == 156
     asleep = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
@@ -132,7 +132,7 @@ class OnGpu:
     device: torch.device = CUDA
 
     def absent_bytes(self) -> int:
-        return round(self.need.waiting - self.here)
+        return round(self.need.offloadable - self.here)
 
     def step_aside(self) -> None: ...
 
@@ -165,12 +165,12 @@ def test_a_run_parks_where_doctor_says_so(
     )
     needs = [estimate_need(made, agent, agent.model, CUDA, H200) for agent in made.agents]
     peak = device_peak(dict(zip(shapes, needs, strict=True)), H200, True)
-    assert peak.parked == parks
+    assert peak.offloaded == parks
     assert peak.bytes < H200
     cache = max(n.cache for n in needs)
     first, second = (OnGpu(n, 0) for n in needs)
     monkeypatch.setattr(offload, "_offloaders", weakref.WeakSet((first, second)))
-    whole = [n.waiting for n in needs]
+    whole = [n.offloadable for n in needs]
     for first.here, second.here in ((whole[0], whole[1] / 3), (0, whole[1]), (whole[0], 0), whole):
         used = cache + sum(t.need.weights + t.here for t in (first, second))
         monkeypatch.setattr(offload, "memory_in_use", lambda device, n=used: (round(n), H200))
@@ -246,7 +246,7 @@ def test_an_update_allocates_what_was_told(
     with tracked:
         for _ in range(2):
             policy.update(samples, loss, Update(0, 1, 0.8, "own", ("p",)))
-    told = need.weights + need.waiting + need.learning
+    told = need.weights + need.offloadable + need.learning
     assert told == pytest.approx(tracked.peak, rel=0.2)
 
 

@@ -6,7 +6,7 @@ from hacrl.algorithms import Needs
 from hacrl.config import parse_config
 from hacrl.pocket import pocket_path
 from hacrl.study.doctor import doctor
-from hacrl.study.doctor.doctor import plan_cells
+from hacrl.study.doctor.doctor import plan_texts
 from hacrl.study.doctor.memory import count_parameters, size_text
 from hacrl.study.inspect.samples import one_line
 from hacrl.study.plots import smooth, sparkline
@@ -53,8 +53,8 @@ def test_plan_in_words() -> None:
         floor=0.8,
         last_floor=0.875,
     )
-    assert plan_cells(plan) == ["2 own + 2 peers", "0.85 to 0.875"]
-    assert plan_cells(None) == ["none (frozen)", "-"]
+    assert plan_texts(plan) == ["2 own + 2 peers", "0.85 to 0.875"]
+    assert plan_texts(None) == ["none (frozen)", "-"]
 
 
 def test_parameters_of_a_folder() -> None:

@@ -1,8 +1,8 @@
-"""How much a forward pass keeps for its backward, measured on a model without weights.
+"""Measure the activations that a forward pass keeps for the backward, on a model without weights.
 
-The model is built from its config on torch's meta device, where tensors have sizes and no memory, and
-a forward pass tells what autograd would keep of a token. So the figure is right for any architecture
-that transformers builds, without loading anything.
+The model is built from its config on torch's meta device, where tensors have shapes but no memory.
+Hooks count what autograd saves per token. This works for every architecture that transformers can
+build, without loading weights.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ class Measured:
 
     parameters: int
     trained: int
-    """Of these, or of an adapter."""
+    """Trainable parameters: those above, or the adapter's."""
     kept: float
-    """Bytes that a backward needs of one token, over all layers."""
+    """Bytes saved for the backward per token, over all layers."""
     layers: int
     hidden: int
     inner: int
-    """Widest layer inside a block."""
+    """Largest output size of a linear layer inside a block."""
     words: int
     cache_token: int
-    """Bytes of one token's keys and values."""
+    """Bytes of keys and values per token."""
 
 
 def measure(
     source: str, agent: AgentConfig, dtype: torch.dtype, *, on_gpu: bool = False
 ) -> Measured | None:
-    """None where the model cannot be built from its config, or attends in a way of its own."""
+    """Measure a model. None if it cannot be built from its config, or if its attention cannot be
+    replaced."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from hacrl.policy.lora import add_adapter
@@ -74,7 +75,7 @@ def measure(
 def _measure(model: Any, dtype: torch.dtype, fused: bool) -> Measured | None:
     for module in model.modules():
         if isinstance(getattr(module, "rope_type", None), str):
-            module.rope_type = "default"  # some kinds look at positions, which have no values here
+            module.rope_type = "default"  # other types read positions, which have no values here
     weighing = _Weighing()
     kept: dict[int, Tensor] = {}
     own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
@@ -109,11 +110,11 @@ def _measure(model: Any, dtype: torch.dtype, fused: bool) -> Measured | None:
 
 
 class _Weighing:
-    """Attention that computes nothing and keeps what the real one keeps."""
+    """Attention that computes nothing but saves what the real one saves for its backward."""
 
     def __init__(self) -> None:
         self.layers: dict[int, int] = {}
-        """Of each layer, numbers in one token's keys and values."""
+        """Layer -> number of elements of a token's keys and values."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         self.layers[layer] = (key.numel() + value.numel()) // TOKENS
@@ -122,7 +123,7 @@ class _Weighing:
 
 
 def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiled part keeps: its inputs, of a rotary embedding only the angles."""
+    """A compiled function saves its inputs; a rotary embedding only its angles."""
     kept = slice(2, None) if getattr(function, "__name__", "") == ROTARY else slice(None)
 
     def call(*arguments: Any, **named: Any) -> Any:

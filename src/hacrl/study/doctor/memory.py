@@ -1,28 +1,26 @@
-"""How much memory a step needs, told beforehand from sizes alone.
+"""Estimate the peak memory of a training step from the sizes of the models.
 
-A step's peak on a device, where agents take turns (bytes; w = 2 in bfloat16, 4 in float32):
+The peak on a device where agents take turns (bytes per parameter; w = 2 in bfloat16, 4 in float32):
 
-    at rest     each agent: weights w, and unless they wait on the host (policy/offload.py) the float32
-                master 4 (bfloat16 only), AdamW's moments 8 and the KL term's start weights w
-    rollouts    at rest + keys and values + one decode step's logits, or one prefill's hidden states
-    learning    at rest + keys and values (a GPU's stay) + this agent's own of the above + the larger of
-                a micro-batch (what its backward needs, a chunk of logits, the head's gradient; and the
-                float32 gradients 4, but in the first micro-batch) and the optimizer's step
+    between updates  every agent: weights w and, unless offloaded (policy/offload.py), float32 master
+                     weights 4 (bfloat16 only), AdamW moments 8 and start weights of the KL term w
+    rollouts         the above + KV cache + the logits of a decode step, or a prefill's hidden states
+    learning         the above + KV cache (it stays on a GPU) + this agent's optimizer state + the
+                     larger of a micro-batch (activations, a chunk of logits, the head's gradient, and
+                     float32 gradients 4 after the first micro-batch) and the optimizer step
 
-Sequences are taken at their longest, so a run stays below it where replies are shorter.
+Sequences have their maximum length, so a run with shorter replies needs less.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from hacrl.config import AgentConfig, Config
 from hacrl.policy.head import CHUNK_BYTES
@@ -33,24 +31,23 @@ from hacrl.study.doctor.activations import Measured, measure
 
 @dataclass(frozen=True)
 class Need:
-    """An agent's memory in bytes, by what it is for.
+    """Memory of one agent in bytes.
 
-    Example: Need(parameters=268_098_176, weights=540e6, waiting=3.2e9, gradients=1.1e9, batch=18e9,
+    Example: Need(parameters=268_098_176, weights=540e6, offloadable=3.2e9, batch=18e9,
              step=1.3e9, cache=80e6, sampling=270e6, offload="auto")
     """
 
     parameters: int
     weights: float
-    """What samples and scores; always on the device."""
-    waiting: float
-    """Master, moments and start weights: may wait on the host while others learn."""
-    gradients: float
+    """Weights for sampling and scoring; always on the device."""
+    offloadable: float
+    """Master weights, moments and start weights; can be on the host while other agents learn."""
     batch: float
-    """A micro-batch's forward and backward, gradients in float32 included where there were some."""
+    """Forward and backward of a micro-batch, with the gradients of earlier ones."""
     step: float
-    """The optimizer's step, gradients included."""
+    """The optimizer step, with gradients."""
     cache: float
-    """Keys and values of all rows that are sampled side by side, at their longest."""
+    """KV cache of all rows that are sampled at the same time, at maximum length."""
     sampling: float
     """A prefill or a decode step."""
     offload: str
@@ -62,168 +59,126 @@ class Need:
 
 @dataclass(frozen=True)
 class Peak:
-    """Of one device over a step.
+    """Peak memory of one device in a step.
 
-    Example: Peak(bytes=92e9, when="qwen-4b learns", parked=True)
+    Example: Peak(bytes=92e9, when="qwen-4b learns", offloaded=True)
     """
 
     bytes: float
     when: str
-    parked: bool
-    """Whether what can wait on the host does."""
+    offloaded: bool
+    """Whether some agent's optimizer state is offloaded to the host."""
 
 
 def device_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) -> Peak:
-    """Of agents that share a device of `whole` bytes (None: unknown, nobody is short of it).
+    """The peak of agents that share a device of `whole` bytes (None: unknown, large enough).
 
-    `keeps_cache`: keys and values stay while agents learn, as they do on a GPU, in one arena.
+    keeps_cache: the KV cache stays allocated while agents learn, as on a GPU.
     """
     cache = max(n.cache for n in needs.values())
     kept = cache if keeps_cache else 0.0
-    full = sum(n.weights + n.waiting for n in needs.values()) + kept
+    full = sum(n.weights + n.offloadable for n in needs.values()) + kept
     short = whole is not None and is_short(full, whole)
 
-    def rests(need: Need) -> float:
+    def resident(need: Need) -> float:
         away = need.offload == "optimizer" or (need.offload == "auto" and short)
-        return need.weights + (0.0 if away else need.waiting)
+        return need.weights + (0.0 if away else need.offloadable)
 
-    parked = any(rests(n) < n.weights + n.waiting for n in needs.values())
+    total = sum(map(resident, needs.values()))
     moments = []
     for name, need in needs.items():
-        others = sum(rests(n) for other, n in needs.items() if other != name)
-        own = need.weights + need.waiting
-        moments.append((others + rests(need) + cache + need.sampling, f"{name} samples"))
+        moments.append((total + cache + need.sampling, f"{name} samples"))
         if need.learning:
-            moments.append((others + own + kept + need.learning, f"{name} learns"))
+            own = need.weights + need.offloadable
+            moments.append((total - resident(need) + own + kept + need.learning, f"{name} learns"))
     most, when = max(moments)
-    return Peak(most, when, parked)
+    return Peak(most, when, offloaded=total + kept < full)
 
 
 def estimate_need(
     config: Config, agent: AgentConfig, source: str, device: torch.device, whole: float | None
 ) -> Need | None:
-    """From sizes alone; None where the model's config does not tell them. `source` is a folder or a
-    hub name, `whole` the device's memory."""
-    half = agent.dtype == "bfloat16" or (agent.dtype == "auto" and device.type == "cuda")
-    dtype = torch.bfloat16 if half else torch.float32
-    sizes = measure(source, agent, dtype, on_gpu=device.type == "cuda")
+    """Estimate the memory of an agent on a device of `whole` bytes. None if the model cannot be built
+    from its config. `source` is a model folder or a hub name."""
+    on_gpu = device.type == "cuda"
+    half = agent.dtype == "bfloat16" or (agent.dtype == "auto" and on_gpu)
+    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32, on_gpu=on_gpu)
     if sizes is None:
         return None
     width = 2 if half else 4
     kl = agent.learns and config.algorithm.beta > 0 and not agent.lora
-    # AdamW keeps two float32 moments; a bfloat16 model a float32 master besides.
+    # AdamW keeps two float32 moments; a bfloat16 model also has float32 master weights.
     trained = sizes.trained / agent.ranks if agent.learns else 0.0
-    waiting = trained * (12 if half else 8) + (sizes.parameters * width if kl else 0)
-    gradients = trained * 4
+    # Tokens of the largest micro-batch and of an update, with sequences of maximum length.
+    longest = config.prompt_limit(agent) + config.response_limit(agent)
+    most = max(config.samples_of(a) for a in config.agents) * config.prompts_per_step
+    update = min(config.minibatch_samples, most * len(config.agents)) * longest
+    tokens = min(max(agent.microbatch_tokens, longest), update)
     batch = step = 0.0
     if agent.learns:
-        tokens, several = _microbatch(config, agent)
-        batch = _passes(agent, sizes, tokens, device, width) + (gradients if several else 0.0)
+        gradients = trained * 4
+        batch = _passes(agent, sizes, tokens, device, width) + (gradients if tokens < update else 0)
         step = gradients + 2 * 4 * (sizes.words * sizes.hidden if not agent.lora else 0)
-    weights = sizes.parameters * width * (1 if agent.ranks == 1 else 1 + 1 / agent.ranks)
+    # Sampling: a prefill or scoring pass, or the logits of a decode step.
+    rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
+    prefill = min(PREFILL_TOKENS[device.type], config.prompts_per_step * config.prompt_limit(agent))
+    passing = max(prefill, tokens) * (3 * sizes.inner + 6 * sizes.hidden) * width
+    cache = _cache_tokens(config, agent, rows, on_gpu) * sizes.cache_token
     return Need(
         parameters=sizes.parameters,
-        weights=weights,
-        waiting=waiting,
-        gradients=gradients,
+        weights=sizes.parameters * width * (1 if agent.ranks == 1 else 1 + 1 / agent.ranks),
+        offloadable=trained * (12 if half else 8) + (sizes.parameters * width if kl else 0),
         batch=batch,
         step=step,
-        cache=_cache(config, agent, sizes, device, whole),
-        sampling=_sampling(config, agent, sizes, device, width),
-        # shards stay where they are, and on a CPU there is no elsewhere
-        offload="none" if agent.ranks > 1 or device.type == "cpu" else agent.offload,
+        cache=min(cache, config.sampler.cache_fraction * whole) if whole else cache,
+        sampling=max(passing, rows * sizes.words * width),
+        # Shards are never offloaded, and on a CPU there is nowhere to offload to.
+        offload="none" if agent.ranks > 1 or not on_gpu else agent.offload,
     )
-
-
-def _longest(config: Config, agent: AgentConfig) -> int:
-    return config.prompt_limit(agent) + config.response_limit(agent)
-
-
-def _microbatch(config: Config, agent: AgentConfig) -> tuple[int, bool]:
-    """Tokens of the largest micro-batch, and whether an update has several."""
-    most = max(config.samples_of(a) for a in config.agents) * config.prompts_per_step
-    update = min(config.minibatch_samples, most * len(config.agents)) * _longest(config, agent)
-    tokens = min(max(agent.microbatch_tokens, _longest(config, agent)), update)
-    return tokens, tokens < update
 
 
 def _passes(
     agent: AgentConfig, sizes: Measured, tokens: int, device: torch.device, width: int
 ) -> float:
-    """Forward and backward of a micro-batch, but for the float32 gradients."""
-    head = _head(agent, sizes, tokens, device, width)
+    """Forward and backward of a micro-batch, without float32 gradients."""
+    element = width + (0 if device.type == "cuda" else 8)
+    chunk = min(CHUNK_BYTES[device.type], tokens * sizes.words * element)
+    several = tokens * sizes.words * element > chunk
+    gradient = sizes.words * sizes.hidden * (width + (4 if several and width == 2 else 0))
+    # A chunk of logits, hidden states with their gradient, and the gradient of the head.
+    head = chunk + 2 * tokens * sizes.hidden * width + (0 if agent.lora else gradient)
     if not agent.gradient_checkpointing:
         return tokens * sizes.kept + head
-    # every layer's input; then the head's backward, or what one layer keeps when computed again
+    # The input of every layer, then the head's backward or the recomputation of one layer.
     layer = tokens * sizes.kept / sizes.layers
     return tokens * sizes.layers * sizes.hidden * width + max(head, layer)
 
 
-def _head(
-    agent: AgentConfig, sizes: Measured, tokens: int, device: torch.device, width: int
-) -> float:
-    """A chunk of logits, hidden states and their gradient, and the head's own gradient."""
-    element = width + (0 if device.type == "cuda" else 8)
-    chunk = min(CHUNK_BYTES[device.type], tokens * sizes.words * element)
-    several = tokens * sizes.words * element > chunk
-    own = sizes.words * sizes.hidden * (width + (4 if several and width == 2 else 0))
-    return chunk + 2 * tokens * sizes.hidden * width + (0 if agent.lora else own)
-
-
-def _cache(
-    config: Config, agent: AgentConfig, sizes: Measured, device: torch.device, whole: float | None
-) -> float:
+def _cache_tokens(config: Config, agent: AgentConfig, rows: int, on_gpu: bool) -> int:
+    """Tokens in the KV cache of the built-in sampler; a GPU allocates whole pages."""
     if config.sampler_of(agent).kind != "builtin":
-        return 0.0
-    longest = _longest(config, agent)
-    rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
-    tokens = rows * longest
-    if device.type == "cuda":
-        pages = rows * (ceil(longest / PAGE) + 1)
-        pages += config.prompts_per_step * ceil(config.prompt_limit(agent) / PAGE)
-        tokens = pages * PAGE
-    wanted = tokens * sizes.cache_token
-    return min(wanted, config.sampler.cache_fraction * whole) if whole else wanted
-
-
-def _sampling(
-    config: Config, agent: AgentConfig, sizes: Measured, device: torch.device, width: int
-) -> float:
-    """The larger of a prefill or scoring pass (a block's inner tensors) and a decode step's logits."""
-    rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
-    prefill = min(PREFILL_TOKENS[device.type], config.prompts_per_step * config.prompt_limit(agent))
-    tokens = max(prefill, _microbatch(config, agent)[0])
-    passing = tokens * (3 * sizes.inner + 6 * sizes.hidden) * width
-    return max(passing, rows * sizes.words * width)
-
-
-# ---------------------------------------------------------------- files and devices
+        return 0
+    prompt, reply = config.prompt_limit(agent), config.response_limit(agent)
+    if not on_gpu:
+        return rows * (prompt + reply)
+    pages = rows * (ceil((prompt + reply) / PAGE) + 1)
+    return (pages + config.prompts_per_step * ceil(prompt / PAGE)) * PAGE
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Of the safetensors files, read from their headers alone; None where there are none."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_count_in_file, files)) or None
+    """Parameters in the safetensors files, read from their headers; None if there are no files."""
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            count += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count or None
 
 
-def _count_in_file(path: Path) -> int:
-    """A file begins with the length of its JSON header: {name: {"shape": [...], ...}, ...}."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    return sum(prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
-
-
-def memory_of(device: torch.device) -> float | None:
-    """All of a GPU's, or of this machine's."""
+def memory_of(device: torch.device) -> float:
+    """Total memory of a GPU, or of this machine."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes: Sequence[list[str]] = [line.split() for line in lines]
-    return next((float(s[1]) * 1024 for s in sizes if s[0] == "MemTotal:"), None)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def size_text(size: float) -> str:
