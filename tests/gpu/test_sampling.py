@@ -1,4 +1,4 @@
-"""The captured sampler and its kernels, against plain torch on the same device."""
+"""CUDA graphs and Triton kernels of the sampler, compared with plain torch on the same GPU."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_attention_over_pages(heads, groups, size, splits, window, cap, dtype) -
 
 
 @pytest.mark.parametrize("words", [49_152, 151_936, 1000])
-def test_the_draw_uses_the_noise_of_every_other_path(words: int) -> None:
+def test_the_draw_kernel_uses_the_noise_of_noise_py(words: int) -> None:
     from hacrl.sampling.kernels import draw_and_advance
 
     torch.manual_seed(0)
@@ -131,9 +131,11 @@ def test_the_draw_uses_the_noise_of_every_other_path(words: int) -> None:
 @pytest.mark.parametrize("family", ["qwen", "gemma3"])
 @pytest.mark.parametrize("fuse_after", [10**9, 0, 37])
 @pytest.mark.parametrize("rows", [96, 20])
-def test_captured_replies_are_the_plain_ones(family, fuse_after, rows, monkeypatch) -> None:
-    """Float32: token for token, with refilled rows, across a window, fused or not, or between two
-    steps that the host does not look at."""
+def test_graphs_give_the_replies_of_transformers_cache(
+    family, fuse_after, rows, monkeypatch
+) -> None:
+    """Float32, token for token: with replaced rows, sliding windows, and captures before, between and
+    after steps of a round."""
     monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
     model, asked, ends = model_of(family), some_requests(), (5, 6, 7)
     replies = BuiltinSampler(model, ends, 0, rows).sample(asked, 1.0)
@@ -143,8 +145,8 @@ def test_captured_replies_are_the_plain_ones(family, fuse_after, rows, monkeypat
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
 
 
-def test_a_captured_step_reads_the_weights_of_today() -> None:
-    """Updates overwrite the resident tensors in place; the graphs need no new capture."""
+def test_graphs_read_the_current_weights() -> None:
+    """Updates overwrite the weights in place, so graphs are not captured again."""
     model, asked = model_of("qwen", torch.bfloat16), some_requests(24)
     sampler = BuiltinSampler(model, (5,), 0, 24)
     before = sampler.sample(asked, 1.0)
@@ -159,8 +161,8 @@ def test_a_captured_step_reads_the_weights_of_today() -> None:
 
 @pytest.mark.parametrize("family", ["qwen", "gemma3"])
 @pytest.mark.parametrize("fuse_after", [10**9, 0])
-def test_joined_products_see_an_update(family, fuse_after, monkeypatch, tmp_path) -> None:
-    """Float32, against plain forwards of the weights of the moment; and they are saved as any are."""
+def test_joined_linears_see_updates(family, fuse_after, monkeypatch, tmp_path) -> None:
+    """Float32, compared with plain forward passes after each change; weights are saved as usual."""
     monkeypatch.setattr(decode_module, "FUSE_AFTER", fuse_after)
     model, asked, ends, written = model_of(family), some_requests(24), (5, 6, 7), []
     sampler = BuiltinSampler(model, ends, 0, 24)
@@ -174,14 +176,14 @@ def test_joined_products_see_an_update(family, fuse_after, monkeypatch, tmp_path
             for name, parameter in model.named_parameters():
                 if "_proj" in name:
                     parameter.copy_(parameter + 0.02 * torch.randn_like(parameter))
-    assert len(Joined(model).groups) == 2 * 4
+    assert len(Joined(model).siblings) == 2 * 4
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor.cpu(), loaded[name])
 
 
-def test_one_request_alone() -> None:
+def test_a_single_request() -> None:
     model, asked = model_of("qwen"), [Request((11, 12, 13), 5, 300)]
     replies = BuiltinSampler(model, (5,), 0, 24).sample(asked, 1.0)
     assert [r.token_ids for r in replies] == [
@@ -189,7 +191,7 @@ def test_one_request_alone() -> None:
     ]
 
 
-def test_adapters_stay_unmerged() -> None:
+def test_adapters() -> None:
     model = add_adapter(model_of("qwen"), LoraSettings(rank=4)).to("cuda")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

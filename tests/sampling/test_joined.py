@@ -1,4 +1,4 @@
-"""Joined products: what a forward gives, and what happens to parameters that became views."""
+"""Joined linear layers: forward passes, and parameters that became views."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig, LoraSettings
-from hacrl.policy import attention, fuse
-from hacrl.policy.fuse import Fusion
 from hacrl.policy.lora import add_adapter
 from hacrl.policy.policy import Policy
-from hacrl.sampling import joined
+from hacrl.sampling import joined as joined_module
 from hacrl.sampling.joined import Joined
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.types import Sample, Update
 
 FAMILIES = ["tied", "qwen2", "qwen", "gemma3"]
+LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
+UPDATE = Update(0, 1, 0.8, "own", ("p",))
 
 
 def model_of(family: str):
@@ -39,59 +39,53 @@ def logits(model) -> torch.Tensor:
     return model(input_ids=ids, use_cache=False).logits
 
 
-def calls_of_linear(model, monkeypatch) -> list[int]:
-    """How many words each product of a forward pass has, in order."""
-    rows: list[int] = []
-    plain = nn.functional.linear
+def linear_calls(model) -> int:
+    """Number of products in a forward pass."""
+    calls, plain = [], nn.functional.linear
 
     def counted(input, weight, bias=None):
-        rows.append(len(weight))
+        calls.append(weight)
         return plain(input, weight, bias)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nn.functional, "linear", counted)
-        patch.setattr(joined, "linear", counted)
+        patch.setattr(joined_module, "linear", counted)
         logits(model)
-    return rows
+    return len(calls)
 
 
-LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
-UPDATE = Update(0, 1, 0.8, "own", ("p",))
-TOLERANCE = {"float32": 1e-6, "bfloat16": 0.05}
-
-
-# ---------------------------------------------------------------- what a forward gives
+def addresses(model) -> dict[str, int]:
+    return {n: p.data_ptr() for n, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_joined_forward_is_the_plain_one(family: str, monkeypatch) -> None:
-    """Each layer has five products of the input and two more; joined, two and two."""
+def test_a_joined_forward_equals_the_plain_one(family: str) -> None:
+    """Seven products in each of 3 layers and the head; joined, four."""
     model = model_of(family)
     plain, names = logits(model), list(model.state_dict())
-    products = Joined(model)
-    assert len(products.groups) == 2 * 3
-    assert torch.equal(logits(model), plain)  # laid, but off
-    assert len(calls_of_linear(model, monkeypatch)) == 7 * 3 + 1
-    with products.on():
+    joined = Joined(model)
+    assert torch.equal(logits(model), plain)
+    assert linear_calls(model) == 7 * 3 + 1
+    with joined.on():
         assert torch.allclose(logits(model), plain, atol=1e-6, rtol=1e-6)
-        sizes = calls_of_linear(model, monkeypatch)
-    heads = 16 if family in ("qwen", "gemma3") else 8
-    assert sizes == [8 * heads, 32, 128, 32] * 3 + [300]
+        assert linear_calls(model) == 4 * 3 + 1
     assert list(model.state_dict()) == names
-    assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
+    with pytest.raises(ZeroDivisionError), joined.on():
+        raise ZeroDivisionError
+    assert linear_calls(model) == 7 * 3 + 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_parameter_changed_in_place_is_seen(family: str) -> None:
-    """Each member alone, as an update writes them one after the other."""
+def test_in_place_updates_are_seen(family: str) -> None:
+    """Each parameter alone, as an update writes them one after the other."""
     model = model_of(family)
-    products = Joined(model)
+    joined = Joined(model)
     layer = model.model.layers[1]
     members = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
     members += [layer.mlp.gate_proj, layer.mlp.up_proj]
     for parameter in (p for m in members for p in m.parameters()):
         before = logits(model)
-        with products.on():
+        with joined.on():
             with torch.no_grad():
                 parameter.copy_(torch.randn(parameter.shape))
             now = logits(model)
@@ -99,24 +93,7 @@ def test_a_parameter_changed_in_place_is_seen(family: str) -> None:
         assert not torch.allclose(now, before, atol=1e-4)
 
 
-def test_slices_reach_attention_without_a_copy() -> None:
-    """The kernel takes row and head strides, but each head must be contiguous."""
-    model, seen = model_of("qwen"), []
-
-    class Work:
-        def attend(self, layer, query, key, value, rule):
-            seen.append((value.untyped_storage().nbytes(), value.stride(0), value.stride(1)))
-            assert value.stride(3) == 1
-            assert query.stride(3) == key.stride(3) == 1
-            return query.transpose(1, 2)
-
-    switch = attention.Switch(model)
-    with torch.no_grad(), Joined(model).on(), switch.on(), attention.doing(Work()):
-        model(input_ids=torch.arange(5).view(5, 1), use_cache=False)
-    assert seen == [(5 * 128 * 4, 128, 16)] * 3
-
-
-def test_members_that_read_different_inputs_compute_alone() -> None:
+def test_layers_that_read_different_inputs_compute_alone() -> None:
     class Cross(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,109 +103,51 @@ def test_members_that_read_different_inputs_compute_alone() -> None:
             return self.q_proj(own), self.k_proj(other), self.v_proj(other)
 
     module = Cross()
-    products = Joined(module)
-    assert len(products.groups) == 1
-    with torch.no_grad(), products.on():
+    joined = Joined(module)
+    with torch.no_grad():
         for own, other in torch.randn(4, 2, 3, 8):
-            there = module(own, other)
-            wanted = [
-                nn.functional.linear(x, m.weight, m.bias)
-                for x, m in zip((own, other, other), module.children(), strict=True)
-            ]
-            for one, two in zip(there, wanted, strict=True):
-                assert torch.allclose(one, two, atol=1e-6)
+            wanted = module(own, other)
+            with joined.on():
+                for one, two in zip(module(own, other), wanted, strict=True):
+                    assert torch.allclose(one, two, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_modules_around_joined_products_are_compiled_once_for_all_layers(
-    family: str, monkeypatch
-) -> None:
-    """As a fused capture does it, with no graph break; other rows than the first, too."""
-    graphs: list[list[str]] = []
-
-    def kept(graph, _):
-        graphs.append([str(n.target) for n in graph.graph.nodes if n.op == "call_function"])
-        return graph.forward
-
-    compiled = torch.compile
-    monkeypatch.setattr(
-        fuse.torch, "compile", lambda f, dynamic: compiled(f, backend=kept, fullgraph=True)
-    )
-    torch._dynamo.reset()
-    model = model_of(family)
-    products, fusion = Joined(model), Fusion(model)
-    plain = logits(model)
-    with products.on(), fusion.on():
-        assert torch.allclose(logits(model), plain, atol=1e-6, rtol=1e-6)
-    mlps = [g for g in graphs if any("linear" in name for name in g)]
-    assert len(mlps) == 1
-    assert sum("linear" in name for name in mlps[0]) == 2  # gate and up; down
-    torch._dynamo.reset()
-
-
-# ---------------------------------------------------------------- which are joined
-
-
-def test_what_is_not_a_plain_product_stays_alone() -> None:
+def test_only_plain_layers_of_one_kind_are_joined() -> None:
+    """Not: adapters, other modules, hooks, mixed precision, weights that are tied or share memory."""
     adapted = add_adapter(model_of("qwen"), LoraSettings(rank=2))
-    before = {n: p.data_ptr() for n, p in adapted.named_parameters()}
-    assert not Joined(adapted).groups
-    assert {n: p.data_ptr() for n, p in adapted.named_parameters()} == before
-    assert not Joined(
-        GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2))
-    ).groups
-    hooked = model_of("tied")
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=2))
+    for model in (adapted, gpt2):
+        before = addresses(model)
+        with Joined(model).on():
+            assert addresses(model) == before
+    hooked, mixed, tied, shared = (model_of("tied") for _ in range(4))
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
-    assert len(Joined(hooked).groups) == 5
-    mixed = model_of("tied")
     mixed.model.layers[0].mlp.up_proj.to(torch.bfloat16)
-    assert len(Joined(mixed).groups) == 5
-    tied = model_of("tied")
-    tied.model.layers[0].mlp.up_proj.weight = tied.model.layers[1].mlp.up_proj.weight
-    assert len(Joined(tied).groups) == 4
-    shared = model_of("tied")  # two parameters, one memory
-    layers = shared.model.layers
-    layers[0].mlp.up_proj.weight.data = layers[1].mlp.up_proj.weight.data
-    assert len(Joined(shared).groups) == 4
+    first, second = (tied.model.layers[i].mlp.up_proj for i in range(2))
+    first.weight = second.weight
+    first, second = (shared.model.layers[i].mlp.up_proj for i in range(2))
+    first.weight.data = second.weight.data
+    for model, pairs in ((hooked, 5), (mixed, 5), (tied, 4), (shared, 4)):
+        assert len(Joined(model).siblings) == pairs
 
 
-def test_it_can_be_switched_off(monkeypatch) -> None:
-    monkeypatch.setattr(joined, "JOIN", False)
-    model = model_of("tied")
-    before = {n: p.data_ptr() for n, p in model.named_parameters()}
-    with Joined(model).on():
-        assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
-    assert {n: p.data_ptr() for n, p in model.named_parameters()} == before
-
-
-# ---------------------------------------------------------------- what becomes of the parameters
-
-
-def test_weights_are_laid_once_and_again_after_a_move() -> None:
-    """A second sampler of the model must not move what the graphs of the first one read."""
+def test_weights_are_moved_once_and_again_after_a_change_of_device() -> None:
+    """A second sampler of the model must not move weights that the graphs of the first one read."""
     model = model_of("qwen2")
     Joined(model)
-    places = {n: p.data_ptr() for n, p in model.named_parameters()}
-    products = Joined(model)
-    assert len(products.groups) == 6
-    assert {n: p.data_ptr() for n, p in model.named_parameters()} == places
-    model.to(torch.float64).to(torch.float32)  # every parameter has memory of its own again
+    places = addresses(model)
+    joined = Joined(model)
+    assert addresses(model) == places
+    model.to(torch.float64).to(torch.float32)  # gives every parameter memory of its own
     plain = logits(model)
-    with products.on():
+    with joined.on():
         assert torch.allclose(logits(model), plain, atol=1e-6, rtol=1e-6)
         with torch.no_grad():
             model.model.layers[2].mlp.up_proj.weight.mul_(0)
         assert not torch.allclose(logits(model), plain, atol=1e-4)
 
 
-def test_an_error_inside_leaves_the_model_as_it_was() -> None:
-    model = model_of("tied")
-    with pytest.raises(ZeroDivisionError), Joined(model).on():
-        raise ZeroDivisionError
-    assert all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith("_proj"))
-
-
-def test_a_copy_of_the_model_is_its_own() -> None:
+def test_a_copy_of_the_model_has_its_own_weights() -> None:
     model = model_of("tied")
     Joined(model)
     twin, plain = copy.deepcopy(model), logits(model)
@@ -255,37 +174,34 @@ def one_sample(policy: Policy, advantage: float) -> Sample:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_joined_policy_learns_saves_and_exports_as_any(
-    dtype: str, qwen: Path, tmp_path: Path
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.05)])
+def test_updates_checkpoints_and_exports_stay_the_same(
+    dtype: str, tolerance: float, qwen: Path, tmp_path: Path
 ) -> None:
-    """Two updates with a KL term and a pause (all but the resident weights parked) between them, a
-    checkpoint on disk, an export: bit for bit what they are without. The joined product sees both
-    updates, and what a checkpoint puts back."""
+    """Two updates with a KL term and offloading after each, a checkpoint on disk and an export are equal
+    bit for bit with and without joining. The joined product sees updates and restored weights."""
     agent = AgentConfig(
         name="a", model=str(qwen), learning_rate=1e-2, dtype=dtype, offload="optimizer"
     )
-    policies, loaded = [], []
+    stored, loaded = [], []
     for join in (False, True):
         policy = Policy(agent, device="cpu", temperature=1.0, beta=0.1)
-        products = Joined(policy.model) if join else None
+        joined = Joined(policy.model) if join else None
         start = policy.checkpoint(0)
         for advantage in (1.0, -0.5):
             assert not policy.update([one_sample(policy, advantage)], LOSS, UPDATE).skipped
             policy.offload()
-        if products:
-            assert len(products.groups) == 2 * 2
-            for snapshot in (policy.checkpoint(2), start, policy.checkpoint(2)):
-                policy.restore(snapshot)
-                plain = logits(policy.model)
-                with products.on():
-                    assert torch.allclose(logits(policy.model), plain, atol=TOLERANCE[dtype])
-        shelf = Checkpoints(tmp_path / f"shelf{join}", keep=1)
-        shelf.save(policy.checkpoint(2))
+        for checkpoint in (policy.checkpoint(2), start, policy.checkpoint(2)) if joined else ():
+            policy.restore(checkpoint)
+            plain = logits(policy.model)
+            with joined.on():
+                assert torch.allclose(logits(policy.model), plain, atol=tolerance)
+        checkpoints = Checkpoints(tmp_path / f"checkpoints{join}", keep=1)
+        checkpoints.save(policy.checkpoint(2))
         policy.export(tmp_path / f"model{join}")
-        policies.append(shelf.load(2))
+        stored.append(checkpoints.load(2))
         loaded.append(AutoModelForCausalLM.from_pretrained(tmp_path / f"model{join}").state_dict())
-    one, two = policies
+    one, two = stored
     assert all(torch.equal(t, two.model[n]) for n, t in one.model.items())
     assert all(torch.equal(t, two.optimizer[n]) for n, t in one.optimizer.items())
     assert loaded[0].keys() == loaded[1].keys()
