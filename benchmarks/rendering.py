@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import ViewLimits, ViewReport, learner_view
+from hacrl.training.samples import SampleLimits, SampleReport, make_samples
 from hacrl.types import (
     Finish,
     Group,
@@ -36,7 +36,7 @@ from hacrl.types import (
 )
 
 FILES = ("math_train.jsonl.gz", "gsm8k_train.jsonl.gz")
-LIMITS = ViewLimits(max_prompt_tokens=1024, max_response_tokens=4096)
+LIMITS = SampleLimits(max_prompt_tokens=1024, max_response_tokens=4096)
 
 
 def read_rows(data: Path, count: int) -> list[dict[str, str]]:
@@ -90,9 +90,9 @@ def write(
 
 def check_law(
     groups: Sequence[Group], problems: dict[str, Problem], renderer: Renderer, learner: str
-) -> ViewReport:
+) -> SampleReport:
     """One pair's view; every kept sample is decoded without our code and compared."""
-    samples, report = learner_view(
+    samples, report = make_samples(
         groups, [], problems, renderer, learner, LIMITS, peers=True, needs_behaviour=True
     )
     texts = {g.problem_id: g.trajectories[0].text for g in groups}

@@ -136,9 +136,9 @@ def _learn(
             total += took
             clock = agent.clock.read()
             facts[f"learn_{name}_s"] = took
-            facts[f"view_{name}_s"] = clock["view"]
+            facts[f"view_{name}_s"] = clock["samples"]
             facts[f"update_{name}_s"] = clock["update"]
-            facts[f"rest_{name}_s"] = clock["rest"]
+            facts[f"rest_{name}_s"] = clock["offload"]
             facts[f"pruned_{name}"] = metrics["pruned/backward"]
             facts[f"own_clipped_{name}"] = metrics["own/clipped"]
             facts[f"own_clipped_first_{name}"] = metrics["own/clipped_first"]

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from hacrl.errors import UserError
 from hacrl.pocket import POCKET, pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import DropReason, ViewLimits, learner_view
+from hacrl.training.samples import DropReason, SampleLimits, make_samples
 from hacrl.types import (
     Completion,
     Finish,
@@ -220,13 +220,13 @@ def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
     mine, theirs = team_renderer(learner), team_renderer(source)
     texts = generated_texts(TEAM.index(source), markers_of(mine) + markers_of(theirs))
     group = Group("q", "t", tuple(trajectory(x, n, source) for n, x in enumerate(texts)))
-    samples, report = learner_view(
+    samples, report = make_samples(
         [group],
         [],
         {"q": Problem("q", ASK, "42", "t")},
         mine,
         learner,
-        ViewLimits(1000, 4000),
+        SampleLimits(1000, 4000),
         peers=True,
         needs_behaviour=True,
     )

@@ -112,8 +112,8 @@ def test_f_tis_takes_the_tokens_of_its_own_vocabulary_as_they_are(tmp_path: Path
     sources = {learner: {r["source"] for r in rows(run, learner)} for learner in carried}
     assert sources == {"wren": {"wren", "w2"}, "w2": {"wren", "w2"}, "finch": {"finch"}}
     wren, finch = metrics(run, "wren"), metrics(run, "finch")
-    assert wren["view/dropped/finch"] == 48 and wren["view/drop/other_vocabulary"] > 40
-    assert finch["view/drop/other_vocabulary"] > 0
+    assert wren["samples/dropped/finch"] == 48 and wren["samples/drop/other_vocabulary"] > 40
+    assert finch["samples/drop/other_vocabulary"] > 0
     # Peers' blocks are planned for all and stay empty for finch, which learns from itself alone.
     assert (finch["updates"], finch["updates_planned"]) == (4, 12)
     assert wren["updates"] > 4

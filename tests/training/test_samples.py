@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import DropReason, ViewLimits, ViewReport, learner_view
+from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
 from hacrl.types import (
     Completion,
     Finish,
@@ -31,7 +31,7 @@ PROBLEMS = {
     "q1": Problem("q1", (Message("user", "What is 17 + 25?"),), "42", "add"),
     "q2": Problem("q2", (Message("user", "What is 3 + 4?"),), "7", "add"),
 }
-LIMITS = ViewLimits(max_prompt_tokens=200, max_response_tokens=50)
+LIMITS = SampleLimits(max_prompt_tokens=200, max_response_tokens=50)
 RIGHT = Verdict(1.0, Status.OK)
 
 
@@ -90,15 +90,15 @@ def view(
     *trajectories: Trajectory,
     rollouts: tuple[Rollout, ...] = (),
     with_renderer: Renderer | None = None,
-    limits: ViewLimits = LIMITS,
+    limits: SampleLimits = LIMITS,
     peers: bool = True,
     needs_behaviour: bool = True,
     needs_tokens: bool = False,
     mask_truncated: bool = False,
-) -> tuple[list[Sample], ViewReport]:
+) -> tuple[list[Sample], SampleReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
     groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
-    return learner_view(
+    return make_samples(
         groups,
         rollouts,
         PROBLEMS,
@@ -155,7 +155,7 @@ def test_end_token_is_the_one_my_rollouts_end_with() -> None:
     rollouts = (own(0, (33, 0)), own(1, (33, 0)), own(2, (33, 2)))
     samples, report = view(peer("7"), rollouts=rollouts, with_renderer=both)
     assert samples[0].token_ids[-1] == 0
-    assert report.metrics()["view/end_token"] == 0.0
+    assert report.metrics()["samples/end_token"] == 0.0
 
 
 def test_order_is_cut_order_own_first_then_source_and_index() -> None:
@@ -259,13 +259,13 @@ def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
 def test_too_long_may_be_cut_at_a_whole_character() -> None:
     """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Cut to 6 it keeps x日, 4 tokens."""
     r = renderer()
-    limits = ViewLimits(200, 6, "truncate")
+    limits = SampleLimits(200, 6, "truncate")
     [sample], report = view(peer("x日本"), limits=limits)
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
     assert sample.num_reply_tokens == 4
     assert sample.finish is Finish.LENGTH and sample.truncated
-    assert report.metrics()["view/cut"] == 1.0
+    assert report.metrics()["samples/truncated"] == 1.0
     assert report.token_ratio("bee") == 8 / 4  # of the whole reply
     # Cut by the end token alone: 8 > 7, and no end token remains.
     [nearly], _ = view(peer("x日本"), limits=replace(limits, max_response_tokens=7))
@@ -288,8 +288,8 @@ def test_token_ratio_over_kept_samples() -> None:
         peer("x", 0, "cat", num_tokens=1),
     )
     metrics = report.metrics()
-    assert metrics["view/token_ratio/bee"] == 1.0
-    assert metrics["view/token_ratio/cat"] == 2.0
+    assert metrics["samples/token_ratio/bee"] == 1.0
+    assert metrics["samples/token_ratio/cat"] == 2.0
 
 
 def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
@@ -317,18 +317,18 @@ def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
     assert len(samples) == 6
     assert report.compared == {"bee": 2, "cat": 2}
     assert report.other_split == {"bee": 1, "cat": 1}
-    assert report.metrics()["view/other_split/cat"] == 1.0
+    assert report.metrics()["samples/other_split/cat"] == 1.0
 
 
 def test_metrics_name_every_reason_always() -> None:
     metrics = view(peer("7"))[1].metrics()
-    assert {f"view/drop/{r}" for r in DropReason} <= set(metrics)
-    assert sum(metrics[f"view/drop/{r}"] for r in DropReason) == 0.0
-    assert metrics["view/kept/bee"] == 1.0
-    assert metrics["view/dropped/bee"] == 0.0
+    assert {f"samples/drop/{r}" for r in DropReason} <= set(metrics)
+    assert sum(metrics[f"samples/drop/{r}"] for r in DropReason) == 0.0
+    assert metrics["samples/kept/bee"] == 1.0
+    assert metrics["samples/dropped/bee"] == 0.0
     dropped = view(peer("7", shareable=False), peer("8", 1))[1].metrics()
-    assert dropped["view/drop/not_shareable"] == 1.0
-    assert dropped["view/dropped/bee"] == 1.0
+    assert dropped["samples/drop/not_shareable"] == 1.0
+    assert dropped["samples/dropped/bee"] == 1.0
     assert all(isinstance(v, float) for v in dropped.values())
 
 
@@ -377,7 +377,7 @@ def test_tokens_that_cannot_be_taken() -> None:
 def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
     r = renderer()
     tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
-    short = ViewLimits(200, 6)
+    short = SampleLimits(200, 6)
     assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
     [sample], report = view(
         peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs_tokens=True

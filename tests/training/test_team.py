@@ -72,13 +72,13 @@ def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
     lines = [json.loads(x) for x in (run.path / "times.jsonl").read_text().splitlines()]
     phases = {key for line in lines if line["agent"] == "wren" for key in line}
     assert phases - {"step", "agent"} == {
-        *("sample", "score", "verify", "publish", "view", "update", "rest")
+        *("sample", "score", "verify", "publish", "samples", "update", "offload")
     }
 
 
 def sum_drops(row: dict, learner: str) -> float:
-    own = row.get(f"view/dropped/{learner}", 0)
-    return sum(v for k, v in row.items() if k.startswith("view/dropped/")) - own
+    own = row.get(f"samples/dropped/{learner}", 0)
+    return sum(v for k, v in row.items() if k.startswith("samples/dropped/")) - own
 
 
 def test_one_agent_under_hacpo_is_gspo_number_for_number(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
     assert (wren["rollouts"], finch["rollouts"]) == (12, 24)
     assert (wren["updates_planned"], finch["updates_planned"]) == (3, 3)
     assert max(len(ids) for ids in rollouts(run, "finch").values()) <= 12
-    assert finch["view/drop/too_long"] + finch["view/drop/truncated"] > 0
+    assert finch["samples/drop/too_long"] + finch["samples/drop/truncated"] > 0
     plain = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "plain")
     assert rollouts(plain, "finch") != rollouts(run, "finch")  # the system text was read
 
@@ -228,7 +228,7 @@ def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) 
     assert {t.finish for t in theirs} == {Finish.NOT_ATTEMPTED}
     (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
     assert finch["not_attempted"] == 6
-    assert wren["view/drop/not_attempted"] == 6
+    assert wren["samples/drop/not_attempted"] == 6
     assert wren["updates"] == 2  # own block only; the empty peers' block makes none
     assert wren["updates_planned"] == 4
     assert finch["updates"] == 0

@@ -3,8 +3,8 @@
 config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
 metrics.jsonl           one line for each step and agent, and for each evaluation
-times.jsonl             seconds by phase (an agent's: sample, score, verify, publish, view, diagnostics,
-                        update, rest); the only file that differs between equal runs
+times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
+                        update, offload); the only file that differs between equal runs
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
 samples/AGENT/          what each training sample was worth: advantage, weight, ratio

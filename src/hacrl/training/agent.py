@@ -25,7 +25,7 @@ from hacrl.store.journal import Journal
 from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
-from hacrl.training.samples import ViewLimits, learner_view
+from hacrl.training.samples import SampleLimits, make_samples
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
 from hacrl.types import Rollout, Sample, Sampling, Snapshot, Update
@@ -56,7 +56,7 @@ class Agent:
             self.pool.snapshot,
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
-        self.limits = ViewLimits(
+        self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
         longest = self.limits.max_prompt_tokens + self.limits.max_response_tokens
@@ -109,13 +109,13 @@ class Agent:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
-        with self.clock("view"):
+        with self.clock("samples"):
             own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
             snapshot = self.pool.snapshot(step)
             capability = self.capability.at(
                 snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
             )
-            samples, view = learner_view(
+            samples, counts = make_samples(
                 snapshot.groups,
                 own,
                 problems,
@@ -142,7 +142,7 @@ class Agent:
                     report = self.policy.update(batch, loss, update)
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
-        with self.clock("rest"):
+        with self.clock("offload"):
             self.policy.offload()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
@@ -155,7 +155,7 @@ class Agent:
                 self.name,
                 by_ratio=self.algorithm.weighs_by_ratio,
             ),
-            **view.metrics(),
+            **counts.metrics(),
             **checked,
         }
 
@@ -268,7 +268,7 @@ class Agent:
         when = self.algorithm.needs.score_peers
         if when == "before_credit":
             samples = self._score_peers(samples)
-        with self.clock("view"):
+        with self.clock("samples"):
             credit = Step(self.name, samples, snapshot.groups, capability)
             samples = self.algorithm.credit(credit)
         if when == "after_credit":

@@ -1,49 +1,51 @@
-"""From a step's cut to one learner's samples, by the rendering law.
+"""Peers' text -> my training samples: from a step's snapshot to the samples of one learner.
 
-Own samples are the ids exactly as sampled. A peer's reply is its text, read by the learner's own
+Own samples keep the token ids exactly as sampled. A peer's reply is tokenised with the learner's
 tokenizer as a continuation of the learner's own prompt; the learner's end token follows if and only
-if the peer stopped by itself. What cannot be shown to the learner unchanged is dropped from the
-view and counted by source and reason; its reward still counts in the group.
+if the peer stopped by itself (`_Maker.tokenise` below, `text/render.py`). A reply that cannot be
+reproduced exactly is dropped and counted by source and reason; its reward still counts in the group.
 
-For an algorithm that needs a peer's tokens a view has the peer's ids as they are, with their
-log-probabilities, instead: only where the trajectory carries them in the learner's vocabulary.
+If the algorithm needs a peer's tokens, the sample has the peer's ids and log-probabilities instead.
+That works only between agents with the same vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from hacrl.types import Finish, Group, Problem, Rollout, Sample, Tokens, Trajectory
+from hacrl.types import Finish, Group, Problem, Rollout, Sample, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.text.literal import Ids
     from hacrl.text.render import Renderer
 
+T = TypeVar("T")
+
 
 class DropReason(StrEnum):
-    """Why a trajectory of the cut became no sample."""
+    """Why a trajectory of the snapshot became no sample."""
 
-    NOT_ATTEMPTED = "not_attempted"  # its source could not take the prompt
+    NOT_ATTEMPTED = "not_attempted"  # the prompt was too long for its source
     NOT_JUDGED = "not_judged"  # the verifier timed out or failed: there is no reward
-    TRUNCATED = "truncated"  # ended by the token limit, and the setting masks those
-    NOT_SHAREABLE = "not_shareable"  # the peer's text does not carry its ids
-    NO_LOGPROB = "no_logprob"  # no behaviour log-probability, which the algorithm needs
-    BEGUN_REPLY = "begun_reply"  # does not start with the learner's begun reply
-    OTHER_VOCABULARY = "other_vocabulary"  # its tokens are needed and are not of the learner
-    NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot keep the text
+    TRUNCATED = "truncated"  # ended by the token limit, and mask_truncated is set
+    NOT_SHAREABLE = "not_shareable"  # the peer's text does not reproduce its ids
+    NO_LOGPROB = "no_logprob"  # the source published no log-probability, but it is needed
+    BEGUN_REPLY = "begun_reply"  # does not start with the learner's reply_start
+    OTHER_VOCABULARY = "other_vocabulary"  # tokens are needed, but the vocabularies differ
+    NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot reproduce the text
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
 
 
 @dataclass(frozen=True)
-class ViewLimits:
-    """What a learner can take.
+class SampleLimits:
+    """Token limits of a learner.
 
-    Example: ViewLimits(max_prompt_tokens=1024, max_response_tokens=4096, too_long="drop")
+    Example: SampleLimits(max_prompt_tokens=1024, max_response_tokens=4096, too_long="drop")
     """
 
     max_prompt_tokens: int
@@ -53,267 +55,241 @@ class ViewLimits:
 
 
 @dataclass
-class ViewReport:
-    """What a view kept and lost.
+class SampleReport:
+    """Counts of kept and dropped trajectories.
 
     Example: report.drops[("bee", DropReason.TOO_LONG)] == 3
     """
 
     end_token: int
-    """The id put after peers' finished replies."""
+    """The id appended to peers' finished replies."""
     kept: Counter[str] = field(default_factory=Counter)
     """Samples by source."""
     drops: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
     """Kept samples shortened to the learner's limit, by source."""
     learner_tokens: Counter[str] = field(default_factory=Counter)
-    """Reply tokens of kept peers' samples in the learner's tokenizer, before any cut."""
+    """Reply tokens of kept peers' samples in the learner's tokenizer, before truncation."""
     source_tokens: Counter[str] = field(default_factory=Counter)
     """The same replies in their source's tokenizer."""
     compared: Counter[str] = field(default_factory=Counter)
     """Kept samples whose source has the learner's tokenizer."""
     other_split: Counter[str] = field(default_factory=Counter)
-    """Those of them that read back as other ids: by the ids where the trajectory carries them,
-    else by the number of tokens (then a lower bound)."""
+    """Those of them that were tokenised differently: compared by ids if the trajectory has them,
+    else by the number of tokens (a lower bound)."""
 
     def token_ratio(self, source: str) -> float:
-        """Learner's tokens per token of the source, over kept samples; nan when there are none."""
+        """Learner's tokens per token of the source, over kept samples; nan if there are none."""
         spent = self.source_tokens[source]
         return self.learner_tokens[source] / spent if spent else float("nan")
 
     def metrics(self) -> dict[str, float]:
-        """Flat and complete: every reason is there, 0 when it did not occur."""
-        result = {"view/kept": float(self.kept.total()), "view/cut": float(self.truncated.total())}
+        """All counts as flat metrics; a reason that did not occur is 0."""
+        result = {
+            "samples/kept": float(self.kept.total()),
+            "samples/truncated": float(self.truncated.total()),
+        }
         for reason in DropReason:
             lost = sum(n for (_, why), n in self.drops.items() if why is reason)
-            result[f"view/drop/{reason}"] = float(lost)
+            result[f"samples/drop/{reason}"] = float(lost)
         for source in sorted({*self.kept, *(s for s, _ in self.drops)}):
-            result[f"view/kept/{source}"] = float(self.kept[source])
-            lost = sum(n for (who, _), n in self.drops.items() if who == source)
-            result[f"view/dropped/{source}"] = float(lost)
+            result[f"samples/kept/{source}"] = float(self.kept[source])
+            lost = sum(n for (name, _), n in self.drops.items() if name == source)
+            result[f"samples/dropped/{source}"] = float(lost)
         for source in sorted(s for s, n in self.source_tokens.items() if n):
-            result[f"view/token_ratio/{source}"] = self.token_ratio(source)
+            result[f"samples/token_ratio/{source}"] = self.token_ratio(source)
         for source in sorted(self.compared):
-            result[f"view/same_tokenizer/{source}"] = float(self.compared[source])
-            result[f"view/other_split/{source}"] = float(self.other_split[source])
-        result["view/end_token"] = float(self.end_token)
+            result[f"samples/same_tokenizer/{source}"] = float(self.compared[source])
+            result[f"samples/other_split/{source}"] = float(self.other_split[source])
+        result["samples/end_token"] = float(self.end_token)
         return result
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A peer's trajectory on its way into the view: its text after the learner's prompt, or its
-    tokens where the algorithm needs them."""
-
-    trajectory: Trajectory
-    prompt_ids: Ids
-    text: str
-    tokens: Tokens | None
-
-
-def learner_view(
-    cut_groups: Sequence[Group],
+def make_samples(
+    groups: Sequence[Group],
     rollouts: Sequence[Rollout],
     problems: Mapping[str, Problem],
     renderer: Renderer,
     learner: str,
-    limits: ViewLimits,
+    limits: SampleLimits,
     *,
     peers: bool,
     needs_behaviour: bool,
     needs_tokens: bool = False,
     mask_truncated: bool = False,
-) -> tuple[list[Sample], ViewReport]:
-    """The learner's samples of one step: groups in the cut's order, in each the own ones first,
-    then by source and index.
-    """
-    report = ViewReport(end_token=renderer.end_token(rollouts))
+) -> tuple[list[Sample], SampleReport]:
+    """The learner's samples of one step: groups in the snapshot's order, in each group the own
+    samples first, then the peers' by source and index."""
+    report = SampleReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
-    places: list[Sample | _Candidate] = []  # in order; candidates are rendered all at once
-    for group in cut_groups:
+    maker = _Maker(renderer, limits, report, needs_behaviour, needs_tokens, mask_truncated)
+    made: list[Sample | _Candidate] = []  # candidates are tokenised all at once, below
+    for group in groups:
         own = [t for t in group.trajectories if t.agent == learner]
         others = [t for t in group.trajectories if t.agent != learner] if peers else []
         for t in sorted(own, key=lambda t: t.index):
-            rollout = own_rollouts.get((t.step, t.problem_id, t.index))
-            made = _own_sample(t, rollout, needs_tokens, mask_truncated)
-            if isinstance(made, DropReason):
-                report.drops[learner, made] += 1
-            else:
-                report.kept[learner] += 1
-                places.append(made)
+            made += maker.keep(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
-            found = _candidate(
-                t, problems, renderer, limits, needs_behaviour, needs_tokens, mask_truncated
-            )
-            if isinstance(found, DropReason):
-                report.drops[t.agent, found] += 1
-            else:
-                places.append(found)
-
-    waiting = [p for p in places if isinstance(p, _Candidate) and p.tokens is None]
-    encoded = iter(renderer.continuations((c.prompt_ids, c.text) for c in waiting))
+            made += maker.keep(t, maker.candidate(t, problems[t.problem_id]))
+    tokenised = maker.tokenise([c for c in made if isinstance(c, _Candidate)])
     samples: list[Sample] = []
-    for place in places:
-        if isinstance(place, Sample):
-            samples.append(place)
-            continue
-        source = place.trajectory.agent
-        reply = place.tokens.ids if place.tokens else _reply(place, next(encoded), report)
-        shown = _peer_sample(place, reply, renderer, report, limits, mask_truncated)
-        if isinstance(shown, DropReason):
-            report.drops[source, shown] += 1
+    for item in made:
+        if isinstance(item, Sample):
+            samples.append(item)
         else:
-            report.kept[source] += 1
-            samples.append(shown)
+            samples += maker.keep(item.trajectory, maker.peer(item, next(tokenised)))
+    report.kept.update(s.source for s in samples)
     return samples, report
 
 
-def _why_not(t: Trajectory, *, needs_behaviour: bool, mask_truncated: bool) -> DropReason | None:
-    """Reasons that hold for anybody's trajectory."""
-    if t.finish is Finish.NOT_ATTEMPTED:
-        return DropReason.NOT_ATTEMPTED
-    if not t.judged:
-        return DropReason.NOT_JUDGED
-    if mask_truncated and t.finish is Finish.LENGTH:
-        return DropReason.TRUNCATED
-    if needs_behaviour and t.mean_logprob is None:
-        return DropReason.NO_LOGPROB
-    return None
+@dataclass(frozen=True)
+class _Candidate:
+    """A peer's trajectory before tokenisation."""
+
+    trajectory: Trajectory
+    prompt_ids: Ids
+    text: str
 
 
-def _own_sample(
-    t: Trajectory, rollout: Rollout | None, needs_tokens: bool, mask_truncated: bool
-) -> Sample | DropReason:
-    """The ids exactly as sampled, never encoded again."""
-    reason = _why_not(t, needs_behaviour=False, mask_truncated=mask_truncated)
-    if reason is not None:
-        return reason
-    if rollout is None:
-        raise ValueError(f"own trajectory {t.key} is in the cut but not in the journal")
-    prompt, reply = rollout.prompt_ids, rollout.completion.token_ids
-    if not reply:
-        return DropReason.EMPTY
-    return Sample(
-        problem_id=rollout.problem_id,
-        index=rollout.index,
-        source=t.agent,
-        is_own=True,
-        token_ids=prompt + reply,
-        loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-        behaviour=rollout.mean_logprob,
-        old_logprobs=rollout.completion.logprobs,
-        source_logprobs=rollout.completion.logprobs if needs_tokens else None,
-        finish=rollout.completion.finish,
-    )
+@dataclass(frozen=True)
+class _Maker:
+    """Turns single trajectories into samples, or into the reason why not."""
 
+    renderer: Renderer
+    limits: SampleLimits
+    report: SampleReport
+    needs_behaviour: bool
+    needs_tokens: bool
+    mask_truncated: bool
 
-def _candidate(
-    t: Trajectory,
-    problems: Mapping[str, Problem],
-    renderer: Renderer,
-    limits: ViewLimits,
-    needs_behaviour: bool,
-    needs_tokens: bool,
-    mask_truncated: bool,
-) -> _Candidate | DropReason:
-    """Everything that can be said of a peer's trajectory before it is encoded."""
-    reason = _why_not(t, needs_behaviour=needs_behaviour, mask_truncated=mask_truncated)
-    if reason is not None:
-        return reason
-    if not t.shareable:
-        return DropReason.NOT_SHAREABLE
-    if needs_tokens and (lost := _why_no_tokens(t, renderer)) is not None:
-        return lost
-    begun = renderer.settings.reply_start
-    if t.begun == begun:
-        text = t.text
-    elif (t.begun + t.text).startswith(begun):
-        text = (t.begun + t.text).removeprefix(begun)
-    else:
-        return DropReason.BEGUN_REPLY
-    prompt_ids = renderer.prompt(problems[t.problem_id].messages)
-    if len(prompt_ids) > limits.max_prompt_tokens:
-        return DropReason.TOO_LONG
-    return _Candidate(t, prompt_ids, text, t.tokens if needs_tokens else None)
+    def keep(self, t: Trajectory, made: T | DropReason) -> list[T]:
+        """The result as a list; a dropped trajectory is counted instead."""
+        if isinstance(made, DropReason):
+            self.report.drops[t.agent, made] += 1
+            return []
+        return [made]
 
-
-def _why_no_tokens(t: Trajectory, renderer: Renderer) -> DropReason | None:
-    """Why the trajectory's tokens cannot serve this learner as they are."""
-    carried = t.tokens.tokenizer if t.tokens else t.tokenizer
-    if carried != renderer.vocabulary_hash:
-        return DropReason.OTHER_VOCABULARY
-    if t.tokens is None:
-        return DropReason.NO_LOGPROB
-    if t.begun != renderer.settings.reply_start:
-        return DropReason.BEGUN_REPLY  # text could be cut where the begun reply ends; ids cannot
-    words = len(renderer.tokenizer)
-    return None if all(0 <= i < words for i in t.tokens.ids) else DropReason.NOT_RENDERABLE
-
-
-def _reply(candidate: _Candidate, ids: Ids | None, report: ViewReport) -> Ids | None:
-    """An encoded text with the learner's end token, if the peer stopped by itself."""
-    if ids is None or candidate.trajectory.finish is not Finish.STOP:
-        return ids
-    return (*ids, report.end_token)
-
-
-def _peer_sample(
-    candidate: _Candidate,
-    whole: Ids | None,
-    renderer: Renderer,
-    report: ViewReport,
-    limits: ViewLimits,
-    mask_truncated: bool,
-) -> Sample | DropReason:
-    """A peer's whole reply in the learner's ids, brought within the limits."""
-    t, prompt, tokens = candidate.trajectory, candidate.prompt_ids, candidate.tokens
-    if whole is None:
-        return DropReason.NOT_RENDERABLE
-    if not whole:
-        return DropReason.EMPTY
-    finish, reply = t.finish, whole
-    if len(reply) > limits.max_response_tokens:
-        # Where truncated replies are masked, nothing is left of a shortened one.
-        if limits.too_long == "drop" or mask_truncated:
-            return DropReason.TOO_LONG
-        body = whole[:-1] if finish is Finish.STOP else whole
-        finish = Finish.LENGTH
-        reply = renderer.shorten(prompt, body, limits.max_response_tokens)
+    def own(self, t: Trajectory, rollout: Rollout | None) -> Sample | DropReason:
+        """The ids exactly as sampled; they are never tokenised again."""
+        if reason := self._unusable(t, needs_behaviour=False):
+            return reason
+        if rollout is None:
+            raise ValueError(f"own trajectory {t.key} is in the snapshot but not in the journal")
+        prompt, reply = rollout.prompt_ids, rollout.completion.token_ids
         if not reply:
+            return DropReason.EMPTY
+        return Sample(
+            problem_id=rollout.problem_id,
+            index=rollout.index,
+            source=t.agent,
+            is_own=True,
+            token_ids=prompt + reply,
+            loss_mask=(0,) * len(prompt) + (1,) * len(reply),
+            behaviour=rollout.mean_logprob,
+            old_logprobs=rollout.completion.logprobs,
+            source_logprobs=rollout.completion.logprobs if self.needs_tokens else None,
+            finish=rollout.completion.finish,
+        )
+
+    def candidate(self, t: Trajectory, problem: Problem) -> _Candidate | DropReason:
+        """Everything that can be checked before the text is tokenised."""
+        reason = self._unusable(t, needs_behaviour=self.needs_behaviour)
+        if reason is None and not t.shareable:
+            reason = DropReason.NOT_SHAREABLE
+        if reason is None and self.needs_tokens:
+            reason = self._unusable_tokens(t)
+        if reason is not None:
+            return reason
+        start = self.renderer.settings.reply_start
+        if t.begun == start:
+            text = t.text
+        elif (t.begun + t.text).startswith(start):
+            text = (t.begun + t.text).removeprefix(start)
+        else:
+            return DropReason.BEGUN_REPLY
+        prompt_ids = self.renderer.prompt(problem.messages)
+        if len(prompt_ids) > self.limits.max_prompt_tokens:
             return DropReason.TOO_LONG
-        report.truncated[t.agent] += 1
-    report.learner_tokens[t.agent] += len(whole)
-    report.source_tokens[t.agent] += t.num_tokens
-    if t.begun == renderer.settings.reply_start:
-        _compare_split(t, whole, renderer, report)
-    return Sample(
-        problem_id=t.problem_id,
-        index=t.index,
-        source=t.agent,
-        is_own=False,
-        token_ids=prompt + reply,
-        loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-        behaviour=t.mean_logprob,
-        source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
-        finish=finish,
-        truncated=len(reply) < len(whole),
-    )
+        return _Candidate(t, prompt_ids, text)
 
+    def tokenise(self, candidates: Sequence[_Candidate]) -> Iterator[Ids | None]:
+        """The reply of each candidate in the learner's ids, with the learner's end token if the
+        peer stopped by itself; None if the text cannot be reproduced. If the algorithm needs the
+        peer's tokens, those as they are."""
+        if self.needs_tokens:
+            yield from (c.trajectory.tokens.ids for c in candidates if c.trajectory.tokens)
+            return
+        texts = ((c.prompt_ids, c.text) for c in candidates)
+        for c, ids in zip(candidates, self.renderer.continuations(texts), strict=True):
+            stopped = c.trajectory.finish is Finish.STOP
+            yield (*ids, self.report.end_token) if ids is not None and stopped else ids
 
-def _compare_split(
-    t: Trajectory,
-    reply: Ids,
-    renderer: Renderer,
-    report: ViewReport,
-) -> None:
-    """Count replies of the same tokenizer that read back as other ids (end tokens aside)."""
-    if t.tokens is not None and t.tokens.tokenizer == renderer.vocabulary_hash:
-        stop = t.finish is Finish.STOP
-        mine, theirs = (reply[:-1], t.tokens.ids[:-1]) if stop else (reply, t.tokens.ids)
-        other = mine != tuple(theirs)
-    elif t.tokens is None and t.tokenizer == renderer.vocabulary_hash:
-        other = len(reply) != t.num_tokens
-    else:
-        return
-    report.compared[t.agent] += 1
-    report.other_split[t.agent] += other
+    def peer(self, candidate: _Candidate, whole: Ids | None) -> Sample | DropReason:
+        """The sample of a peer's whole reply, within the learner's limits."""
+        t, prompt = candidate.trajectory, candidate.prompt_ids
+        if not whole:
+            return DropReason.NOT_RENDERABLE if whole is None else DropReason.EMPTY
+        finish, reply = t.finish, whole
+        if len(reply) > self.limits.max_response_tokens:
+            # A truncated reply would be masked at once if mask_truncated is set.
+            if self.limits.too_long == "drop" or self.mask_truncated:
+                return DropReason.TOO_LONG
+            body = whole[:-1] if finish is Finish.STOP else whole
+            finish = Finish.LENGTH
+            reply = self.renderer.shorten(prompt, body, self.limits.max_response_tokens)
+            if not reply:
+                return DropReason.TOO_LONG
+            self.report.truncated[t.agent] += 1
+        self.report.learner_tokens[t.agent] += len(whole)
+        self.report.source_tokens[t.agent] += t.num_tokens
+        if t.begun == self.renderer.settings.reply_start:
+            self._compare_split(t, whole)
+        tokens = t.tokens if self.needs_tokens else None
+        return Sample(
+            problem_id=t.problem_id,
+            index=t.index,
+            source=t.agent,
+            is_own=False,
+            token_ids=prompt + reply,
+            loss_mask=(0,) * len(prompt) + (1,) * len(reply),
+            behaviour=t.mean_logprob,
+            source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
+            finish=finish,
+            truncated=len(reply) < len(whole),
+        )
+
+    def _unusable(self, t: Trajectory, *, needs_behaviour: bool) -> DropReason | None:
+        """Reasons that hold for own and peers' trajectories."""
+        if t.finish is Finish.NOT_ATTEMPTED:
+            return DropReason.NOT_ATTEMPTED
+        if not t.judged:
+            return DropReason.NOT_JUDGED
+        if self.mask_truncated and t.finish is Finish.LENGTH:
+            return DropReason.TRUNCATED
+        if needs_behaviour and t.mean_logprob is None:
+            return DropReason.NO_LOGPROB
+        return None
+
+    def _unusable_tokens(self, t: Trajectory) -> DropReason | None:
+        """Why the learner cannot use the trajectory's token ids as they are."""
+        vocabulary = t.tokens.tokenizer if t.tokens else t.tokenizer
+        if vocabulary != self.renderer.vocabulary_hash:
+            return DropReason.OTHER_VOCABULARY
+        if t.tokens is None:
+            return DropReason.NO_LOGPROB
+        if t.begun != self.renderer.settings.reply_start:
+            return DropReason.BEGUN_REPLY  # text can be split where reply_start ends, ids cannot
+        size = len(self.renderer.tokenizer)
+        return None if all(0 <= i < size for i in t.tokens.ids) else DropReason.NOT_RENDERABLE
+
+    def _compare_split(self, t: Trajectory, reply: Ids) -> None:
+        """Count replies of the same tokenizer that were tokenised differently (end token aside)."""
+        if t.tokens is not None and t.tokens.tokenizer == self.renderer.vocabulary_hash:
+            end = -1 if t.finish is Finish.STOP else None
+            other = reply[:end] != tuple(t.tokens.ids[:end])
+        elif t.tokens is None and t.tokenizer == self.renderer.vocabulary_hash:
+            other = len(reply) != t.num_tokens
+        else:
+            return
+        self.report.compared[t.agent] += 1
+        self.report.other_split[t.agent] += other
