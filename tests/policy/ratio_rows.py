@@ -1,4 +1,4 @@
-"""Rows of known ratios, updates with them, and whether two policies are in one state afterwards."""
+"""Samples of known ratios, updates with them, and a comparison of two policies afterwards."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from hacrl.policy.update import UpdateReport
 from hacrl.types import Sample, Update
 
 Spec = tuple[bool, float, float]
-"""Whether the row is the learner's own, its ratio s, its advantage."""
+"""(is own, ratio s, advantage)"""
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
 PEERS = replace(UPDATE, part="peers")  # begins without a graph
 WIDE = {"epsilon_low": 0.1, "epsilon_high": 0.1}
 
-# (own, s, advantage): what the learner makes of each row at the weights below. With the clip at 0.1
-# and the floor at 0.8, hacpo leaves no gradient to the rows marked dead.
+# With the clip at 0.1 and the floor at 0.8, hacpo gives the rows marked "zero" no gradient.
 SPECS = [
     (True, 1.0, 1.0),
-    (True, 1.5, 1.0),  # dead: above the clip, and good
-    (True, 0.5, -1.0),  # dead: below the clip, and bad
+    (True, 1.5, 1.0),  # zero: above the clip, and good
+    (True, 0.5, -1.0),  # zero: below the clip, and bad
     (True, 1.0, 0.0),  # advantage 0
     (True, 0.5, 0.7),
     (False, 0.9, 1.2),
-    (False, 1.3, 1.0),  # dead: above 1
-    (False, 0.5, -1.0),  # dead: below the floor
+    (False, 1.3, 1.0),  # zero: above 1
+    (False, 0.5, -1.0),  # zero: below the floor
     (False, 0.9, 0.0),  # advantage 0
     (False, 0.85, -0.8),
-    (False, 2.0, -0.4),  # dead: above 1
-    (False, 0.3, 0.6),  # dead: below the floor
+    (False, 2.0, -0.4),  # zero: above 1
+    (False, 0.3, 0.6),  # zero: below the floor
 ]
 DEAD, NOTHING = 6, 2
 
 
 def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Sample]:
-    """Rows of several lengths, of two problems, whose ratio, of the sequence and of every token, is the
-    wanted one at the weights of `p`. Where prompts are `shared`, each problem has one; otherwise every
-    row has its own."""
+    """Samples of several lengths, of two problems, with the given ratio (of the sequence and of every
+    token) at the weights of `p`. If `shared`, each problem has one prompt; otherwise every sample has
+    its own."""
     generator = torch.Generator().manual_seed(5)
     made, prompts = [], dict[int, list[int]]()
     for i, (own, s, advantage) in enumerate(specs):
@@ -55,21 +54,13 @@ def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Samp
             prompt = prompts.setdefault(i % 2, prompt)
         (score,) = p.score([(prompt, reply)])
         before = tuple(x - math.log(s) for x in score)
-        made.append(
-            Sample(
-                problem_id=f"p{i % 2}",
-                index=i,
-                source="a" if own else "b",
-                is_own=own,
-                token_ids=(*prompt, *reply),
-                loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-                behaviour=sum(before) / len(before),
-                old_logprobs=before,
-                source_logprobs=before,
-                advantage=advantage,
-                weight=1.0 if own else 1.3,
-            )
-        )
+        mask = (0,) * len(prompt) + (1,) * len(reply)
+        sample = Sample(
+            f"p{i % 2}", i, "a" if own else "b", own, (*prompt, *reply), mask,
+            sum(before) / len(before), old_logprobs=before, source_logprobs=before,
+            advantage=advantage, weight=1.0 if own else 1.3,
+        )  # fmt: skip
+        made.append(sample)
     return made
 
 
@@ -95,7 +86,7 @@ def learn(
 
 
 def assert_equal_state(a: Policy, b: Policy) -> None:
-    """Gradients, weights, moments and counts of steps, to float tolerance."""
+    """Assert equal gradients, moments and step counts, to float tolerance."""
     for name, parameter in a.master.items():
         other = b.master[name]
         assert torch.allclose(parameter.grad, other.grad, atol=1e-6, rtol=0)

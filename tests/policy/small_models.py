@@ -1,4 +1,4 @@
-"""Small models of several families, requests to them, and what their replies should be."""
+"""Small models of several families, requests to them, and the expected replies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model_of(family: str):
         model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
     elif family == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4))
-    else:  # windows that prompts and replies cross; scores of Gemma 2 are capped
+    else:  # windows shorter than the sequences; Gemma 2 caps its scores
         layers = ["sliding_attention", "sliding_attention", "full_attention"]
         kind = dict(SMALL, head_dim=16, sliding_window=6, layer_types=layers)
         if family == "gemma3":
@@ -56,13 +56,13 @@ def model_of(family: str):
             model = Gemma2ForCausalLM(
                 Gemma2Config(**kind, attn_logit_softcapping=2.0, attn_implementation="eager")
             )
-    for parameter in model.parameters():  # larger than the start of a training: words differ
+    for parameter in model.parameters():  # larger than initial weights, so that tokens differ
         parameter.data *= 1.5
     return model.eval()
 
 
 def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Request]:
-    """Groups that share a prompt, of lengths around the border of a page, down to a single token."""
+    """Groups with one prompt each, of lengths around the size of a page and down to one token."""
     draw = random.Random(1)
     asked = []
     for p in range(prompts):

@@ -1,4 +1,4 @@
-"""Log-probabilities chunk by chunk equal those of whole logits, and so do their gradients."""
+"""The head in chunks has the log-probabilities and gradients of full logits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_log_softmax(
         assert torch.allclose(mine[name], wanted[name], atol=1e-5), name
 
 
-def test_a_frozen_head_gets_no_gradient_and_a_tied_one_both_of_its_shares(monkeypatch) -> None:
+def test_a_frozen_head_and_a_tied_head(monkeypatch) -> None:
     in_chunks_of(5, monkeypatch)
     given = inputs(bias=False)
     given["weight"] = given["weight"].detach()
@@ -83,7 +83,7 @@ def test_a_frozen_head_gets_no_gradient_and_a_tied_one_both_of_its_shares(monkey
     assert torch.allclose(mine, wanted, atol=1e-5)
 
 
-def test_nothing_to_learn_gives_zeros(monkeypatch) -> None:
+def test_zero_gradients_give_zeros(monkeypatch) -> None:
     in_chunks_of(5, monkeypatch)
     given = inputs()
     logprob_N, _ = head_logprobs(*given.values(), TARGET, T)
@@ -103,8 +103,8 @@ def test_what_is_known_is_not_computed_again(monkeypatch) -> None:
 
 
 def test_bfloat16_chunks_add_up_in_float32(monkeypatch) -> None:
-    """Against the float32 gradient of the same rounded numbers: each product is rounded once to
-    bfloat16 (8 bits: 0.4 %), and the sum of 23 chunks no further than once more."""
+    """Against the float32 gradient of the same rounded numbers: each product is rounded to bfloat16 once
+    (8 bits: 0.4 %), and the sum of 23 chunks once more."""
     given = inputs(bias=False, dtype=torch.bfloat16)
     wide = {n: t.detach().float().requires_grad_() for n, t in given.items() if t is not None}
     wide["bias"] = None
@@ -118,8 +118,8 @@ def test_bfloat16_chunks_add_up_in_float32(monkeypatch) -> None:
 
 
 def test_a_long_sum_of_bfloat16_chunks_does_not_stall(monkeypatch) -> None:
-    """All logits 0 and 600 tokens, one a chunk, that want the same word: its row's gradient is
-    600 (1 - 1/2) = 300. Summed in bfloat16, which has 8 bits, it would stand still at 128."""
+    """All logits 0 and 600 tokens, one per chunk, with the same target: its row's gradient is
+    600 (1 - 1/2) = 300. A sum in bfloat16, with 8 bits, would stop at 128."""
     monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 1)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     hidden = torch.ones(600, 1, dtype=torch.bfloat16)
@@ -129,7 +129,7 @@ def test_a_long_sum_of_bfloat16_chunks_does_not_stall(monkeypatch) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that anything gives."""
+    """The largest tensor of any operation."""
 
     elements = 0
 
@@ -140,7 +140,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_logits_are_never_whole(monkeypatch) -> None:
+def test_there_are_never_full_logits(monkeypatch) -> None:
     in_chunks_of(8, monkeypatch)
     given = inputs()
     with Largest() as seen:
@@ -149,4 +149,4 @@ def test_logits_are_never_whole(monkeypatch) -> None:
     with Largest() as seen:
         logits = given["hidden"] @ given["weight"].t()
         gradients({**given, "bias": None}, logits_logprobs(logits, TARGET, T)[0])
-    assert seen.elements == TOKENS * WORDS  # what it would have been
+    assert seen.elements == TOKENS * WORDS  # the comparison

@@ -48,21 +48,14 @@ def samples(p: Policy, count: int = 12) -> list[Sample]:
     made = []
     for i, (r, reply) in enumerate(zip(asked, p.sampler.sample(asked, TEMPERATURE), strict=True)):
         own = i % 3 != 0
-        mean = sum(reply.logprobs) / len(reply.logprobs)
-        made.append(
-            Sample(
-                problem_id=f"p{i}",
-                index=0,
-                source="a" if own else "b",
-                is_own=own,
-                token_ids=r.prompt_ids + reply.token_ids,
-                loss_mask=(0,) * len(r.prompt_ids) + (1,) * len(reply.token_ids),
-                behaviour=mean if own else mean + 0.1,
-                old_logprobs=reply.logprobs,
-                advantage=(-1.0) ** i * (1 + i / 10),
-                weight=1.0 if own else 1.3,
-            )
-        )
+        ids, mask = r.prompt_ids + reply.token_ids, [0] * len(r.prompt_ids)
+        mean = sum(reply.logprobs) / len(reply.logprobs) + (0.0 if own else 0.1)
+        sample = Sample(
+            f"p{i}", 0, "a" if own else "b", own, ids, (*mask, *[1] * len(reply.token_ids)), mean,
+            old_logprobs=reply.logprobs, advantage=(-1.0) ** i * (1 + i / 10),
+            weight=1.0 if own else 1.3,
+        )  # fmt: skip
+        made.append(sample)
     return made
 
 
@@ -119,7 +112,7 @@ def test_sampler_and_trainer_agree(family: str, request) -> None:
 # ---------------------------------------------------------------- sampling
 
 
-def test_tokens_do_not_depend_on_rows_order_or_company(llama: Path) -> None:
+def test_tokens_do_not_depend_on_rows_order_or_other_requests(llama: Path) -> None:
     p = policy(llama)
     asked = requests(p, 30)
     whole = p.sampler.sample(asked, TEMPERATURE)
@@ -136,7 +129,7 @@ def test_tokens_do_not_depend_on_rows_order_or_company(llama: Path) -> None:
 
 
 def test_limits_and_end_tokens(llama: Path) -> None:
-    """Every reply ends at its own limit or at an end token, which is its last and only one."""
+    """Every reply ends at its limit or at an end token, which is its last and only one."""
     p = policy(llama)
     asked = requests(p, 60, limit=30)
     p.sampler.end_ids = (*p.sampler.end_ids, 65, 66, 67, 68)  # several end tokens
@@ -163,11 +156,11 @@ def test_temperature_zero_is_greedy(llama: Path) -> None:
 # ---------------------------------------------------------------- updates
 
 
-def test_microbatches_are_planned_from_lengths_alone() -> None:
+def test_microbatches_are_planned_from_lengths() -> None:
     assert plan_microbatches([5, 9, 4, 8], 14) == [[1, 0], [3, 2]]
     assert plan_microbatches([5, 30, 5], 10) == [[1], [0, 2]]
     assert plan_microbatches([], 10) == []
-    # Equally full, instead of 20, 20 and 4; but not one more for that, and never above the limit.
+    # Equally full instead of 20, 20 and 4, if that needs no further micro-batch; never above the limit.
     assert plan_microbatches([4] * 11, 20) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert plan_microbatches([9, 6, 6], 12) == [[0], [1, 2]]
     assert plan_microbatches([4, 4, 4, 4, 4], 9) == [[0, 1], [2, 3], [4]]
@@ -190,7 +183,7 @@ def test_split_and_padding_do_not_change_loss_or_gradient(
     assert one.used == many.used
     for key, gradient in gradients(whole).items():
         assert torch.allclose(gradient, gradients(split)[key], atol=1e-6, rtol=0)
-    assert max(g.abs().max() for g in gradients(whole).values()) > 1e-3  # there was something to do
+    assert max(g.abs().max() for g in gradients(whole).values()) > 1e-3
 
 
 def test_gradient_checkpointing_changes_nothing(llama: Path) -> None:
@@ -214,8 +207,8 @@ def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:
     assert p.model.config._attn_implementation == "sdpa"
 
 
-def test_no_model_drops_anything_while_it_learns(tmp_path: Path) -> None:
-    """Whatever its config calls it. A model with checkpointing learns in training mode."""
+def test_dropout_is_off_in_training_mode(tmp_path: Path) -> None:
+    """Under any config name. A model with gradient checkpointing is in training mode."""
     sizes = {"vocab_size": 99, "hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2}
     config = OPTConfig(**sizes, num_hidden_layers=1, word_embed_proj_dim=16, dropout=0.5)
     OPTForCausalLM(config).save_pretrained(tmp_path)
@@ -224,8 +217,8 @@ def test_no_model_drops_anything_while_it_learns(tmp_path: Path) -> None:
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
-def test_the_longest_sequence_is_that_of_one_kind_of_frequencies() -> None:
-    """Beyond the first kind's, a row would be read otherwise beside a longer one."""
+def test_with_longrope_the_context_is_the_original_length() -> None:
+    """Beyond it, a longer sequence changes the log-probabilities of the other rows."""
     assert longest_sequence(LlamaConfig(max_position_embeddings=512)) == 512
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     config = Phi3Config(
@@ -246,20 +239,20 @@ def test_the_longest_sequence_is_that_of_one_kind_of_frequencies() -> None:
     assert not torch.allclose(of_first(30), of_first(30, 65), atol=1e-2)
 
 
-def test_an_update_raises_the_chance_of_what_was_good(llama: Path) -> None:
+def test_an_update_raises_the_probability_of_good_replies(llama: Path) -> None:
     p = policy(llama)
     rows = [replace(s, is_own=True) for s in samples(p)]
 
-    def chance() -> list[float]:
+    def means() -> list[float]:
         split = [len(s.token_ids) - s.num_reply_tokens for s in rows]
         scores = p.score(
             [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(rows, split, strict=True)]
         )
         return [sum(x) / len(x) for x in scores]
 
-    before = chance()
+    before = means()
     p.update(rows, loss_of("gspo", epsilon_low=0.5, epsilon_high=0.5), UPDATE)
-    moved = [(b - a) * s.advantage for a, b, s in zip(before, chance(), rows, strict=True)]
+    moved = [(b - a) * s.advantage for a, b, s in zip(before, means(), rows, strict=True)]
     assert sum(moved) > 0
 
 
@@ -285,7 +278,7 @@ def test_a_non_finite_update_is_skipped_and_counted(llama: Path) -> None:
     assert p.skipped_in_a_row == 0
 
 
-def test_snapshot_and_restore_go_on_bit_for_bit(llama: Path) -> None:
+def test_a_restored_policy_continues_bit_for_bit(llama: Path) -> None:
     a, b = policy(llama), policy(llama)
     rows = samples(a)
     a.update(rows, loss_of(), UPDATE)
@@ -297,7 +290,7 @@ def test_snapshot_and_restore_go_on_bit_for_bit(llama: Path) -> None:
 
 
 def test_bfloat16_has_a_float32_master(llama: Path) -> None:
-    """Steps of 1e-6 vanish in bfloat16; the master keeps them and the resident weights follow it."""
+    """Steps of 1e-6 vanish in bfloat16; the master keeps them, and the model is a copy of it."""
     p = policy(llama, dtype="bfloat16", learning_rate=1e-6)
     start = {n: m.detach().clone() for n, m in p.master.items()}
     rows = samples(p)
@@ -313,7 +306,7 @@ def test_bfloat16_has_a_float32_master(llama: Path) -> None:
 
 
 def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
-    """As `from_pretrained` does: 2^-9 of an angle of 500 is most of a radian."""
+    """Like `from_pretrained`: 2^-9 of an angle of 500 is most of a radian."""
     exact, rounded = policy(llama), policy(llama, dtype="bfloat16")
     frequencies = dict(exact.model.named_buffers())
     assert any("inv_freq" in name for name in frequencies)
@@ -328,7 +321,7 @@ def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
 def test_export_is_an_ordinary_model_folder(
     llama: Path, tmp_path: Path, template: str | None
 ) -> None:
-    """It asks as it was trained to be asked."""
+    """With the chat template of the training."""
     p = policy(llama, template=template)
     p.update(samples(p), loss_of(), UPDATE)
     p.export(tmp_path / "out")

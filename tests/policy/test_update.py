@@ -1,5 +1,4 @@
-"""The first update of a step: its weights are those of scoring, so own ratios are 1 however half
-precision rounds."""
+"""The first update of a step has the weights that scored, so own ratios are 1 in half precision too."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def loss_of(name: str, beta: float = 0.0):
 
 
 def scored(p: Policy) -> list[Sample]:
-    """Replies of 2 to 40 tokens to eight problems, own ones with the scores of `p`, in four or more
-    micro-batches; every third is a peer's, which has none, and is worth its source 0.1 less."""
+    """Replies of 2 to 40 tokens to eight problems, in at least four micro-batches. Own ones have the
+    scores of `p`; every third is a peer's, without scores, with a behaviour 0.1 above the learner's."""
     drawn = torch.Generator().manual_seed(5)
     sizes = [(3 + i % 2, 2 + 5 * i % 39) for i in range(24)]
     pairs = [
@@ -39,13 +38,13 @@ def scored(p: Policy) -> list[Sample]:
     ]
     return [
         Sample(
-            problem_id=f"p{i // 3}",
-            index=i,
-            source="a" if i % 3 else "b",
-            is_own=i % 3 > 0,
-            token_ids=(*prompt, *reply),
-            loss_mask=(0,) * len(prompt) + (1,) * len(reply),
-            behaviour=sum(score) / len(score) + (0.0 if i % 3 else 0.1),
+            f"p{i // 3}",
+            i,
+            "a" if i % 3 else "b",
+            i % 3 > 0,
+            (*prompt, *reply),
+            (0,) * len(prompt) + (1,) * len(reply),
+            sum(score) / len(score) + (0.0 if i % 3 else 0.1),
             old_logprobs=tuple(score) if i % 3 else None,
             advantage=0.0 if i // 3 in (2, 5) else (-1.0) ** i,
         )
@@ -65,8 +64,8 @@ def outside(ratios: list[float]) -> int:
 def test_own_ratios_are_1_at_the_weights_of_scoring(
     llama: Path, part: str, beta: float, changes: dict
 ) -> None:
-    """The minibatch is half of what was scored, two groups have no advantage, and in a mixed one
-    peers' rows, which were not scored, are judged by the forward."""
+    """The minibatch is half of what was scored, and two groups have advantage 0. Peers' rows were not
+    scored, so the forward gives their ratios."""
     name = "gspo" if part == "own" else "hacpo"
     update = Update(0, 2, 0.8, part, ())
     found = []
@@ -82,15 +81,15 @@ def test_own_ratios_are_1_at_the_weights_of_scoring(
         [[ratio for s, ratio in rows if s.is_own is mine] for rows in found]
         for mine in (True, False)
     )
-    assert outside(own[0]) > 0  # what rounding alone does
+    assert outside(own[0]) > 0  # by rounding
     assert own[1] == pytest.approx([1.0] * len(own[0]), abs=1e-6)
     assert peers[1] == peers[0] and len(peers[0]) == (0 if part == "own" else len(own[0]) / 2)
 
 
 @pytest.mark.parametrize("name", ["gspo", "grpo"])
 def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
-    """In float32, where the two agree, nothing changes; of a sequence's ratio and of tokens'. Ranks of
-    a group are sent the loss."""
+    """In float32 nothing changes, for a sequence's ratio and for token ratios. The loss can be pickled,
+    as sharding needs."""
     p = policy(llama)
     batch = [s for s in scored(p) if s.is_own]
     loss, update = loss_of(name), Update(0, 1, 0.8, "own", ())
@@ -103,8 +102,8 @@ def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
         assert torch.allclose(wrapped[tensor], gradient, atol=1e-6, rtol=0), tensor
 
 
-def test_the_start_weights_are_as_far_as_the_forward_says(llama: Path) -> None:
-    """At the start weights the KL term is 0, however scoring and the update round."""
+def test_the_kl_term_is_that_of_the_forward(llama: Path) -> None:
+    """At the start weights it is 0, although scoring and the update round differently."""
     p = policy(llama, 0.1, dtype="bfloat16")
     with RoundsByShape():
         batch = [s for s in scored(p)[6:18] if s.is_own]
@@ -114,8 +113,8 @@ def test_the_start_weights_are_as_far_as_the_forward_says(llama: Path) -> None:
 
 
 def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) -> None:
-    """An update that is skipped leaves them standing; one that is made, or a checkpoint, does not.
-    In float32 a loss is never moved to the scores."""
+    """A skipped update keeps them; a real one and a restored checkpoint do not. In float32 the loss is
+    never wrapped."""
     p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 1, 0.8, "own", ())
     batch = [s for s in scored(p) if s.is_own]
     start = p.checkpoint(0)
