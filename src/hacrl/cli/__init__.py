@@ -2,7 +2,7 @@
 
 training.py    train, resume, demo, compare
 results.py     show, samples, eval, export
-setup.py       doctor, data, models fetch
+setup.py       doctor, models fetch
 terminal.py    errors, hints and arguments that several commands use
 progress.py    the line shown while a run is training
 

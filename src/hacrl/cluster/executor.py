@@ -21,7 +21,7 @@ from typing import Any
 import hacrl
 from hacrl.cluster.actor import AgentActor, AgentSpec, Failed, FollowerActor
 from hacrl.config import AgentConfig, Config
-from hacrl.errors import UserError
+from hacrl.errors import UserError, first_line
 from hacrl.logs.observer import PHASES, Observer
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
@@ -63,7 +63,7 @@ def connect(config: Config, stack: ExitStack) -> bool:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
             f"runtime.address = {address!r}: cannot connect to a Ray cluster there "
-            f"({_first_line(error)}). Check that it is running and that RAY_AUTH_TOKEN_PATH is set."
+            f"({first_line(error)}). Check that it is running and that RAY_AUTH_TOKEN_PATH is set."
         ) from error
     stack.callback(ray.shutdown)
     return address != "local"
@@ -199,7 +199,7 @@ class RayExecutor:
         for actor in (processes.leader, *processes.followers):
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
-        return why if isinstance(why, str) else _first_line(why)
+        return why if isinstance(why, str) else first_line(why)
 
     def _report_waiting(self, name: str, processes: _Processes) -> None:
         waited = time.monotonic() - processes.started
@@ -281,10 +281,3 @@ def _lacking(needs: list[dict[str, float]]) -> str:
 
 def _words(bundle: dict[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error. For an error inside an actor, that of its cause."""
-    if isinstance(cause := getattr(error, "cause", None), Exception):
-        return f"{type(cause).__name__}: {_first_line(cause)}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -22,6 +22,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from hacrl.errors import first_line
+
 MIN_FREE = 1 / 3
 """A device is short of memory if less than this fraction is free: an update's gradients and activations
 must fit into it."""
@@ -189,7 +191,7 @@ class Offloader:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self._pinned = False
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                reason = first_line(error)
                 warnings.warn(
                     "offload: no pinned host memory left, using pageable memory; copies between host "
                     f"and GPU are slower. Free host memory to avoid this ({reason}).",

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hacrl.errors import RunStopped, UserError, first_line
+from hacrl.errors import RunStopped, UserError, describe, first_line
 
 JOIN = timedelta(minutes=5)
 """Longest wait for all ranks to be there."""
@@ -193,7 +193,7 @@ class Group:
 
     def leave_reason(self, error: BaseException) -> None:
         """For rank 0 to find, if its process still lives."""
-        text = f"rank {self.rank}: {type(error).__name__}: {error}"
+        text = f"rank {self.rank}: {describe(error)}"
         with contextlib.suppress(RuntimeError):
             self.store.compare_set(self._key, "", text[:2000])  # the first failure is the cause
 
