@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 1
-"""Version of the wire type; a pool refuses rows of another one."""
+"""Version of stored trajectories; the pool refuses others."""
 
 STORED = {"extra": "forbid", "allow_inf_nan": False, "revalidate_instances": "always"}
-"""How pydantic reads and writes what is stored (pool/wire.py); nested types inherit it."""
+"""Pydantic settings for stored types (store/codec.py); nested types inherit them."""
 
 
 class Finish(StrEnum):
@@ -177,7 +177,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The wire type: all that the pool holds of one attempt. JSON, nothing else crosses.
+    """What the pool holds of one attempt; peers see nothing else. Stored as JSON.
 
     Example: Trajectory(problem_id="add-17-25", task="add", agent="ant", index=0, step=3,
              policy_version=3, turns=(Turn("assistant", "42", True),), finish=Finish.STOP,

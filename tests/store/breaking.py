@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import hacrl.store.files
 
 SRC = Path(hacrl.store.files.__file__).parents[2]
@@ -76,16 +74,6 @@ def in_little_room(limit: int, script: str, *arguments: object) -> str:
     """Run a script that may write no file larger than `limit` bytes; return what it prints."""
     head = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
     return output(head + script, *arguments)
-
-
-def mount(folder: Path, size: str) -> None:
-    """Mount a small file system, where that is allowed."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting is not allowed here")
 
 
 def names(folder: Path) -> list[str]:

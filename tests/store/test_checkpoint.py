@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import time
 
 import pytest
 import torch
-from breaking import in_little_room, kill_everywhere, names, start
+from breaking import kill_everywhere, names
 
 from hacrl.store.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, newest_common
 from hacrl.store.files import sweep
@@ -226,66 +224,3 @@ def test_killed_at_every_file_operation(tmp_path):
     assert seen == sorted(seen)
     assert set(seen) == {(10, 10.0), (20, 20.0), (20, 21.0)}
     assert names(left[-1]) == ["best.json", "step-000020"]
-
-
-SLOW = """
-import sys
-from pathlib import Path
-from hacrl.store.files import remove_whole
-store = Checkpoints(Path(sys.argv[1]), keep=1)
-big = torch.zeros(16_000_000)
-while True:
-    remove_whole(store.save(Checkpoint(2, {'w': big}, {}, {})))
-"""
-
-
-def test_killed_in_the_middle_of_the_tensors(tmp_path):
-    """64 MB of weights are written again and again; the process is stopped to see whether it is in
-    the middle of them, and killed there."""
-
-    def half_written() -> bool:
-        try:
-            found = [names(folder) for folder in tmp_path.glob(".tmp-*")]
-        except FileNotFoundError:  # finished, or removed, just now
-            return False
-        return any(content and "optimizer.safetensors" not in content for content in found)
-
-    def stopped() -> bool:
-        process.send_signal(signal.SIGSTOP)
-        return os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
-
-    store = Checkpoints(tmp_path, keep=1)
-    store.save(checkpoint(1))
-    process = start(IMPORTS + SLOW, tmp_path)
-    until = time.monotonic() + 300
-    while not (half_written() and stopped() and half_written()):
-        assert process.poll() is None and time.monotonic() < until
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.0005)
-    process.kill()
-    assert process.wait() == -9
-    assert list(tmp_path.glob(".tmp-*"))
-    assert store.steps() == [1]
-    Checkpoints(tmp_path, keep=1).save(checkpoint(3))
-    assert names(tmp_path) == ["step-000001", "step-000003"]
-
-
-FULL = """
-import sys
-from pathlib import Path
-from hacrl.errors import UserError
-try:
-    Checkpoints(Path(sys.argv[1]), 1).save(Checkpoint(2, {'w': torch.zeros(100_000)}, {}, {}))
-except UserError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_leaves_the_old_state(tmp_path):
-    store = Checkpoints(tmp_path, keep=1)
-    store.save(checkpoint(1))
-    said = in_little_room(100_000, IMPORTS + FULL, tmp_path)
-    assert said.startswith(str(tmp_path / "step-000002"))
-    assert "MB free" in said and "free space, then `hacrl resume RUN`" in said
-    assert names(tmp_path) == ["step-000001"]
-    assert store.newest_whole(pytest.fail) == 1

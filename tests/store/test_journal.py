@@ -6,10 +6,8 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from breaking import kill_everywhere
 
 from hacrl.errors import UserError
-from hacrl.store.files import sweep
 from hacrl.store.journal import Journal
 from hacrl.types import Completion, Finish, Rollout, Status, Verdict
 
@@ -108,25 +106,3 @@ def test_a_wrong_field_with_a_right_digest_is_noticed(journal):
     path.write_text(head.replace(old, new) + "\n" + changed)
     with pytest.raises(UserError, match="line 3: field index"):
         journal.read(12)
-
-
-JOB = """
-row = Rollout("q1", 0, 1, (1,), Completion("x" * 20_000, (1,), (-0.5,), Finish.STOP),
-              Verdict(1.0, Status.OK))
-Journal(folder / "ant").write(1, [row])
-"""
-IMPORTS = "from hacrl.store.journal import Journal\nfrom hacrl.types import *"
-
-
-def test_killed_after_every_file_operation(tmp_path):
-    """The step is complete or absent, and the older one is untouched."""
-    Journal(tmp_path / "run" / "ant").write(0, [rollout(step=0)])
-    found = []
-    for folder in kill_everywhere(tmp_path / "run", tmp_path / "copies", IMPORTS, JOB.strip()):
-        journal = Journal(folder / "ant")
-        found.append(journal.read(1) is not None)
-        assert journal.read(0) == ([rollout(step=0)], {})
-        sweep(folder)
-        assert not list(folder.rglob(".*"))
-    assert found == sorted(found)
-    assert set(found) == {False, True}

@@ -1,0 +1,61 @@
+"""A run directory has one writer and a layout of this version."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hacrl.config import parse_config
+from hacrl.errors import UserError
+from hacrl.store.rundir import RunDirectory
+
+CONFIG = {
+    "steps": 2,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number"},
+    "agents": [{"name": "a", "model": "pocket:wren"}],
+}
+
+
+def test_other_layouts_are_refused_by_name(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", parse_config(CONFIG))
+    assert RunDirectory.open(run.path).config() == parse_config(CONFIG)
+    path = run.path / "environment.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "layout": 9}))
+    with pytest.raises(UserError, match=r"layout 9.*reads layout 2"):
+        RunDirectory.open(run.path)
+    del facts["layout"]
+    path.write_text(json.dumps(facts))  # hacrl 0.1
+    for write in (RunDirectory.open, lambda p: RunDirectory.create(p, parse_config(CONFIG))):
+        with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
+            write(run.path)
+
+
+def test_a_directory_in_use_is_not_taken(tmp_path):
+    config = parse_config(CONFIG)
+    run = RunDirectory.create(tmp_path / "run", config)
+    with pytest.raises(UserError, match="a run of this config"):
+        RunDirectory.create(run.path, config)
+    other = parse_config({**CONFIG, "steps": 3})
+    with pytest.raises(UserError, match=r"another config \(steps is 2 there and 3 here\)"):
+        RunDirectory.create(run.path, other)
+    (run.path / ".tmp-left-behind").write_text("")
+    with run.locked():
+        assert not (run.path / ".tmp-left-behind").exists()
+        with pytest.raises(UserError, match="another process"), run.locked():
+            pass
+
+
+def test_rewinding_keeps_what_was_measured_before(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", parse_config(CONFIG))
+    for step in range(3):
+        run.add_metrics([{"kind": "evaluation", "step": step, "agent": "a", "x": float("nan")}])
+        run.add_metrics([{"kind": "train", "step": step, "agent": "a"}])
+    run.rewind(1)
+    kept = [(row["kind"], row["step"]) for row in run.metrics()]
+    assert kept == [("evaluation", 0), ("train", 0), ("evaluation", 1)]
+    assert run.metrics()[0]["x"] is None
+    run.rewind(0)
+    assert run.metrics() == []
