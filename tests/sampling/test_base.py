@@ -82,10 +82,10 @@ def test_unknown_and_missing_samplers(llama: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"sampler": {"options": {"eager": True}}}, r"sampler\.options: the built-in"),
         ({"sampler": {"kind": "vllm"}, "ranks": 2}, r"'wren' has ranks = 2 and the sampler 'vllm'"),
-        ({"own": "vllm", "ranks": 2}, r"cannot share a process: use runtime\.kind = 'ray'"),
+        ({"own": "vllm", "ranks": 2}, r"another agent uses vllm; set runtime\.kind = 'ray'"),
     ],
 )
-def test_what_does_not_go_together(settings: dict[str, Any], message: str) -> None:
+def test_conflicting_settings(settings: dict[str, Any], message: str) -> None:
     wren, finch = member("wren", ranks=settings.pop("ranks", 1)), member("finch")
     finch["sampler"] = settings.pop("own", None)
     with pytest.raises(UserError, match=message):
