@@ -9,7 +9,7 @@ from hacrl.study.doctor import doctor
 from hacrl.study.doctor.doctor import plan_texts
 from hacrl.study.doctor.memory import count_parameters, size_text
 from hacrl.study.inspect.samples import one_line
-from hacrl.study.plots import smooth, sparkline
+from hacrl.study.plots import sparkline
 from hacrl.training.plan import make_plan
 
 CONFIG = {
@@ -31,15 +31,6 @@ def test_sparklines() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
     assert sparkline([0.5, 0.5]) == "▁▁"
     assert sparkline([0, 0, 4, 4, 8], width=3) == "▁▄█"
-
-
-def test_smooth_leaves_short_curves_and_averages_long_ones() -> None:
-    short = [(i, float(i)) for i in range(19)]
-    assert smooth(short) == short
-    long = smooth([(i, float(i)) for i in range(20)])
-    assert long[0] == (0, 0.0)
-    assert long[3] == (3, 1.5)
-    assert long[19] == (19, 17.0)  # mean of 15 .. 19
 
 
 def test_plan_in_words() -> None:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hacrl.statistics import Estimate
 
 if TYPE_CHECKING:
     from hacrl.study.compare.results import Row
-    from hacrl.study.inspect.summary import Curve, RunSummary
+    from hacrl.study.inspect.summary import RunSummary
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#777777")
 """Distinguishable with colour blindness; after the last they repeat with dashed lines."""
@@ -27,7 +28,7 @@ def reward_lines(summary: RunSummary) -> str:
     lines = [
         f"{agent.name:{width}} {values[0]:.2f} {sparkline(values)} {values[-1]:.2f}"
         for agent in summary.agents
-        if (values := [value for _, value in smooth(agent.rewards)])
+        if (values := [value for _, value in agent.rewards])
     ]
     return "\n".join(["\nreward per step", *lines]) if lines else ""
 
@@ -39,30 +40,22 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     """
     size = -(-len(values) // width)
     parts = [values[i : i + size] for i in range(0, len(values), size)]
-    means = [sum(part) / len(part) for part in parts]
+    means = [fmean(part) for part in parts]
     low, high = min(means), max(means)
     return "".join(SPARKS[int(7 * (m - low) / ((high - low) or 1))] for m in means)
 
 
-def smooth(curve: Curve, window: int = 5) -> Curve:
-    """Trailing mean over a few steps; curves of fewer than 4 windows are returned unchanged."""
-    if len(curve) < 4 * window:
-        return curve
-    values = [value for _, value in curve]
-    return [
-        (step, sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window))
-        for i, (step, _) in enumerate(curve)
-    ]
-
-
 def write_png(summary: RunSummary, path: Path) -> None:
-    """Training reward and held-out accuracy (with its 95 % interval) of a run, side by side."""
+    """Training reward (single steps and moving average) and held-out accuracy with its 95 % interval."""
     with _figure(11, 4) as (figure, (left, right)):
         for number, agent in enumerate(summary.agents):
             style = _style(number)
             if agent.rewards:
-                left.plot(*zip(*agent.rewards, strict=True), **style, alpha=0.25)
-                left.plot(*zip(*smooth(agent.rewards), strict=True), **style, label=agent.name)
+                steps, values = zip(*agent.rewards, strict=True)
+                left.plot(steps, values, **style, alpha=0.25)
+                window = min(5, len(values))
+                means = [fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
+                left.plot(steps[window - 1 :], means, **style, label=agent.name)
             if agent.scores:
                 estimates = [s.accuracy for s in agent.scores]
                 _curve(right, [s.step for s in agent.scores], estimates, number, agent.name)

@@ -1,4 +1,4 @@
-"""When a peer is said to hurt."""
+"""When a peer counts as harmful."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_peer_that_hurts_is_found_and_one_that_does_not_is_not() -> None:
     [harm] = find_harm(config("ant", "old"), [row(s, -0.01) for s in (0, 3, 6, 9)])
     assert (harm.learner, harm.peer, harm.step, harm.checks) == ("ant", "old", 6, 3)
     assert harm.mean == pytest.approx(-0.01) and harm.own == pytest.approx(0.03)
-    assert harm.sentence.startswith("old hurts ant: at 3 checks up to step 6")
+    assert harm.sentence.startswith("old hurts ant: at 3 checks up to step 7")
     assert "-1.00 points" in harm.sentence and "+3.00" in harm.sentence
     for gain, error in ((0.01, 0.002), (-0.01, 0.02), (0.0, 0.0)):
         assert find_harm(config("ant", "old"), [row(s, gain, error) for s in range(9)]) == []
@@ -80,15 +80,15 @@ def test_noise_alone_seldom_warns() -> None:
     assert warned <= 0.05 * 3000 < 0.2 * 3000 < plain
 
 
-def test_each_harm_is_told_once_also_after_a_resume(tmp_path: Path) -> None:
+def test_each_harm_is_reported_once_also_after_a_resume(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config("ant", "old"))
     watch = HarmWatch(run)
-    told = []
+    warned = []
     for step in range(4):
         rows = [row(step, -0.01), {"kind": "train", "step": step, "agent": "old"}]
         run.add_metrics(rows)
-        told += watch.look(rows)
-    assert len(told) == 1 and told[0].startswith("old hurts ant: at 3 checks up to step 2")
+        warned += watch.look(rows)
+    assert len(warned) == 1 and warned[0].startswith("old hurts ant: at 3 checks up to step 3")
     assert HarmWatch(run).look([row(4, -0.01)]) == []
-    run.rewind(2)  # back before it was told
+    run.rewind(2)  # before the warning
     assert len(HarmWatch(run).look([row(2, -0.01)])) == 1

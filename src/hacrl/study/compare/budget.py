@@ -1,11 +1,4 @@
-"""Budget rules: what is equal across the arms of a suite.
-
-rollouts  every agent draws as many own rollouts in total as under the reference arm, times the arm's
-          factor; the number of steps is computed from this
-updates   every agent makes as many parameter updates; the number of steps is computed from this
-time      the number of steps is unchanged; the report uses the last evaluation that finished within
-          the training time of the reference run (same team, same seed)
-"""
+"""Budget rules: what is equal across the arms of a suite, and the steps that follow from it."""
 
 from __future__ import annotations
 

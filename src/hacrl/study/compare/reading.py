@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +15,12 @@ from hacrl.store.reader import DIAGNOSTICS, read_scores
 from hacrl.study.compare.suite import Run
 from hacrl.study.diagnostics.harm import CHECKED
 
-SHOWN = (
-    "peers/used",
-    "peers/below_floor",
-    "peers/above_one",
-    "peers/effective_samples",
-    "own/clipped",
-    "own/advantage_zero",
-    "grad_norm",
+SHOWN = re.compile(
+    r"peers/(used|below_floor|above_one|effective_samples)|own/(clipped|advantage_zero)|grad_norm"
+    r"|(ratio|weight|diagnostics)/[^/]+|peers/(used|effective)/.+"
 )
-"""Metrics of a step that the report shows, if the run has them."""
-FAMILIES = ("ratio/", "weight/", "diagnostics/")
-"""Prefixes with one name behind them: ratios and weights by source, and custom metrics."""
-SOURCES = ("peers/used/", "peers/effective/")
-"""Prefixes of metrics by source."""
+"""Metrics of a step that the report shows, if the run has them. `diagnostics/NAME` are metrics of
+custom algorithms."""
 
 Points = Sequence[tuple[float, float]]
 """(rollouts or seconds spent, accuracy), in ascending order."""
@@ -122,9 +115,7 @@ def mean_metrics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in train:
         for key, value in row.items():
-            family = key.startswith(FAMILIES) and key.count("/") == 1
-            shown = key in SHOWN or family or key.startswith(SOURCES)
-            if shown and value is not None:
+            if value is not None and SHOWN.fullmatch(key):
                 found[key].append(value)
         if number := row.get("peers/forwarded"):
             found["peers/effective_fraction"].append(row["peers/effective_samples"] / number)

@@ -43,40 +43,31 @@ def write_report(results: Results, out: Path, below: str = "") -> None:
 def as_json(results: Results) -> dict[str, Any]:
     """Every number of the report. Infinite ends of intervals (one seed) are null."""
     suite = results.suite
-    return _finite(
-        {
-            "suite": suite.path.name,
-            "changes": results.changes,
-            "budget": suite.budget,
-            "rule": RULES[suite.budget],
-            "reference": results.reference,
-            "seeds": suite.seeds,
-            "comparisons": results.comparisons,
-            "correction": "holm",
-            "problems": results.problems,
-            "replies": results.replies,
-            "start_gap": results.start_gap,
-            "environment": results.environment,
-            "missing": results.missing,
-            "targets": [
-                {"team": team, "agent": agent, "accuracy": accuracy}
-                for (team, agent), accuracy in results.targets.items()
-            ],
-            "verdicts": list(verdicts(results)),
-            "rows": [
-                asdict(row) | {"verdict": row.difference.verdict if row.difference else None}
-                for row in results.rows
-            ],
-        }
-    )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    values = {
+        "suite": suite.path.name,
+        "changes": results.changes,
+        "budget": suite.budget,
+        "rule": RULES[suite.budget],
+        "reference": results.reference,
+        "seeds": suite.seeds,
+        "comparisons": results.comparisons,
+        "correction": "holm",
+        "problems": results.problems,
+        "replies": results.replies,
+        "start_gap": results.start_gap,
+        "environment": results.environment,
+        "missing": results.missing,
+        "targets": [
+            {"team": team, "agent": agent, "accuracy": accuracy}
+            for (team, agent), accuracy in results.targets.items()
+        ],
+        "verdicts": list(verdicts(results)),
+        "rows": [
+            asdict(row) | {"verdict": row.difference.verdict if row.difference else None}
+            for row in results.rows
+        ],
+    }
+    return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
 
 def render(results: Results, form: str, up: str = "") -> str:
@@ -89,7 +80,7 @@ def render(results: Results, form: str, up: str = "") -> str:
         lstrip_blocks=True,
     )
     checked = [(row, row.theory) for row in results.rows if row.theory]
-    figures = {} if form == "md" else _figures(results)
+    agents = results.by_agent().values() if form == "html" else []
     text = environment.get_template(f"report.{form}.j2").render(
         title_text=f"Comparison: {results.suite.path.stem}",
         results=results,
@@ -97,7 +88,7 @@ def render(results: Results, form: str, up: str = "") -> str:
         rule=RULES[results.suite.budget],
         level=LEVEL,
         verdicts=list(verdicts(results)),
-        figures=figures,
+        figures={rows[0].name: comparison_figure(rows, results.reference) for rows in agents},
         scores=_scores(results),
         accuracies=[_accuracy_line(results, row) for row in results.rows],
         curves=[_curve_line(results, row) for row in results.rows],
@@ -325,16 +316,6 @@ def _fine_points(e: Estimate | None) -> str:
 def _root(e: Estimate | None) -> str:
     """Root of a mean square in points; an estimate below zero counts as zero."""
     return "" if e is None else f"{100 * sqrt(max(0.0, e.mean)):.1f}"
-
-
-# ---------------------------------------------------------------- figures and links
-
-
-def _figures(results: Results) -> dict[str, str]:
-    return {
-        rows[0].name: comparison_figure(rows, results.reference)
-        for rows in results.by_agent().values()
-    }
 
 
 def _links(results: Results, up: str) -> dict[str, list[tuple[str, str]]]:

@@ -1,22 +1,22 @@
-"""Bias and variance of a problem's baseline, against what the learner really scores on it.
+"""Bias and variance of a problem's baseline, compared with the learner's expected reward.
 
-Learner k, problem q, p_k(q) = the learner's expected reward on q, its estimate p^ the mean of m fresh
-replies that no baseline has seen. Three guesses at p_k(q) from the N judged rewards of the step's cut:
+Learner k, problem q, p_k(q) = the learner's expected reward on q, estimated by p^, the mean of m fresh
+replies that no baseline contains. Three estimates of p_k(q) from the N judged rewards of the snapshot:
 
     own(q)        = mean of the learner's own rewards
-    pooled(q)     = mean of everybody's rewards
+    pooled(q)     = mean of all agents' rewards
     capability(q) = sum_j sum_i w(k,j) R(y_j,i) / N                            (eq. 7 of HACPO)
 
-The theorem says that capability is unbiased: E[mu_k] = E[R of the learner]. With w(k,j) = P_k / P_j it
-holds on the mean over problems, not problem by problem: where j is relatively better than its ratio
-tells, the guess is too high. So three figures, e(q) = guess(q) - p^(q):
+The theorem states that capability is unbiased: E[mu_k] = E[R of the learner]. With w(k,j) = P_k / P_j
+this holds on average over problems, not for each problem: where j is better than its ratio suggests,
+the baseline is too high. Three metrics, with the error e(q) = baseline(q) - p^(q):
 
     bias     mean over problems of e, with its standard error
-    variance mean over problems of the guess's own sampling variance, sum_j w(k,j)^2 n_j s_j^2(q) / N^2
-             (s_j^2: variance of j's rewards on q, ddof 1; w taken as given)
+    variance mean over problems of the baseline's sampling variance, sum_j w(k,j)^2 n_j s_j^2(q) / N^2
+             (s_j^2: variance of j's rewards on q, ddof 1; w is treated as constant)
     spread^2 mean over problems of (e^2 - s^2(q) / m) - variance: the squared bias of a single problem
 
-where s^2(q) / m is the noise of p^. mean square error = variance + spread^2, both without that noise.
+s^2(q) / m is the noise of p^. Mean square error = variance + spread^2, both without that noise.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Guess:
 
     value: float
     variance: float | None
-    """Of the value, over other draws of the same replies; None where a source has one reply."""
+    """Sampling variance of the value; None if a source has only one reply."""
 
 
 def guesses(group: Group, capability: Capability, learner: str) -> dict[str, Guess]:
-    """Every baseline of the problem; none where nothing of the learner was judged. Formula (7) as it
-    stands: the algorithm's answer for uniform groups and its guard change no advantage's sign."""
+    """The three baselines of a problem; {} if no reply of the learner was judged. capability is formula
+    (7) without the algorithm's special cases (uniform groups, the guard), which change no sign."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for t in group.judged:
         rewards[t.agent].append(t.reward)
     if learner not in rewards:
         return {}
-    even = dict.fromkeys(rewards, 1.0)
+    equal = dict.fromkeys(rewards, 1.0)
     scaled = {source: capability.ratio(learner, source, group.task) for source in rewards}
     return {
-        "own": _guess({learner: rewards[learner]}, even),
-        "pooled": _guess(rewards, even),
+        "own": _guess({learner: rewards[learner]}, equal),
+        "pooled": _guess(rewards, equal),
         "capability": _guess(rewards, scaled),
     }
 
@@ -74,8 +74,8 @@ def _guess(rewards: Mapping[str, Sequence[float]], weight: Mapping[str, float]) 
 def baseline_metrics(
     guessed: Mapping[str, Mapping[str, Guess]], fresh: Mapping[str, Sequence[float]]
 ) -> dict[str, float | None]:
-    """Bias, variance and spread of each baseline over the problems that both know; `fresh` holds
-    rewards of fresh replies by problem, at least two of each."""
+    """Bias, variance and spread of each baseline over the problems in both arguments; `fresh` holds the
+    rewards of fresh replies by problem. A problem counts if it has at least two of them."""
     problems = [p for p in guessed if guessed[p] and len(fresh.get(p, ())) >= 2]
     metrics: dict[str, float | None] = {"diagnostics/fresh/problems": float(len(problems))}
     if not problems:
@@ -100,5 +100,5 @@ def baseline_metrics(
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of independent values; one value has none."""
+    """Standard error of the mean of independent values; None for a single value."""
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else None

@@ -1,8 +1,8 @@
-"""What the theory claims, measured while training: one check every `diagnostics.every` steps.
+"""One theory check of one learner (docs/diagnostics.md).
 
-A check happens after the step's cut is credited and before its first update, at the weights that drew
-the step's rollouts. It reads; it changes neither weights nor optimizer nor any stream of noise, so a
-run with checks has the same metrics as one without, `diagnostics/*` aside. docs/diagnostics.md
+A check runs between credit and the first update of a step, at the weights that drew its rollouts. It is
+read-only: weights, optimizer and noise streams do not change, so a run with checks has the same metrics
+as one without, except for `diagnostics/*`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Diagnostics:
         capability: Capability,
         samples: Sequence[Sample],
     ) -> dict[str, Any]:
-        """The metrics of a check, all named diagnostics/..."""
+        """Run a check and return its metrics, all named diagnostics/..."""
         ordered = sorted(problems, key=lambda p: (order_key(self.config.seed, step, p), p))
         asked = [problems[p] for p in ordered[: self.settings.problems]]
         fresh = self._fresh(step, asked)
@@ -77,11 +77,11 @@ class Diagnostics:
         }
 
     def gains(self, replies: Sequence[Rollout], found: Directions) -> dict[str, list[float]]:
-        """For each source, what a step of its samples brings on each problem of the replies."""
+        """For each source, the gain of one step of its samples on each problem of the replies."""
         return problem_gains(self.policy, replies, found, self.agent.name)
 
     def _problems(self, step: int) -> tuple[list[Problem], bool]:
-        if self._unseen is None:  # not before the first check: a task may have many problems
+        if self._unseen is None:  # at the first check, because a task may have many problems
             config = self.config
             self._unseen = UnseenProblems(
                 self._task, config.seed, config.prompts_per_step, config.evaluation.problems
@@ -89,7 +89,7 @@ class Diagnostics:
         return self._unseen.at(step, self.settings.problems)
 
     def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
-        """Replies of the learner at its present weights, from streams of their own."""
+        """Judged replies of the learner at its current weights, from separate noise streams."""
         prompts, _ = split_by_length(self.policy, problems, self.config.prompt_limit(self.agent))
         stream = f"{self.agent.name}/fresh"  # no agent can have this name
         rollouts = attempt(
@@ -112,7 +112,7 @@ class Diagnostics:
         replies: Sequence[Rollout],
         gains: Mapping[str, Sequence[float]],
     ) -> None:
-        """One file a check, from which its metrics can be counted again."""
+        """Write one file per check, from which its metrics can be recomputed."""
         rows = {
             "baselines": {
                 p: {
@@ -129,7 +129,7 @@ class Diagnostics:
 
 
 HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))
-"""What `hacrl train` adds to a run: these checks and the warning about harmful peers."""
+"""The hooks of `hacrl train`: these checks, and the warning about harmful peers."""
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
@@ -142,6 +142,6 @@ def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
 
 
 def _at_least_two(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Without the problems of which one reply alone was judged: it has no others to compare with."""
+    """Drop problems with a single judged reply: its baseline would be empty."""
     enough = {p for p, rewards in _rewards(rollouts).items() if len(rewards) > 1}
     return [r for r in rollouts if r.problem_id in enough]

@@ -1,17 +1,17 @@
-"""What one step of a source's samples brings the learner on held-out problems, to first order.
+"""First-order gain: the change of the learner's held-out reward by one step of a source's samples.
 
     J(theta) = mean over held-out problems q of p(q),   p(q) = the learner's expected reward on q
     gain(j)  = U_j < grad J, d_j >
 
-d_j is the displacement by source j's share of one update of its block (policy/displacement.py), U_j the
-number of such updates in a step. grad p(q) is estimated by REINFORCE on S fresh replies with the mean of
-the others as baseline, which is unbiased:
+d_j is the displacement by source j's part of one update of its block (policy/displacement.py), U_j the
+number of such updates in a step. grad p(q) is estimated without bias by REINFORCE on S fresh replies
+with the mean of the other replies as baseline:
 
     grad p(q) ~ 1/S sum_i (R_i - mean of R without i) grad log pi(y_i)
 
-so each problem gives one value U_j < grad p(q), d_j >; gain is their mean, its standard error that of
-independent problems. First order, because the two evaluations before and after a trial update would
-differ by far less than their noise; what it leaves out is the curvature along d_j.
+Each problem gives one value U_j < grad p(q), d_j >; the gain is their mean, with the standard error of
+independent problems. Evaluating before and after a trial update would not work: the change is far
+smaller than the noise of an evaluation. The first order ignores the curvature along d_j.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from hacrl.tasks.deck import hash_number
 from hacrl.types import LossOutput, MicroBatch, Problem, Rollout, Sample, Update
 
 LOOK_AHEAD = 50
-"""Steps whose problems are looked at for ones that no update has used yet."""
+"""Number of coming steps that are searched for problems that no update has used yet."""
 
 
 class UnseenProblems:
-    """Problems for the gain: others at every check, the same for every arm and agent of one seed.
+    """Problems for the gain: different at every check, equal for all arms and agents of one seed.
 
-    First choice: the task's held-out problems without those that evaluation reports on. Where there
-    are fewer than asked for: training problems of coming steps that no step so far has had. The
-    evaluated ones are never taken.
+    They are the task's held-out problems without those of the evaluation. If there are too few, they
+    are training problems of coming steps that no earlier step has used.
     """
 
     def __init__(self, task: Task, seed: int, prompts_per_step: int, evaluated: int) -> None:
@@ -52,7 +51,7 @@ class UnseenProblems:
             self.spare = []
 
     def at(self, step: int, count: int) -> tuple[list[Problem], bool]:
-        """Problems for the check of `step`, and whether they are of the held-out set."""
+        """Problems for the check of `step`, and whether they are held-out problems."""
         if len(self.spare) >= count:
             chosen = sorted(
                 self.spare, key=lambda p: hash_number("diagnostics", self.seed, step, p.id)
@@ -82,7 +81,7 @@ def reinforce(batch: MicroBatch, update: Update) -> LossOutput:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Each reward less the mean of the others.
+    """Each reward minus the mean of the others.
 
     Example: leave_one_out([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
     """
@@ -93,8 +92,8 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 def problem_gains(
     policy: Policy, rollouts: Sequence[Rollout], found: Directions, learner: str
 ) -> dict[str, list[float]]:
-    """For each source, what a step of its samples brings on each problem; `rollouts` are judged, at
-    least two a problem."""
+    """For each source, the gain of one step of its samples on each problem. `rollouts` are judged, at
+    least two per problem."""
     by_problem: dict[str, list[Rollout]] = {}
     for r in rollouts:
         by_problem.setdefault(r.problem_id, []).append(r)
@@ -127,7 +126,7 @@ def _samples(replies: Sequence[Rollout], learner: str) -> list[Sample]:
 
 
 def gain_metrics(gains: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    """Mean and standard error over problems, for each source that has any."""
+    """Mean and standard error over problems, for each source with a gain."""
     metrics: dict[str, float | None] = {}
     for source, values in gains.items():
         if values:

@@ -1,15 +1,15 @@
-"""When a peer is said to hurt: evidence over several checks of one run.
+"""When a peer counts as harmful: evidence over several checks of one run.
 
-At each check c a learner has an estimate g_c of what a step of the peer's samples brings it on problems
-drawn anew, with its standard error (gain.py). After C checks
+Each check c estimates the gain g_c of one step of the peer's samples, with its standard error, on
+problems drawn anew (gain.py). After C checks
 
     mean = 1/C sum g_c,   se = 1/C sqrt(sum se_c^2)
 
-and the peer hurts if mean + t se < 0. Looking again after every check would find harm in noise sooner or
-later; so each look spends a part of the allowed error: 5 % for the run, the same share for every pair of
-learner and peer, of which the look after C checks (the first is after 3) takes 1 / ((C - 2)(C - 1)).
-These parts add up to 1: a run in which no peer hurts warns with a chance of at most 5 %, however long.
-t is Student's, one-sided, with the checks' problems less one each as degrees of freedom.
+and the peer hurts if mean + t se < 0. Testing after every check would eventually find harm in noise, so
+each test spends a part of the allowed error: 5 % for the run, divided equally between all pairs of
+learner and peer; the test after C checks (the first is after 3) takes 1 / ((C - 2)(C - 1)) of a pair's
+part. These add up to 1: a run of any length in which no peer hurts warns with probability at most 5 %.
+t is Student's, one-sided; each check adds its number of problems minus one degrees of freedom.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
 
 CHECKED = "diagnostics/cost/rollouts"
-"""A row with this has a check."""
-FIRST_LOOK = 3
-"""Checks before anything is said."""
+"""The metrics rows of a check contain this key: its rollouts."""
+FIRST_TEST = 3
+"""Number of checks before the first test."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Harm:
-    """A peer that hurts, as of the look that said so first.
+    """A peer that hurts, at the first test that shows it.
 
     Example: Harm("wren", "finch", step=10, checks=3, mean=-0.004, high=-0.001, own=0.02)
     """
@@ -58,25 +58,26 @@ class Harm:
     step: int
     checks: int
     mean: float
-    """Held-out reward by one step of the peer's samples, over the checks so far."""
+    """Mean gain of one step of the peer's samples over the checks so far."""
     high: float
-    """Upper end of its interval at this look."""
+    """Upper end of its interval at this test."""
     own: float | None
-    """The same of the learner's own samples."""
+    """Mean gain of the learner's own samples."""
 
     @property
     def sentence(self) -> str:
-        own = "" if self.own is None else f" (its own samples: {100 * self.own:+.2f})"
+        own = "" if self.own is None else f" (own samples: {100 * self.own:+.2f})"
         return (
-            f"{self.peer} hurts {self.learner}: at {self.checks} checks up to step {self.step} a step "
-            f"of {self.peer}'s samples moved {self.learner} by {100 * self.mean:+.2f} points of reward "
-            f"on held-out problems{own}, to first order; the interval ends at {100 * self.high:+.2f}. "
-            f"Train {self.learner} without {self.peer}, or compare both ways (docs/diagnostics.md)."
+            f"{self.peer} hurts {self.learner}: at {self.checks} checks up to step {self.step + 1} one "
+            f"step of {self.peer}'s samples changed {self.learner}'s held-out reward by "
+            f"{100 * self.mean:+.2f} points{own}, to first order; the interval ends at "
+            f"{100 * self.high:+.2f}. Train {self.learner} without {self.peer}, or compare both ways "
+            "with `hacrl compare` (docs/diagnostics.md)."
         )
 
 
 def gains(rows: Iterable[Row], learner: str, source: str) -> list[Gain]:
-    """The checks of a learner that know the source's gain, by step."""
+    """The checks of a learner with a gain of this source, by step."""
     found = []
     for row in rows:
         value, error = (row.get(f"diagnostics/{k}/{source}") for k in ("gain", "gain_se"))
@@ -88,9 +89,9 @@ def gains(rows: Iterable[Row], learner: str, source: str) -> list[Gain]:
 
 
 def upper_end(checks: Sequence[Gain], pairs: int) -> float | None:
-    """The mean gain's upper end at the look after these checks; None before the first look."""
+    """Upper end of the mean gain at the test after these checks; None before the first test."""
     count = len(checks)
-    if count < FIRST_LOOK:
+    if count < FIRST_TEST:
         return None
     spent = LEVEL / pairs / ((count - 2) * (count - 1))
     error = sqrt(sum(c.error**2 for c in checks)) / count
@@ -99,50 +100,41 @@ def upper_end(checks: Sequence[Gain], pairs: int) -> float | None:
 
 
 def find_harm(config: Config, rows: Sequence[Row]) -> list[Harm]:
-    """Every pair of learner and peer of which a run's metrics tell harm, in the order of the team."""
+    """The pairs of learner and peer for which the metrics show harm, in the order of the team."""
     learners = [a.name for a in config.agents if a.learns]
     pairs = [(k, a.name) for k in learners for a in config.agents if a.name != k]
     found = []
     for learner, peer in pairs:
         checks = gains(rows, learner, peer)
-        for count in range(FIRST_LOOK, len(checks) + 1):
+        for count in range(FIRST_TEST, len(checks) + 1):
             high = upper_end(checks[:count], len(pairs))
             if high is not None and high < 0:
-                step = checks[count - 1].step
+                step, mean = checks[count - 1].step, fmean(c.value for c in checks[:count])
                 own = [g.value for g in gains(rows, learner, learner) if g.step <= step]
-                found.append(
-                    Harm(
-                        learner,
-                        peer,
-                        step,
-                        count,
-                        fmean(c.value for c in checks[:count]),
-                        high,
-                        fmean(own) if own else None,
-                    )
-                )
+                gain = fmean(own) if own else None
+                found.append(Harm(learner, peer, step, count, mean, high, gain))
                 break
     return found
 
 
 class HarmWatch:
-    """Tells each harm once, also across a resume: what the metrics of before told is known."""
+    """Warns once about each harmful peer, also across a resume."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self._rows: list[Row] = [row for row in run.metrics() if CHECKED in row]
-        self._told: set[tuple[str, str]] | None = None
+        self._warned: set[tuple[str, str]] | None = None
 
     def look(self, rows: Sequence[Row]) -> list[str]:
-        """Sentences for what these rows add to those before."""
+        """Warnings that these new rows give rise to."""
         checked = [row for row in rows if CHECKED in row]
         if not checked:
             return []
         config = self.run.config()
-        if self._told is None:
-            self._told = {(h.learner, h.peer) for h in find_harm(config, self._rows)}
+        if self._warned is None:
+            self._warned = {(h.learner, h.peer) for h in find_harm(config, self._rows)}
         self._rows += checked
         harms = find_harm(config, self._rows)
-        new = [h for h in harms if (h.learner, h.peer) not in self._told]
-        self._told |= {(h.learner, h.peer) for h in new}
+        new = [h for h in harms if (h.learner, h.peer) not in self._warned]
+        self._warned |= {(h.learner, h.peer) for h in new}
         return [h.sentence for h in new]
