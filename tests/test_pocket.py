@@ -16,14 +16,8 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET, POCKET_CONFIG, POCKET_VARIANTS, pocket_path
 from hacrl.tasks.arithmetic import ArithmeticTask
 
-FILES = {
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-}
+FILES = {"config.json", "generation_config.json", "model.safetensors", "chat_template.jinja"}
+FILES |= {"tokenizer.json", "tokenizer_config.json"}
 
 
 @cache
@@ -48,9 +42,7 @@ def test_the_config_in_the_package_is_the_one_of_the_repository() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(
-        UserError, match="'eagle' is unknown; there are wren, finch, heron, goldfinch"
-    ):
+    with pytest.raises(UserError, match="'eagle' is unknown; there are wren, finch, heron, gold"):
         pocket_path("eagle")
 
 
@@ -81,12 +73,11 @@ def test_a_variant_is_the_model_with_other_weights(name: str, model: str) -> Non
 @pytest.mark.parametrize("name", POCKET)
 def test_end_and_pad_tokens(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    assert tokenizer.eos_token_id is not None and tokenizer.pad_token_id is not None
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    assert end is not None and pad is not None and end != pad
     assert {tokenizer.eos_token, tokenizer.pad_token} <= set(tokenizer.all_special_tokens)
     generation = json.loads((pocket_path(name) / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == tokenizer.eos_token_id
-    assert generation["pad_token_id"] == tokenizer.pad_token_id
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == (end, pad)
 
 
 def test_chat_templates() -> None:
@@ -136,29 +127,16 @@ def test_sampled_accuracy_at_the_start(name: str) -> None:
     tokenizer = tokenizer_of(name)
     model = AutoModelForCausalLM.from_pretrained(pocket_path(name), dtype=torch.float32)
     problems = ArithmeticTask(0).held_out(48)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": p.messages[0].content}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for p in problems
-    ]
-    rows = tokenizer(
-        prompts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-    )
+    chats = [[{"role": "user", "content": p.messages[0].content}] for p in problems]
+    how = {"padding": True, "return_tensors": "pt", "tokenizer_kwargs": {"padding_side": "left"}}
+    rows = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=True, **how)
+    ids, mask = rows["input_ids"], rows["attention_mask"]
     torch.manual_seed(0)
-    out = model.generate(
-        input_ids=rows["input_ids"],
-        attention_mask=rows["attention_mask"],
-        max_new_tokens=24,
-        num_return_sequences=4,
-    )
-    replies = out[:, rows["input_ids"].shape[1] :]
+    sizes = {"max_new_tokens": 24, "num_return_sequences": 4}
+    replies = model.generate(input_ids=ids, attention_mask=mask, **sizes)[:, ids.shape[1] :]
     ended = (replies == tokenizer.eos_token_id).any(1).float().mean().item()
     assert ended > 0.97
     texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
-    right = [
-        re.findall(r"\d+", text)[-1:] == [problems[i // 4].answer] for i, text in enumerate(texts)
-    ]
+    answers = [problem.answer for problem in problems for _ in range(4)]
+    right = [re.findall(r"\d+", x)[-1:] == [a] for x, a in zip(texts, answers, strict=True)]
     assert 0.05 < sum(right) / len(right) < 0.6

@@ -5,113 +5,86 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import tomli_w
 
+from hacrl.config import load_config
+from hacrl.pocket import POCKET_CONFIG
 from hacrl.study.compare import runner
 from hacrl.study.compare.runner import Process, train_runs
-from hacrl.study.compare.suite import Run, load_suite, make_runs
+from hacrl.study.compare.suite import Run
 
-FULL = 4
-"""Exit code of a run without memory."""
-KILLED = -9
-"""Exit code of a killed process."""
-SUITE = {
-    "base": {
-        "steps": 1,
-        "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number"},
-        "evaluation": {"every": 1},
-        "agents": [{"name": "wren", "model": "pocket:wren"}],
-    },
-    "reference": "gspo",
-    "arms": [{"name": "gspo", "overrides": ["algorithm.name=gspo"]}],
-}
+OK, FULL, KILLED = (0.1, 0), (0.1, 4), (0.1, -9)
+"""(seconds, exit code) of a process: it finishes, has no memory, is killed."""
 HELD = None
 """Instead of a process: another `compare` trains the run."""
 
 Ends = list[tuple[float, int] | None]
-"""How the processes of a run end, in order: (seconds, exit code)."""
+"""How the processes of one run end, in order."""
 
 
 class FakeRuns:
-    """Runs by seed, with processes that end as given."""
+    """Runs with the seeds 1, 2, ..., whose processes end as given."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: Ends) -> None:
-        path = folder / "suite.toml"
-        path.write_text(tomli_w.dumps(SUITE | {"seeds": list(range(1, len(ends) + 1))}))
-        self.runs = make_runs(load_suite(path), folder / "out")
-        self.ends = {run.name: list(e) for run, e in zip(self.runs, ends, strict=True)}
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Ends) -> None:
+        self.ends = {seed: list(processes) for seed, processes in enumerate(ends, start=1)}
         self.started: list[int] = []
-        """Seeds, in the order in which their processes started."""
-        self.done: dict[str, bool] = defaultdict(bool)
+        self.done: set[int] = set()
         monkeypatch.setattr(runner, "_start", self.start)
         monkeypatch.setattr(runner, "POLL_EVERY", 0.02)
-        monkeypatch.setattr(Run, "finished", property(lambda run: self.done[run.name]))
+        monkeypatch.setattr(Run, "finished", property(lambda run: run.seed in self.done))
 
     def start(self, run: Run, parallel: int) -> Process | None:
-        end = self.ends[run.name].pop(0)
-        if end is None:
+        if (end := self.ends[run.seed].pop(0)) is None:
             return None
-        self.started.append(run.config.seed)
+        self.started.append(run.seed)
         seconds, code = end
-        end = f"os.kill(os.getpid(), {-code})" if code < 0 else f"sys.exit({code})"
-        script = f"import os, sys, time; time.sleep({seconds}); {end}"
-        self.done[run.name] = code == 0  # read after the process has ended
+        if code == 0:
+            self.done.add(run.seed)  # read after the process has ended
+        action = f"os.kill(os.getpid(), {-code})" if code < 0 else f"sys.exit({code})"
+        script = f"import os, sys, time; time.sleep({seconds}); {action}"
         return Process(run, subprocess.Popen([sys.executable, "-c", script]))
 
     def train(self, parallel: int) -> list[str]:
-        """Seeds of the failed runs."""
-        return [name.rpartition("-")[2] for name, *_ in train_runs(self.runs, parallel)]
+        """Names of the failed runs."""
+        config = load_config(POCKET_CONFIG)
+        runs = [Run("team", "gspo", n, Path(f"nowhere/seed-{n}"), config) for n in self.ends]
+        return [name for name, *_ in train_runs(runs, parallel)]
 
 
-def test_fewer_go_on_and_the_one_that_failed_comes_first(tmp_path, monkeypatch, capfd) -> None:
+def test_fewer_continue_and_the_failed_one_comes_first(monkeypatch, capfd) -> None:
     """One of three has no memory. It continues before the fourth, two at a time."""
-    runs = FakeRuns(
-        tmp_path, monkeypatch, [(2.0, 0)], [(2.2, 0)], [(0.2, FULL), (0.1, 0)], [(0.1, 0)]
-    )
-    assert runs.train(3) == []
-    assert runs.started == [1, 2, 3, 3, 4]
+    runs = FakeRuns(monkeypatch, [(2.0, 0)], [(2.2, 0)], [FULL, OK], [OK])
+    assert runs.train(3) == [] and runs.started == [1, 2, 3, 3, 4]
     said = capfd.readouterr().err
     assert said.count("at most 2 runs at a time") == 1 and said.count("out of memory: ") == 1
     assert "one run at a time" not in said
 
 
-def test_a_run_that_had_others_beside_it_earlier_is_retried(tmp_path, monkeypatch) -> None:
-    runs = FakeRuns(tmp_path, monkeypatch, [(0.2, 0)], [(1.0, FULL), (0.1, 0)])
-    assert runs.train(2) == [] and runs.started == [1, 2, 2]
-
-
-def test_all_at_once(tmp_path, monkeypatch, capfd) -> None:
-    runs = FakeRuns(tmp_path, monkeypatch, *([(0.5, FULL), (0.1, 0)] for _ in range(3)))
+def test_all_at_once(monkeypatch, capfd) -> None:
+    runs = FakeRuns(monkeypatch, *([(0.5, 4), OK] for _ in range(3)))
     assert runs.train(3) == [] and sorted(runs.started) == [1, 1, 2, 2, 3, 3]
     assert "one run at a time" in capfd.readouterr().err
 
 
-def test_alone_it_fails(tmp_path, monkeypatch) -> None:
-    runs = FakeRuns(tmp_path, monkeypatch, [(0.1, FULL)], [(0.1, 0)])
-    assert runs.train(1) == ["1"] and runs.started == [1, 2]
-
-
-def test_a_run_of_another_compare_counts(tmp_path, monkeypatch) -> None:
-    """A run left by a killed `compare` may have taken the memory."""
-    runs = FakeRuns(tmp_path, monkeypatch, [HELD] * 30 + [(0.1, 0)], [(0.2, FULL), (0.1, 0)])
-    assert runs.train(2) == [] and runs.started.count(2) == 2
-
-
-def test_a_killed_run_is_retried_as_well(tmp_path, monkeypatch, capfd) -> None:
-    """Beside others a killed run is retried; alone it has failed."""
-    runs = FakeRuns(tmp_path, monkeypatch, [(0.5, 0)], [(0.1, KILLED), (0.1, 0)])
-    assert runs.train(2) == [] and runs.started == [1, 2, 2]
-    assert "killed: team/gspo/seed-2. It continues later" in capfd.readouterr().err
-    runs = FakeRuns(tmp_path, monkeypatch, [(0.1, KILLED)])
-    assert runs.train(1) == ["1"]
-    assert "killed (by the system if memory ran out)" in capfd.readouterr().err
-
-
-def test_another_failure_is_final(tmp_path, monkeypatch) -> None:
-    runs = FakeRuns(tmp_path, monkeypatch, [(0.5, 0)], [(0.1, 2)])
-    assert runs.train(2) == ["2"] and runs.started == [1, 2]
+@pytest.mark.parametrize(
+    ("ends", "parallel", "failed", "started"),
+    [
+        ([[OK], [(1.0, 4), OK]], 2, [], [1, 2, 2]),  # another run was beside it before
+        ([[(0.5, 0)], [KILLED, OK]], 2, [], [1, 2, 2]),
+        ([[FULL], [OK]], 1, ["team/gspo/seed-1"], [1, 2]),  # alone it has failed
+        ([[KILLED]], 1, ["team/gspo/seed-1"], [1]),
+        ([[(0.5, 0)], [(0.1, 2)]], 2, ["team/gspo/seed-2"], [1, 2]),  # another failure is final
+        ([[HELD] * 30 + [OK], [FULL, OK]], 2, [], [1, 2, 2]),  # another `compare` takes memory
+    ],
+)
+def test_which_runs_are_retried(
+    monkeypatch, ends: list[Ends], parallel: int, failed: list[str], started: list[int], capfd
+) -> None:
+    runs = FakeRuns(monkeypatch, *ends)
+    assert runs.train(parallel) == failed and sorted(runs.started) == started
+    said = capfd.readouterr().err
+    if KILLED in ends[-1]:
+        expected = "killed (by the system" if failed else "killed: team/gspo/seed-2. It continues"
+        assert expected in said

@@ -1,4 +1,4 @@
-"""Numbers and verdicts from hand-made agent runs."""
+"""Numbers, verdicts and theory checks from hand-made agent runs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,59 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from compare_helpers import agent_run, results
 
+from hacrl.config import parse_config
 from hacrl.statistics import Estimate
-from hacrl.study.compare.reading import AgentRun, first_reach, mean_height, mean_metrics
+from hacrl.study.compare.checks import theory_checks
+from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, mean_metrics
 from hacrl.study.compare.report import as_json, render, verdicts
-from hacrl.study.compare.results import Difference, difference
+from hacrl.study.compare.results import Difference, Results, _corrected, _row, difference
+from hacrl.study.compare.suite import Run, Suite
+
+CONFIG = parse_config(
+    {
+        "steps": 9,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number"},
+        "agents": [
+            {"name": n, "model": "pocket:wren", "learn": n == "ant"} for n in ("ant", "bee")
+        ],
+    }
+)
+
+
+def agent_run(arm: str, seed: int, *scores: float, **fields: Any) -> AgentRun:
+    """An agent that starts at 0.2 and ends at the mean of these scores, one for each problem."""
+    run = Run("pair", arm, seed, Path("out/runs/pair", arm, f"seed-{seed}"), CONFIG)
+    curve = (Point(0, 0, 0.0, 0.2), Point(2, 100, 8.0, sum(scores) / len(scores)))
+    by_problem = {f"p{i}": score for i, score in enumerate(scores)}
+    return AgentRun(
+        run, "ant", curve, by_problem, **{"updates": 4, "metrics": {"peers/used": 0.5}} | fields
+    )
+
+
+def results(*agent_runs: AgentRun, reference: str = "alone") -> Results:
+    arms = list(dict.fromkeys(r.run.arm for r in agent_runs))
+    tables = {"base": {}, "seeds": [1], "reference": reference, "arms": [{"name": a} for a in arms]}
+    suite = Suite.model_validate(tables)
+    rows = []
+    for arm in arms:
+        mine = [r for r in agent_runs if r.run.arm == arm]
+        against = [r for r in agent_runs if r.run.arm == reference]
+        pairs = None if arm == reference else difference(mine, against)
+        rows.append(_row(mine, pairs, 1.0, 0.5, Path("out")))
+    target = {("pair", "ant"): 0.5}
+    return Results(suite, reference, (), tuple(_corrected(rows)), target, (), 4, 1, 0.0, {})
 
 
 def test_differences_are_paired_by_seed_and_problem() -> None:
     """Seed 1: (1,1,0,1) - (0,1,0,1) = mean 1/4; seed 2: (1,1,1,1) - (0,1,1,0) = 1/2; seed 3 has no
     partner. Mean 3/8; deviation sqrt(1/32) = 0.176777, half 12.7062 x 0.176777 / sqrt(2) = 1.58828."""
-    mine = [
-        agent_run("team", 1, 1, 1, 0, 1),
-        agent_run("team", 2, 1, 1, 1, 1),
-        agent_run("team", 3, 0),
-    ]
+    scores = {1: (1, 1, 0, 1), 2: (1, 1, 1, 1), 3: (0,)}
+    mine = [agent_run("team", seed, *values) for seed, values in scores.items()]
     theirs = [agent_run("alone", 2, 0, 1, 1, 0), agent_run("alone", 1, 0, 1, 0, 1)]
     found = difference(mine, theirs)
     assert found is not None
@@ -32,12 +67,8 @@ def test_differences_are_paired_by_seed_and_problem() -> None:
     assert found.seeds.count == 2
     assert (found.above, found.below) == (2, 0)
     assert difference(mine, [agent_run("alone", 9, 1)]) is None
-
-
-def test_only_problems_that_all_have_count() -> None:
-    """p0 and p1 are common: differences 1 and 0; p2 does not count."""
     found = difference([agent_run("team", 1, 1, 1, 1)], [agent_run("alone", 1, 0, 1)])
-    assert found is not None and found.seeds.mean == 0.5
+    assert found is not None and found.seeds.mean == 0.5  # p2 is in one of the two only
 
 
 @pytest.mark.parametrize(("used", "reported"), [(0.003, True), (0.06, False)])
@@ -125,13 +156,6 @@ def test_one_seed_has_an_interval_over_problems_and_no_verdict() -> None:
     json.dumps(as_json(found), allow_nan=False)
 
 
-def test_an_arm_without_a_finished_reference_is_not_compared() -> None:
-    found = results(*seeds("team", 1), *(replace(r, agent="bee") for r in seeds("alone", 0)))
-    assert "team is not compared yet: no finished seed of alone" in next(
-        verdicts(replace(found, rows=(replace(found.rows[0], difference=None),)))
-    )
-
-
 def test_curves_area_and_target() -> None:
     """From 0.2 at 0 to 0.5 at 100 rollouts and 8 seconds: mean height 0.35, target 0.5 just there;
     the second seed ends at 0.45 and does not reach it."""
@@ -180,3 +204,59 @@ def test_metrics_are_means_over_steps() -> None:
     assert found["ratio/bee"] == pytest.approx(0.8)
     assert found["diagnostics/bias"] == 0.25
     assert not {"ratio/bee/short", "loss", "peers/effective/bee", "peers/x/bee"} & set(found)
+
+
+# ---------------------------------------------------------------- theory checks
+
+
+def check(step: int, gain: float) -> dict[str, Any]:
+    values = {
+        "cost/rollouts": 100,
+        "unseen/problems": 16,
+        "bias/own": 0.0,
+        "variance/own": 0.01,
+        "spread_squared/own": -0.001,
+        "gradient_norm/ant": 2.0,
+        "gradient_norm/bee": 1.0,
+        "cosine/bee": 0.5,
+        "gain/bee": gain,
+        "gain_se/bee": 0.001,
+    }
+    row = {f"diagnostics/{key}": value for key, value in values.items()}
+    return {"kind": "train", "step": step, "agent": "ant", **row}
+
+
+def checked(seed: int, *gains: float) -> AgentRun:
+    checks = tuple(check(step, gain) for step, gain in enumerate(gains))
+    used = {"peers/used/bee": 0.25, "peers/effective/bee": 0.2}
+    return agent_run("hacpo", seed, 0.4, metrics=used, checks=checks, check_seconds=2.0 * seed)
+
+
+def test_means_over_checks_then_over_seeds() -> None:
+    """Seed 1: gains 0.01 and 0.03, mean 0.02; seed 2: 0.04 and 0.04. Mean 0.03, deviation
+    0.02 / sqrt(2), half 12.7062 x 0.01. Two checks of 100 rollouts; 2 and 4 seconds."""
+    found = theory_checks([checked(1, 0.01, 0.03), checked(2, 0.04, 0.04)])
+    assert found is not None
+    gain = found.figures["gain/bee"]
+    assert gain.mean == pytest.approx(0.03)
+    assert gain.high - gain.mean == pytest.approx(0.127062, abs=1e-5)
+    assert (found.checks, found.rollouts, found.seconds) == (2, 200, 3)
+    assert found.sources("bee") == ["bee", "ant"]
+    assert found.warnings == ()
+    assert theory_checks([replace(checked(1), checks=())]) is None
+
+
+def test_the_section_of_the_report() -> None:
+    """Seed 2 has three checks at -0.01 +- 0.001: bee hurts there."""
+    both = (checked(1, 0.01, 0.01, 0.01), checked(2, -0.01, -0.01, -0.01))
+    found = results(*both, reference="hacpo")
+    text = render(found, "html")
+    assert "<td>1 of 2</td>" in text
+    assert "pair / ant, hacpo, seed 2: bee hurts ant: at 3 checks" in text
+    assert "+0.00 [-12.71, +12.71]" in text  # mean of +1 and -1 points; half 12.7062 x 1
+    assert "<td>25%</td>\n<td>20%</td>" in text
+    assert "<td>10.0</td>" in text and "<td>0.0</td>" in text  # root of 0.01; below zero is 0
+    row = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"][0]
+    assert [w["peer"] for w in row["theory"]["warnings"]] == ["bee"]
+    without = results(replace(checked(1), checks=()), reference="hacpo")
+    assert "diagnostics.every is 0" in render(without, "html")

@@ -22,11 +22,7 @@ BASE = {
     "minibatch_samples": 32,
     "task": {"kind": "arithmetic"},
     "verifier": {"kind": "number"},
-    "agents": [
-        {"name": "wren", "model": "pocket:wren"},
-        {"name": "finch", "model": "pocket:finch"},
-        {"name": "heron", "model": "pocket:heron"},
-    ],
+    "agents": [{"name": n, "model": f"pocket:{n}"} for n in ("wren", "finch", "heron")],
 }
 ARMS = [{"name": "hacpo"}, {"name": "gspo", "overrides": ["algorithm.name=gspo"]}]
 
@@ -49,18 +45,13 @@ def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
     ]
     arms = [*ARMS, {"name": "naive", "overrides": ["algorithm.name=naive"], "teams": ["one"]}]
     found = runs(tmp_path, "temperature=0.5", teams=teams, arms=arms, overrides=["steps=3"])
-    assert [run.name for run in found[:5]] == [
-        "pair/hacpo/seed-1",
-        "pair/gspo/seed-1",
-        "one/hacpo/seed-1",
-        "one/gspo/seed-1",
-        "one/naive/seed-1",
-    ]
+    names = ("pair/hacpo", "pair/gspo", "one/hacpo", "one/gspo", "one/naive")
+    assert [run.name for run in found[:5]] == [f"{name}/seed-1" for name in names]
     assert len(found) == 10
-    assert {c.config.seed for c in found[:5]} == {1} and {c.config.seed for c in found[5:]} == {2}
-    assert {(c.config.steps, c.config.temperature) for c in found} == {(3, 0.5)}
+    assert {r.config.seed for r in found[:5]} == {1} and {r.config.seed for r in found[5:]} == {2}
+    assert {(r.config.steps, r.config.temperature) for r in found} == {(3, 0.5)}
     assert found[0].learners == ["heron"] and found[2].learners == ["ant"]
-    assert [c.config.algorithm.name for c in found[:5]] == ["hacpo", "gspo"] * 2 + ["naive"]
+    assert [r.config.algorithm.name for r in found[:5]] == ["hacpo", "gspo"] * 2 + ["naive"]
     assert found[4].folder == tmp_path / "out/runs/one/naive/seed-1"
 
 
@@ -70,58 +61,37 @@ def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:
         {"name": "pair", "agents": ["wren", "finch"], "overrides": ["agents.*.learning_rate=2e-4"]},
         {"name": "three"},
     ]
-    slow = {
-        "name": "slow",
-        "agents": {"heron": {"learning_rate": 1e-5}, "wren": {"lora": {"rank": 4}}},
-    }
-    found = runs(
-        tmp_path,
-        "agents.wren.lora.rank=8",
-        teams=teams,
-        arms=[*ARMS, slow],
-        seeds=[1],
-        overrides=[],
-    )
-    rates = {(c.team, c.arm): [a.learning_rate for a in c.config.agents] for c in found}
+    changed = {"heron": {"learning_rate": 1e-5}, "wren": {"lora": {"rank": 4}}}
+    arms = [*ARMS, {"name": "slow", "agents": changed}]
+    found = runs(tmp_path, "agents.wren.lora.rank=8", teams=teams, arms=arms, seeds=[1])
+    rates = {(r.team, r.arm): [a.learning_rate for a in r.config.agents] for r in found}
     assert rates["pair", "slow"] == rates["pair", "hacpo"] == [2e-4, 2e-4]
     assert rates["three", "slow"] == [1e-6, 1e-6, 1e-5] and rates["three", "gspo"] == [1e-6] * 3
-    ranks = {c.arm: c.config.agents[0].lora.rank for c in found if c.config.agents[0].lora}
+    ranks = {r.arm: r.config.agents[0].lora.rank for r in found if r.config.agents[0].lora}
     assert ranks == {"slow": 8, "hacpo": 8, "gspo": 8}
 
 
-def test_equal_rollouts_set_the_steps(tmp_path: Path) -> None:
-    """The reference draws 6 x 8 x 4 = 192 rollouts. Eight a prompt: 3 steps for as many, 6 for twice
-    as many. Five a prompt: 192 / 40 is no whole number."""
-    wide = {"name": "wide", "overrides": ["samples_per_prompt=8"]}
-    twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
-    found = runs(tmp_path, arms=[*ARMS, wide, twice], seeds=[1])
-    assert {r.arm: r.config.steps for r in found} == {"hacpo": 6, "gspo": 6, "wide": 3, "twice": 6}
-    odd = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
-    with pytest.raises(UserError, match="192 rollouts of 'wren', and a step makes 40"):
-        runs(tmp_path, arms=[*ARMS, odd])
+TWICE = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
+WIDE = {"name": "wide", "overrides": ["samples_per_prompt=8"]}
+ODD = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
+SGT = {"name": "sgt", "overrides": ["algorithm.name=sgt"]}
 
 
-def test_the_reference_may_be_the_one_with_twice_the_rollouts(tmp_path: Path) -> None:
-    """Twice is 6 x 8 x 8 = 384, so an arm of factor 1 has 192: again 6 steps of 32."""
-    twice = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
-    found = runs(tmp_path, arms=[ARMS[0], twice], reference="twice", seeds=[1])
-    assert {r.arm: r.config.steps for r in found} == {"hacpo": 6, "twice": 6}
-
-
-def test_equal_updates_set_the_steps(tmp_path: Path) -> None:
-    """Alone a step is 32 / 32 = 1 update; three agents make 1 + 64 / 32 = 3. So 6 updates are 2 steps
-    of hacpo; sgt's peers join the own updates: 6 steps. With 5 steps of gspo it does not divide."""
-    arms = [*ARMS, {"name": "sgt", "overrides": ["algorithm.name=sgt"]}]
-    found = runs(tmp_path, arms=arms, budget="updates", seeds=[1])
-    assert {r.arm: r.config.steps for r in found} == {"hacpo": 2, "gspo": 6, "sgt": 6}
-    with pytest.raises(UserError, match="5 updates of 'wren', and a step makes 3"):
-        runs(tmp_path, "steps=5", budget="updates")
-
-
-def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> None:
-    assert {c.config.steps for c in runs(tmp_path, budget="time")} == {6}
-    with pytest.raises(UserError, match=r"set evaluation\.every"):
-        runs(tmp_path, "evaluation.every=0", budget="time")
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"arms": [*ARMS, WIDE, TWICE]}, {"hacpo": 6, "gspo": 6, "wide": 3, "twice": 6}),
+        ({"arms": [ARMS[0], TWICE], "reference": "twice"}, {"hacpo": 6, "twice": 6}),
+        ({"arms": [*ARMS, SGT], "budget": "updates"}, {"hacpo": 2, "gspo": 6, "sgt": 6}),
+        ({"budget": "time"}, {"hacpo": 6, "gspo": 6}),
+    ],
+)
+def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, int]) -> None:
+    """The reference draws 6 x 8 x 4 = 192 rollouts. Eight per prompt: 3 steps for as many, 6 for twice
+    as many; if that arm is the reference, an arm of factor 1 has 384 / 2. Alone a step is 32 / 32 = 1
+    update; three agents make 1 + 64 / 32 = 3, so 6 updates are 2 steps of hacpo; sgt's peers join the
+    own updates: 6 steps."""
+    assert {r.arm: r.config.steps for r in runs(tmp_path, seeds=[1], **settings)} == steps
 
 
 @pytest.mark.parametrize(
@@ -137,6 +107,12 @@ def test_equal_time_leaves_the_steps_but_needs_evaluations(tmp_path: Path) -> No
         ({"base": "no.toml"}, "there is no file"),
         ({"bugdet": "time"}, "bugdet"),
         ({"teams": [{"name": "t", "agents": ["owl"]}]}, "the base has no agent 'owl'"),
+        ({"arms": [*ARMS, ODD]}, "192 rollouts of 'wren', and a step makes 40"),
+        (
+            {"overrides": ["steps=5"], "budget": "updates"},
+            "5 updates of 'wren', and a step makes 3",
+        ),
+        ({"overrides": ["evaluation.every=0"], "budget": "time"}, "set evaluation.every"),
         ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
         ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
         ({"overrides": ["agents=3"]}, "agents: Input should be a valid list"),
@@ -180,21 +156,18 @@ def test_the_main_suite_is_the_pocket_suite_on_other_seeds(tmp_path: Path) -> No
     """Same settings run by run except for the seed and diagnostics, which do not change training;
     none of its seeds is used by the other suites."""
     suites = ROOT / "configs" / "suites"
-    found = {
-        name: make_runs(load_suite(suites / f"{name}.toml"), tmp_path)
-        for name in ("pocket-main", "pocket", "gap", "development")
-    }
+    names = ("pocket-main", "pocket", "gap", "development")
+    found = {n: make_runs(load_suite(suites / f"{n}.toml"), tmp_path) for n in names}
     plain = {
-        name: {
-            (r.team, r.arm): r.config.model_copy(update={"seed": 0, "diagnostics": None})
-            for r in found[name]
-        }
-        for name in ("pocket-main", "pocket")
+        (n, r.team, r.arm): r.config.model_copy(update={"seed": 0, "diagnostics": None})
+        for n in ("pocket-main", "pocket")
+        for r in found[n]
     }
-    assert len(plain["pocket-main"]) == 5 * 3
-    assert all(plain["pocket"][key] == config for key, config in plain["pocket-main"].items())
-    main = {r.seed for r in found.pop("pocket-main")}
-    assert not main & {r.seed for others in found.values() for r in others}
+    main = [key for key in plain if key[0] == "pocket-main"]
+    assert len(main) == 5 * 3
+    assert all(plain[key] == plain["pocket", *key[1:]] for key in main)
+    seeds = {r.seed for r in found.pop("pocket-main")}
+    assert not seeds & {r.seed for others in found.values() for r in others}
 
 
 def test_arms_that_can_be_the_reference_of_a_second_report(tmp_path: Path) -> None:

@@ -17,34 +17,24 @@ import tomli_w
 import torch
 
 from hacrl.errors import UserError
+from hacrl.pocket import POCKET_CONFIG
 from hacrl.study.compare import compare
 from hacrl.study.compare.report import verdicts
 from hacrl.study.compare.results import collect
 from hacrl.study.compare.runner import _start
 from hacrl.study.compare.suite import Run, load_suite, make_runs
 
-BASE = {
-    "steps": 2,
-    "prompts_per_step": 4,
-    "samples_per_prompt": 4,
-    "minibatch_samples": 8,
-    "max_prompt_tokens": 64,
-    "max_response_tokens": 16,
-    "task": {"kind": "arithmetic"},
-    "verifier": {"kind": "number", "workers": 0},
-    "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
-    "evaluation": {"every": 1, "problems": 10},
-    "checkpoint": {"save": False},
-    "runtime": {"threads": 1, "device": "cpu"},
-    "log": {"tensorboard": False, "samples": False},
-    "agents": [{"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4}],
-}
+SMALL = """steps=2 prompts_per_step=4 samples_per_prompt=4 minibatch_samples=8 max_response_tokens=16
+evaluation.every=1 evaluation.problems=10 evaluation.samples=1 verifier.workers=0 checkpoint.save=false
+log.tensorboard=false log.samples=false"""
 SUITE = {
-    "base": BASE,
+    "base": str(POCKET_CONFIG),
+    "overrides": SMALL.split(),
     "seeds": [1, 2],
     "parallel": 2,
     "reference": "gspo",
     "arms": [{"name": "hacpo"}, {"name": "gspo", "overrides": ["algorithm.name=gspo"]}],
+    "teams": [{"name": "team", "agents": ["wren"]}],
 }
 
 
@@ -70,12 +60,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The suite, killed with its children as soon as a run has sampled, then completed."""
     folder = tmp_path_factory.mktemp("suite")
     write_suite(folder)
-    process = subprocess.Popen(
-        command(folder, "--parallel", "1"),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen(command(folder, "--parallel", "1"), **pipes, start_new_session=True)
     until = time.monotonic() + 300
     while not list(folder.glob("out/runs/*/*/*/journal/wren/step-*")):
         assert process.poll() is None and time.monotonic() < until, "never sampled"
@@ -212,10 +198,8 @@ def test_equal_time_reads_the_evaluation_within_it(finished: Path, tmp_path: Pat
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     suite = load_suite(write_suite(tmp_path, budget="time"))
     rows = collect(suite, make_runs(suite, tmp_path / "out")).rows
-    assert {r.arm: (r.rollouts, r.seconds) for r in rows} == {
-        "hacpo": (16, 1.5),
-        "gspo": (32, 2.0),
-    }
+    spent = {r.arm: (r.rollouts, r.seconds) for r in rows}
+    assert spent == {"hacpo": (16, 1.5), "gspo": (32, 2.0)}
     assert all("step-000001" in file for r in rows if r.arm == "hacpo" for file in r.files)
 
 
@@ -240,53 +224,3 @@ def test_a_failed_run_is_reported_with_its_last_line(tmp_path: Path) -> None:
         compare(tmp_path / "tiny.toml", tmp_path / "out")
     assert f"log: {run.folder}.log" in str(error.value)
     assert not run.finished
-
-
-HUNGRY = """
-import fcntl, time
-from pathlib import Path
-import torch
-from hacrl.algorithms.gspo import Gspo
-
-class Hungry(Gspo):
-    def loss(self, batch, update):
-        refused = Path({place!r} + ".refused")
-        self.memory = open({place!r}, "w")
-        try:
-            fcntl.flock(self.memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            refused.touch()
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        until = time.monotonic() + 60
-        while not refused.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        return super().loss(batch, update)
-"""
-
-
-@pytest.fixture
-def hungry(tmp_path: Path, monkeypatch) -> Path:
-    """A suite of two runs in parallel, each of which needs all of the memory for its one update."""
-    (tmp_path / "hungry.py").write_text(HUNGRY.format(place=str(tmp_path / "memory")))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    short = ["steps=1", "minibatch_samples=16", "evaluation.problems=2"]
-    return write_suite(
-        tmp_path,
-        arms=[{"name": "gspo", "overrides": ["algorithm.name=hungry:Hungry", *short]}],
-    )
-
-
-def test_runs_that_run_out_of_memory_continue_one_at_a_time(hungry: Path, capfd) -> None:
-    compare(hungry, hungry.parent / "out")
-    said = capfd.readouterr().err
-    assert said.count("It continues later; from now on one run at a time") == 1
-    assert "failed" not in said and "2 of 2 runs" in said
-
-
-def test_a_run_without_memory_that_trains_alone_fails(hungry: Path, capfd) -> None:
-    with open(hungry.parent / "memory", "w") as taken:
-        fcntl.flock(taken, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match=r"no report. team/gspo/seed-\d: .*out of mem"):
-            compare(hungry, hungry.parent / "out")
-    said = capfd.readouterr().err
-    assert "from now on one run at a time" in said and said.count("failed: ") == 2

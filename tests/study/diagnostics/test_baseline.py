@@ -1,4 +1,4 @@
-"""Bias and variance of the baselines, on cuts made by hand."""
+"""Bias and variance of the baselines, on hand-made snapshots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability, step_rewards
-from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
+from hacrl.study.diagnostics.baseline import BASELINES, Guess, baseline_metrics, guesses
 from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
 
 Rewards = dict[str, tuple[float, ...]]
@@ -62,11 +62,8 @@ def test_the_capability_baseline_is_the_algorithms() -> None:
 
 
 def test_what_was_not_judged_is_in_no_baseline() -> None:
-    rows = (
-        trajectory("j", 0, 1.0),
-        trajectory("k", 0, 1.0),
-        trajectory("k", 1, 0.0, Status.TIMEOUT),
-    )
+    late = trajectory("k", 1, 0.0, Status.TIMEOUT)
+    rows = (trajectory("j", 0, 1.0), trajectory("k", 0, 1.0), late)
     found = guesses(Group("q", "t", rows), K_J, "k")
     assert found["own"] == Guess(1.0, None)  # one reply: its variance is not known
     assert guesses(Group("q", "t", rows[:1]), K_J, "k") == {}
@@ -76,15 +73,12 @@ def test_bias_variance_and_spread_by_hand() -> None:
     """Fresh replies: p 1 of 4 (0.25, noise 1/4 / 4), q 2 of 4 (0.5, noise 1/3 / 4). Guesses 0.25 and
     0.75: errors 0 and 0.25, bias 1/8, standard error 0.25 / sqrt(2) / sqrt(2) = 1/8. Squares less
     noise: -1/16 and 1/16 - 1/12, mean -1/24; less the mean variance 1/32: -7/96."""
-    guessed = {
-        "p": dict.fromkeys(("own", "pooled", "capability"), Guess(0.25, 0.0)),
-        "q": dict.fromkeys(("own", "pooled", "capability"), Guess(0.75, 1 / 16)),
-        "unseen": dict.fromkeys(("own", "pooled", "capability"), Guess(0.0, 1.0)),
-    }
+    values = {"p": Guess(0.25, 0.0), "q": Guess(0.75, 1 / 16), "unseen": Guess(0.0, 1.0)}
+    guessed = {p: dict.fromkeys(BASELINES, guess) for p, guess in values.items()}
     found = baseline_metrics(guessed, {"p": (1, 0, 0, 0), "q": (1, 1, 0, 0), "unseen": (1,)})
     assert found["diagnostics/fresh/problems"] == 2
     assert found["diagnostics/fresh/reward"] == pytest.approx(0.375)
-    for name in ("own", "pooled", "capability"):
+    for name in BASELINES:
         assert found[f"diagnostics/bias/{name}"] == pytest.approx(1 / 8)
         assert found[f"diagnostics/bias_se/{name}"] == pytest.approx(1 / 8)
         assert found[f"diagnostics/square_error/{name}"] == pytest.approx(-1 / 24)

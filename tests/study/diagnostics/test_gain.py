@@ -13,15 +13,7 @@ from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, leave_one
 from hacrl.study.diagnostics.gradients import Directions
 from hacrl.tasks.arithmetic import ArithmeticTask
 from hacrl.tasks.dataset import DatasetTask
-from hacrl.types import (
-    Completion,
-    Finish,
-    Message,
-    Problem,
-    Rollout,
-    Status,
-    Verdict,
-)
+from hacrl.types import Completion, Finish, Message, Problem, Rollout, Status, Verdict
 
 REPLIES = {"p": ((70, 71, 72), (80, 81)), "q": ((90,), (75, 76), (77, 78, 79))}
 REWARDS = {"p": (1.0, 0.0), "q": (0.0, 1.0, 0.5)}
@@ -40,13 +32,6 @@ def rollouts(p: Policy) -> list[Rollout]:
         for problem, replies in REPLIES.items()
         for i, ids in enumerate(replies)
     ]
-
-
-def test_leave_one_out_by_hand() -> None:
-    """Each reward less the mean of the others; equal rewards leave nothing."""
-    assert leave_one_out([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
-    assert leave_one_out([0.0, 1.0, 0.5]) == [-0.75, 0.75, 0.0]
-    assert leave_one_out([1.0, 1.0]) == [0.0, 0.0]
 
 
 def test_gain_is_the_slope_along_the_displacement(llama: Path) -> None:
@@ -78,6 +63,7 @@ def test_gain_is_the_slope_along_the_displacement(llama: Path) -> None:
 
 def test_mean_and_error_by_hand() -> None:
     """0.1 and 0.3: mean 0.2, deviation 0.1 sqrt(2), error 0.1. One problem has no error."""
+    assert leave_one_out([0.0, 1.0, 0.5]) == [-0.75, 0.75, 0.0]
     made = gain_metrics({"b": [0.1, 0.3], "c": [0.5], "d": []})
     assert made["diagnostics/gain/b"] == pytest.approx(0.2)
     assert made["diagnostics/gain_se/b"] == pytest.approx(0.1)
@@ -112,7 +98,7 @@ def plain_task(train: int, held_out: int) -> DatasetTask:
     return DatasetTask("t", problems("train", train), problems("held", held_out), 0, {})
 
 
-def test_coming_training_problems_where_all_held_out_ones_are_evaluated() -> None:
+def test_coming_training_problems_if_no_held_out_ones_are_left() -> None:
     """20 problems, 4 a step: after steps 0 and 1 there are 12 that no update has used."""
     task = plain_task(20, 10)
     unseen = UnseenProblems(task, 0, 4, evaluated=10)
@@ -122,8 +108,5 @@ def test_coming_training_problems_where_all_held_out_ones_are_evaluated() -> Non
     assert not ids(found) & seen
     assert len(unseen.at(1, 16)[0]) == 12  # fewer than asked for
     assert unseen.at(4, 6)[0] == []  # all have been used
-
-
-def test_a_task_without_held_out_problems() -> None:
     found, held_out = UnseenProblems(plain_task(20, 0), 0, 4, evaluated=0).at(0, 4)
     assert not held_out and len(found) == 4

@@ -1,4 +1,4 @@
-"""Gradients by source, and displacements against what AdamW really does."""
+"""Gradients by source, and displacements compared with AdamW's updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacrl.algorithms import Needs, make_algorithm, make_settings
+from hacrl.algorithms import Algorithm, Needs, make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
@@ -41,8 +41,7 @@ def plan(order: str = "own_first", **samples: int) -> Plan:
 
 
 def samples(p: Policy, source: str = "a", sign: float = 1.0, count: int = 4) -> list[Sample]:
-    """Replies of the policy itself, advantages alternating; `source` says who is said to be the
-    author."""
+    """Replies of the policy itself with alternating advantages, under the name `source`."""
     made = []
     for i, problem in enumerate(PROBLEMS[:count]):
         prompt = p.renderer.prompt([Message("user", problem * (i + 1))])
@@ -65,9 +64,12 @@ def samples(p: Policy, source: str = "a", sign: float = 1.0, count: int = 4) -> 
     return made
 
 
+def algorithm(name: str) -> Algorithm:
+    return make_algorithm(make_settings(name))
+
+
 def found(p: Policy, chosen: list[Sample], how: Plan, name: str = "naive") -> Directions:
-    algorithm = make_algorithm(make_settings(name))
-    return directions(p, algorithm, blocks(how, chosen, PROBLEMS), "a")
+    return directions(p, algorithm(name), blocks(how, chosen, PROBLEMS), "a")
 
 
 def test_products_by_hand() -> None:
@@ -80,40 +82,29 @@ def test_products_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 1.0), (-1.0, -1.0)])
-def test_cosine_of_a_peer_that_says_the_same_or_the_opposite(
+def test_cosine_of_a_peer_with_equal_or_opposite_rewards(
     sign: float, expected: float, llama: Path
 ) -> None:
-    """The same replies at s = 1 under another name, rewarded alike or the other way round."""
+    """The same replies at s = 1 under another name, with equal or opposite rewards."""
     p = policy(llama)
     made = found(p, samples(p) + samples(p, "b", sign), plan(a=1, b=1)).metrics
     assert made["diagnostics/cosine/b"] == pytest.approx(expected, abs=1e-4)
     norms = [made[f"diagnostics/gradient_norm/{s}"] for s in "ab"]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3) and norms[0] > 0
-    assert abs(made["diagnostics/cosine/a"]) < 0.99  # other problems, other gradients
-
-
-def test_halves_of_equal_problems_have_cosine_one(llama: Path) -> None:
-    p = policy(llama)
+    assert abs(made["diagnostics/cosine/a"]) < 0.99  # its halves have different problems
     one = samples(p, count=1)[0]
     made = found(p, [replace(one, problem_id=q) for q in PROBLEMS], plan(a=1), "gspo").metrics
     assert made["diagnostics/cosine/a"] == pytest.approx(1, abs=1e-5)
 
 
-def test_shares_of_a_block_add_up_to_its_gradient(llama: Path) -> None:
+def test_the_parts_of_a_block_add_up_to_its_gradient(llama: Path) -> None:
     p = policy(llama)
     chosen = samples(p) + samples(p, "b", -0.5) + samples(p, "c", 2.0)
     [block] = blocks(plan("mixed", a=1, b=1, c=1), chosen, PROBLEMS)
-    loss = make_algorithm(make_settings("naive")).loss
+    loss = algorithm("naive").loss
     whole = p.gradient(block.samples, range(12), loss, block.update)
-    parts = [
-        p.gradient(
-            block.samples,
-            [i for i in range(12) if block.samples[i].source == s],
-            loss,
-            block.update,
-        )
-        for s in "abc"
-    ]
+    rows = {s: [i for i in range(12) if block.samples[i].source == s] for s in "abc"}
+    parts = [p.gradient(block.samples, rows[s], loss, block.update) for s in "abc"]
     assert norm(whole) > 0
     for name, tensor in whole.items():
         torch.testing.assert_close(sum(part[name] for part in parts), tensor, rtol=1e-4, atol=1e-6)
@@ -125,12 +116,12 @@ def weights(p: Policy) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("limit", [1e9, 0.01])
 @pytest.mark.parametrize("before", [0, 3])
-def test_displacement_is_what_adamw_does(before: int, limit: float, llama: Path) -> None:
-    """Without a first moment (b1 = 0) an update's displacement is the update itself: at the first,
-    after three others, and with the gradient clipped. Where the gradient is next to nothing AdamW's
-    eps decides, so those entries are compared loosely."""
+def test_displacement_equals_an_update(before: int, limit: float, llama: Path) -> None:
+    """Without a first moment (b1 = 0) the displacement of an update is the update itself: the first one,
+    one after three others, and one with a clipped gradient. AdamW's eps decides for entries with a
+    gradient near zero, so the comparison is loose."""
     p = policy(llama, betas=(0.0, 0.99), max_grad_norm=limit)
-    loss = make_algorithm(make_settings("grpo")).loss
+    loss = algorithm("grpo").loss
     chosen = samples(p)
     [block] = blocks(plan(a=1), chosen, PROBLEMS)
     for i in range(before):
@@ -145,10 +136,10 @@ def test_displacement_is_what_adamw_does(before: int, limit: float, llama: Path)
 
 
 def test_the_whole_effect_through_momentum(llama: Path) -> None:
-    """With b1 = 0.9 an update shows a tenth of its gradient at once and the rest later: after many
+    """With b1 = 0.9 an update applies a tenth of its gradient at once and the rest later: after many
     updates with gradient zero the weights have moved by the displacement (b2 near 1: v stays)."""
     p = policy(llama, betas=(0.9, 0.999999), max_grad_norm=1e9)
-    loss = make_algorithm(make_settings("gspo")).loss
+    loss = algorithm("gspo").loss
     chosen = samples(p)
     [block] = blocks(plan(a=1), chosen, PROBLEMS)
     for _ in range(50):  # bias corrections must be over
@@ -176,8 +167,8 @@ def _mean(p: Policy, s: Sample) -> float:
 
 
 def test_a_check_of_gradients_changes_nothing(llama: Path) -> None:
-    """Weights, optimizer and the next update are the same with it and without."""
-    loss = make_algorithm(make_settings("naive")).loss
+    """Weights, optimizer and the next update are the same with and without it."""
+    loss = algorithm("naive").loss
     ends, reports = [], []
     for checked in (False, True):
         p = policy(llama)
