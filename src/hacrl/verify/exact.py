@@ -11,7 +11,7 @@ from hacrl.verify.protocol import right, unparsed, wrong
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Equality of the whole reply and the gold. An empty reply is UNPARSED.
+    """Compares the whole reply with the gold answer. An empty reply is UNPARSED.
 
     Example: reply " 42\\n", gold "42" -> OK; reply "42." -> WRONG.
     """
@@ -22,9 +22,9 @@ class ExactVerifier:
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     strip: bool = True
-    """Ignore white space around reply and gold."""
+    """Ignore white space around reply and gold answer."""
     case: bool = True
-    """Upper and lower case differ."""
+    """Distinguish upper and lower case."""
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         answer = self._normal(reply)

@@ -1,9 +1,8 @@
-"""Where a reply states its final answer. Only the reply is ever looked at, never the question
-(some questions hold a box of their own).
+"""Finds the final answer of a reply. Only the reply is read, never the question.
 
-The rules, in this order; the first that finds something decides:
+The first rule that finds something decides:
     1. the last complete \\boxed{...} (or \\fbox); boxes joined by commas, "and" or "or" are one list
-    2. what follows the last "answer is", "answer:", "answer =" or "####", to the end of its line
+    2. the text after the last "answer is", "answer:", "answer =" or "####", to the end of its line
     3. the last formula between dollars, \\( \\) or \\[ \\], from its last equals sign on
     4. the last number
 """
@@ -12,8 +11,7 @@ from __future__ import annotations
 
 import re
 
-from hacrl.verify.matching import last_match
-from hacrl.verify.number import last_number_text
+from hacrl.verify.number import last, last_number_text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
@@ -38,26 +36,24 @@ def final_answer(reply: str, box_only: bool = False) -> str | None:
 
 
 def last_box(reply: str) -> str | None:
-    """Content of the last complete box, joined with the boxes right before it."""
+    """Content of the last complete box, joined with the boxes directly before it."""
     boxes = [box for match in _BOX.finditer(reply) if (box := _content(reply, match))]
     if not boxes:
         return None
     start, _, content = boxes[-1]
     parts = [content]
     for earlier_start, earlier_end, earlier in reversed(boxes[:-1]):
-        if earlier_end > start or not _joins(reply[earlier_end:start]):
+        between = reply[earlier_end:start]
+        joined = _JOINED.fullmatch(between) and re.search(r"[,;]|and|or", between)
+        if earlier_end > start or not joined:
             break
         parts.insert(0, earlier)
         start = earlier_start
     return ", ".join(parts).strip() or None
 
 
-def _joins(between: str) -> bool:
-    return bool(_JOINED.fullmatch(between)) and bool(re.search(r"[,;]|and|or", between))
-
-
 def _content(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
-    """(start, end, content) of a box; None if its brace never closes (a reply cut short)."""
+    """(start, end, content) of a box; None if its brace never closes (a truncated reply)."""
     start = match.end()
     if match.group(1) is None:  # \boxed 5
         bare = re.compile(r"\S+").match(text, start)
@@ -71,28 +67,25 @@ def _content(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
 
 
 def _stated(reply: str) -> str | None:
-    found = last_match(_STATED, reply)
+    found = last(_STATED.finditer(reply))
     if found is None:
         return None
     line = found.group(1)
     formula = _FORMULA.search(line)
-    # "answer is $5$ apples": the formula; "answer is 5, or $x=5$ in symbols": not that late one
+    # "answer is $5$ apples": the formula; "answer is 5, or $x=5$ in symbols": not the formula
     if formula and len(line[: formula.start()].strip(" *(")) < 3:
         return _inner(formula)
     return _SENTENCE_END.split(line)[0].strip(" *") or None
 
 
 def _last_formula(reply: str) -> str | None:
-    found = last_match(_FORMULA, reply)
-    return _right_side(_inner(found)) if found else None
+    """The last formula, from its last equals sign on: 17 + 25 = 42 -> 42; x = 1, y = 2 as it is."""
+    found = last(_FORMULA.finditer(reply))
+    formula = _inner(found) if found else None
+    if formula is None or "," in formula or "begin{" in formula:
+        return formula
+    return formula.rpartition("=")[2].strip() or formula
 
 
 def _inner(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
-
-
-def _right_side(formula: str) -> str:
-    """17 + 25 = 42 -> 42; x = 1, y = 2 stays."""
-    if "," in formula or "begin{" in formula:
-        return formula
-    return formula.rpartition("=")[2].strip() or formula

@@ -1,6 +1,6 @@
-"""`function`: a plain Python function of yours as the verifier.
+"""`function`: a Python function of yours as the verifier.
 
-    # rewards.py, in the folder you run from
+    # rewards.py, beside the config file
     def score(completion, answer, **columns):
         return 1.0 if answer in completion else 0.0
 
@@ -8,10 +8,10 @@
     kind = "function"
     options = { path = "rewards:score" }
 
-It gets the reply as its first argument and, by name, `answer` and the other columns of the problem's
-data row; without **columns only those it names. It returns a reward inside `reward_range`, or None
-for "could not be judged" (ERROR: left out of credit and capability). The largest reward is OK, any
-smaller one WRONG. It runs in the pool: it may hang or crash without harm to the run.
+The function gets the reply as its first argument and, by name, `answer` and the other columns of the
+problem's data row; without **columns only those it names. It returns a reward inside `reward_range`, or
+None for "could not be judged" (ERROR: left out of credit and capability). The largest reward is OK, any
+smaller one WRONG. The function runs in a worker process: it may hang or crash without harm to the run.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ class FunctionVerifier:
     path: str
     """Import path "module:function"."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Least and largest reward the function may return; anything else is ERROR. hacpo needs a
-    least reward of 0 or more."""
+    """Smallest and largest reward of the function; any other value is ERROR. hacpo needs a smallest
+    reward of 0 or more."""
     version: str = "1"
-    """Change it when the function changes, so that stored verdicts can be told apart."""
+    """Change it when the function changes, to distinguish stored verdicts."""
 
     def __post_init__(self) -> None:
         low, high = self.reward_range
         if not low < high:
-            raise UserError(f"verifier.options.reward_range = [{low}, {high}]: least must be first")
+            raise UserError(
+                f"verifier.options.reward_range = [{low}, {high}]: the smallest must come first"
+            )
 
     @property
     def name(self) -> str:
         return f"function({self.path})"
 
     def prepare(self) -> None:
-        """Imports the function before any clock runs; UserError if that fails."""
+        """Import the function; UserError if that fails."""
         if not callable(self._function):
             kind = type(self._function).__name__
             raise UserError(f"verifier.options.path = {self.path!r} is a {kind}, not a function")
@@ -77,7 +79,7 @@ class FunctionVerifier:
 
     @cached_property
     def _names(self) -> list[str] | None:
-        """The columns it asks for by name; None if it takes all."""
+        """The columns that the function names; None if it takes all."""
         kinds = inspect.Parameter
         parameters = list(inspect.signature(self._function).parameters.values())
         if any(p.kind is kinds.VAR_KEYWORD for p in parameters):

@@ -1,5 +1,5 @@
-"""Answers as text: one spelling for what LaTeX lets you write in many ways, exact values of plain
-numbers, and the outer structure (lists, sets, tuples, intervals, matrices). No algebra here.
+"""Answers as text: one spelling for the many notations of LaTeX, exact values of plain numbers, and the
+outer structure (lists, sets, tuples, intervals, matrices). Algebra is in symbolic.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
 """One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
 _UPRIGHT = "mathrm|mathbf|mathit|mathsf|text(?:bf|it|rm|normal)?|mbox|bf|rm|boldsymbol"
 _NEW_ROW = "\ue000"
-"""Stands for the double backslash of matrices while the rewrites are at work."""
+"""Placeholder for the double backslash of matrices during the rewrites."""
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -69,13 +69,13 @@ _LETTER_UNIT = re.compile(r"(?<=[\d}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h)\s*(?:\^\s
 
 
 def clean(answer: str) -> str:
-    """One spelling for one thing.
+    """The answer in one spelling, without units.
 
     Example: clean("$\\\\dfrac12\\\\text{ cm}^2$.") == "\\\\frac{1}{2}"
     """
     text = answer.translate(_CHARACTERS)
     if "begin{" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # a doubled backslash, as in source code
+        text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # doubled, as in source code
     text = text.replace("\\\\", _NEW_ROW)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -89,7 +89,7 @@ def clean(answer: str) -> str:
 
 
 def without_letter_unit(text: str) -> str:
-    """5 m -> 5, for comparison with a gold that is a bare number."""
+    """5 m -> 5, for comparison with a gold answer that is a bare number."""
     return _LETTER_UNIT.sub("", text)
 
 
@@ -102,7 +102,7 @@ _NUMBER = re.compile(
     rf"|\\frac\{{\s*(?P<ftop>[+-]?{_PLAIN})\s*\}}\{{\s*(?P<fbottom>[+-]?{_PLAIN})\s*\}}"
     rf"|(?P<top>{_PLAIN})(?:\s*/\s*(?P<bottom>{_PLAIN}))?"
     rf")(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{{\s*(?P<power>[+-]?\d{{1,4}})\s*\}}|(?P<digit>\d)))?"
-    rf"(?P<ten>)\s*(?P<percent>\\?%)?\s*\)?"
+    rf"\s*(?P<percent>\\?%)?\s*\)?"
 )
 _TEN_POWER = re.compile(
     r"(?P<sign>[+-]?)\s*10\s*\^\s*(?:\{\s*(?P<power>[+-]?\d{1,4})\s*\}|(?P<digit>\d))"
@@ -112,7 +112,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True)
 class Value:
-    """A plain number, exactly.
+    """The exact value of a plain number.
 
     Example: "12.50\\\\%" -> Value(Fraction(25, 2), decimals=2, percent=True)
     """
@@ -120,14 +120,14 @@ class Value:
     number: Fraction
     """Without the percent sign's 1/100."""
     decimals: int | None = None
-    """Digits after the point, where it was written as a decimal."""
+    """Digits after the point, if it was written as a decimal."""
     percent: bool = False
     digits: int = 0
     """Significant digits written."""
 
 
 def value(text: str) -> Value | None:
-    """The exact value of a cleaned answer that is nothing but a number."""
+    """The exact value of a cleaned answer that is only a number, else None."""
     if len(text) > _LONGEST:
         return None
     if power := _TEN_POWER.fullmatch(text):
@@ -136,38 +136,31 @@ def value(text: str) -> Value | None:
     match = _NUMBER.fullmatch(text)
     if match is None or (text.startswith("(") != text.endswith(")")):
         return None
-    try:
-        number, decimals = _magnitude(match)
-    except ZeroDivisionError:
+    parts = match.groupdict()
+    whole = parts["whole"] or parts["wwhole"] or "0"
+    top = parts["mtop"] or parts["wtop"] or parts["ftop"] or parts["top"]
+    bottom = parts["mbottom"] or parts["wbottom"] or parts["fbottom"] or parts["bottom"]
+    if bottom is not None and not _exact(bottom):
         return None
     exponent = int(match["power"] or match["digit"] or 0)
-    number *= Fraction(10) ** exponent
+    number = (_exact(whole) + _exact(top) / _exact(bottom or "1")) * Fraction(10) ** exponent
+    decimals = None
+    if match["top"] and bottom is None and "." in top:
+        decimals = len(top.partition(".")[2]) - exponent
+    digits = len(re.sub("[,.]", "", match["top"] or "").lstrip("0"))
     sign = -1 if match["sign"] == "-" else 1
-    digits = len((match["top"] or "").replace(",", "").replace(".", "").lstrip("0"))
-    decimals = None if decimals is None else decimals - exponent
     return Value(sign * number, decimals, bool(match["percent"]), digits)
 
 
-def _magnitude(match: re.Match[str]) -> tuple[Fraction, int | None]:
-    def exact(name: str) -> Fraction:
-        return Fraction(match[name].replace(",", "").rstrip("."))
-
-    if match["whole"]:
-        return exact("whole") + exact("mtop") / exact("mbottom"), None
-    if match["wwhole"]:
-        return exact("wwhole") + exact("wtop") / exact("wbottom"), None
-    if match["ftop"]:
-        return exact("ftop") / exact("fbottom"), None
-    if match["bottom"]:
-        return exact("top") / exact("bottom"), None
-    return exact("top"), len(match["top"].partition(".")[2]) if "." in match["top"] else None
+def _exact(digits: str) -> Fraction:
+    return Fraction(digits.replace(",", "").rstrip("."))
 
 
 _CLOCK = re.compile(r"\s*(\d{1,2})\s*:\s*(\d\d)\s*")
 
 
 def clock(text: str) -> tuple[int, int] | None:
-    """9:24 -> (9, 24): a time of day is not a ratio."""
+    """9:24 -> (9, 24). A time of day is not a ratio."""
     match = _CLOCK.match(text)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -184,15 +177,14 @@ class Shape:
     """
 
     kind: str
-    """list (also sets: order does not matter), tuple (points, intervals), matrix, union, base,
-    or one."""
+    """list (and sets, in any order), tuple (points, intervals), matrix, union, base, or one."""
     parts: tuple[str, ...]
     brackets: str = ""
-    """Of a tuple; rows x columns of a matrix."""
+    """The brackets of a tuple; rows x columns of a matrix."""
 
 
 def shape(text: str) -> Shape:
-    """How a cleaned answer is built from smaller ones."""
+    """The outer structure of a cleaned answer."""
     if value(text) is not None:
         return Shape("one", (text,))
     if (base := _BASE.fullmatch(text)) and any(c.isdigit() for c in base[1]):
@@ -220,13 +212,13 @@ def shape(text: str) -> Shape:
 
 
 def split(text: str, separator: str = ",") -> tuple[str, ...]:
-    """Cuts at separators outside all brackets.
+    """Split at separators outside all brackets.
 
     Example: split("(1,2), 3") == ("(1,2)", "3"); split("1,200, 3") == ("1200", "3")
     """
     if separator == ",":
         text = text.replace(";", ",")
-        if re.search(r",\s", text):  # then a comma without a space between digits is a thousand's
+        if re.search(r",\s", text):  # then "1,200" has a thousands comma
             text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
@@ -244,7 +236,7 @@ def split(text: str, separator: str = ",") -> tuple[str, ...]:
 
 
 def _closes(text: str, opening: int) -> int:
-    """Where the bracket at `opening` closes; -1 if it does not. Half-open intervals close too."""
+    """Index at which the bracket at `opening` closes, or -1. Brackets may differ: [0, 1)."""
     depth = 0
     for i in range(opening, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -262,8 +254,8 @@ _LABEL = re.compile(
 
 
 def unlabel(text: str) -> tuple[str, str]:
-    """(label, rest) of "x = 5", "f(x)=2x", "(x,y)=(1,2)"; ("", text) without a label. Of a chain
-    "x = 2 + 3 = 5" the last side is taken."""
+    """(label, rest) of "x = 5", "f(x)=2x", "(x,y)=(1,2)"; ("", text) without a label. The rest of a
+    chain "x = 2 + 3 = 5" is its last side."""
     head, equals, last = text.rpartition("=")
     chain = head.split("=")
     if equals and len(chain) > 1 and "," not in text and chain[0].strip() and last.strip():
@@ -275,8 +267,8 @@ def unlabel(text: str) -> tuple[str, str]:
 
 
 def words(text: str) -> str:
-    """A gold in words, as `bare_words`; "" if it is something to calculate with. A lone letter, as
-    in multiple choice, is a word; bare letters up to two are not."""
+    """The `bare_words` of a gold answer in words; "" for a formula. A single letter, as in multiple
+    choice, is a word; two letters are not."""
     bare = _unwrapped(text)
     letters = r"[A-Za-z][A-Za-z\s.,'\-]*" if bare == text.strip() else r"[A-Za-z][\w\s.,'\-]*"
     if not re.fullmatch(letters, bare) or not (re.search(r"[A-Za-z]{3}", bare) or len(bare) == 1):

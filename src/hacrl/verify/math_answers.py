@@ -1,14 +1,13 @@
-"""`math`: is the reply's final answer the gold one, however it is written?
+"""`math`: the final answer of the reply equals the gold answer, in whatever notation.
 
-    1. the answer is taken from the reply (extract.py) and both are put into one spelling (latex.py)
+    1. the answer is found in the reply (extract.py); both answers are put into one spelling (latex.py)
     2. equal text is equal; plain numbers are compared exactly; words without regard to case
-    3. lists and sets are compared without order, tuples, intervals and matrices part by part
-    4. what is left is algebra (symbolic.py, math-verify)
+    3. lists and sets are compared in any order; tuples, intervals and matrices part by part
+    4. the rest is algebra (symbolic.py, math-verify)
 
-Units, currency and degree signs are ignored, and so are "x =" in front and a missing base. Numbers
-are exact: 0.33 is not 1/3, but a decimal of six or more digits equals what it is the beginning of.
-`tolerance` accepts rounded results. A gold that cannot be read is ERROR for every reply, right or
-wrong, so that no problem is judged by halves.
+Units, currency and degree signs are ignored, and so are a leading "x =" and a missing base. Numbers are
+exact: 0.33 is not 1/3, but a decimal of six or more digits equals the number it is the beginning of.
+`tolerance` accepts rounded results. An unreadable gold answer is ERROR for every reply.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ENOUGH_DIGITS = 6
 
 @dataclass(frozen=True)
 class MathVerifier:
-    """LaTeX answers judged by value.
+    """Judges LaTeX answers by value.
 
     Example: gold "\\\\frac{3}{4}"; replies "... \\\\boxed{0.75}" and "The answer is 6/8." -> OK
     """
@@ -41,10 +40,10 @@ class MathVerifier:
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     box_only: bool = False
-    """Only a \\boxed{} counts as an answer; a reply without one is UNPARSED."""
+    """Only a \\boxed{} is an answer; a reply without one is UNPARSED."""
     tolerance: float = 0.0
-    """Largest accepted difference of two numbers as a share of the gold, e.g. 0.01 where golds are
-    rounded results of physics; 0 compares exactly."""
+    """Largest accepted difference of two numbers as a fraction of the gold answer, e.g. 0.01 for
+    rounded results in physics; 0 compares exactly."""
 
     def prepare(self) -> None:
         from hacrl.verify import symbolic
@@ -81,24 +80,21 @@ class MathVerifier:
         return self._same_shapes(gold, answer)
 
     def _same_numbers(self, gold: str, answer: str) -> bool | None:
-        """None unless both are plain numbers."""
+        """None if one of them is not a plain number."""
         g = latex.value(gold)
         a = latex.value(answer) or (latex.value(latex.without_letter_unit(answer)) if g else None)
         if g is None or a is None:
             return None
-        pairs = [(g.number, a.number)] if g.percent == a.percent else []
-        if g.percent != a.percent:  # 8 and 8% (the question asked for percent), 0.08 and 8%
-            pairs = [(g.number, a.number)] if a.percent else []
-            pairs.append((_scaled(g), _scaled(a)))
-        if g.percent == a.percent and (_begins(g, a) or _begins(a, g)):
-            return True
-        return any(self._near(x, y) for x, y in pairs)
+        if g.percent == a.percent:
+            return _begins(g, a) or _begins(a, g) or self._near(g.number, a.number)
+        # 8 and 8 % (a question that asks for percent), or 0.08 and 8 %
+        return (a.percent and self._near(g.number, a.number)) or self._near(_scaled(g), _scaled(a))
 
     def _near(self, gold: Fraction, answer: Fraction) -> bool:
         return abs(gold - answer) <= Fraction(self.tolerance) * abs(gold)
 
     def _same_equations(self, gold: str, answer: str) -> bool:
-        """ "x = 5" is 5, but not "y = 5"; other equations may be rearranged."""
+        """ "x = 5" equals 5, but not "y = 5"; other equations may be rearranged."""
         parts = [latex.split(text) for text in (gold, answer)]
         if len(parts[0]) > 1 or len(parts[1]) > 1:
             if len(parts[0]) == len(parts[1]):
@@ -132,11 +128,10 @@ class MathVerifier:
         return self._same_algebra(gold, answer)
 
     def _same_rows(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-        pairs = zip(gold, answer, strict=False)
-        return len(gold) == len(answer) and all(self.same(g, a) for g, a in pairs)
+        return len(gold) == len(answer) and all(map(self.same, gold, answer))
 
     def _same_bag(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-        """Every part of one side has its own partner on the other."""
+        """Whether the parts are equal in some order."""
         if len(gold) != len(answer):
             return False
         left = list(answer)
@@ -153,7 +148,7 @@ class MathVerifier:
         try:
             return symbolic.equal(gold, answer)
         except symbolic.Unreadable:
-            return False  # a part of a gold whose whole can be judged
+            return False  # a part of a readable gold answer
 
 
 def _squeeze(text: str) -> str:
@@ -165,7 +160,7 @@ def _scaled(value: latex.Value) -> Fraction:
 
 
 def _begins(exact: latex.Value, decimal: latex.Value) -> bool:
-    """A decimal of enough digits is the exact value, rounded or cut off at its last digit."""
+    """Whether a decimal of enough digits is the exact value, rounded or truncated."""
     if exact.decimals is not None or decimal.decimals is None or decimal.digits < _ENOUGH_DIGITS:
         return False
     if exact.number * decimal.number <= 0:
@@ -175,7 +170,7 @@ def _begins(exact: latex.Value, decimal: latex.Value) -> bool:
 
 
 def _number_of_sentence(answer: str) -> str:
-    """ "18 eggs that she sells": the number, where the gold is no sentence."""
+    """The number of "18 eggs that she sells"; other answers unchanged."""
     plain = re.sub(r"\\[A-Za-z]+(?:\s*\{[A-Za-z ]*\})?", " ", answer)
     if latex.value(answer) is None and re.search(r"[A-Za-z]{3}", plain):
         return first_number_text(answer) or answer
@@ -184,7 +179,7 @@ def _number_of_sentence(answer: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _judgeable(gold: str) -> bool:
-    """Whether a gold can be compared with anything at all."""
+    """Whether a gold answer can be read."""
     from hacrl.verify import symbolic
 
     if not gold:

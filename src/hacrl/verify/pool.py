@@ -19,11 +19,10 @@ from multiprocessing.connection import wait
 from typing import Any, Self
 
 from hacrl.errors import UserError, describe
-from hacrl.types import Problem, Verdict
-from hacrl.verify.kinds import make_verifier
+from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.process import WorkerProcess, pack_call
-from hacrl.verify.protocol import Verifier, failed, guarded_judge, timed_out
-from hacrl.verify.settings import VerifierConfig
+from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
+from hacrl.verify.settings import VerifierConfig, make_verifier
 
 AHEAD = 8
 """Calls sent to a worker behind the one it works on; fewer near the end of a batch."""
@@ -78,22 +77,19 @@ class VerifierPool:
         self._workers: list[WorkerProcess] = []
         if settings.num_workers == 0:
             self._inline = make_verifier(settings)
+            self._hello = introduction(self._inline)
         else:  # they warm up in the background
             self._start_missing()
 
     @property
     def label(self) -> str:
         """ "name/version", for `Trajectory.verifier`. Waits for the first worker."""
-        if self._inline is not None:
-            return f"{self._inline.name}/{self._inline.version}"
         hello = self._first_hello()
         return f"{hello['name']}/{hello['version']}"
 
     @property
     def reward_range(self) -> tuple[float, float]:
         """The verifier's declared range. Waits for the first worker."""
-        if self._inline is not None:
-            return self._inline.reward_range
         low, high = self._first_hello()["reward_range"]
         return low, high
 
@@ -176,7 +172,8 @@ class VerifierPool:
                 batch.give_back(worker.calls, failed(f"the verifier's process died: {how}"))
             elif worker.calls and age > self.settings.timeout:
                 self._remove(worker)
-                batch.give_back(worker.calls, timed_out(self.settings.timeout))
+                detail = f"no verdict within {self.settings.timeout:g} s"
+                batch.give_back(worker.calls, Verdict(0.0, Status.TIMEOUT, detail))
 
     def _count_failed_start(self, how: str) -> None:
         self._failed_starts += 1

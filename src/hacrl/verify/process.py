@@ -68,9 +68,8 @@ class WorkerProcess:
                 start_new_session=True,  # its own process group: killed as a whole, no Ctrl-C
                 env=_environment(),
             )
-        start = settings.model_dump(include={"kind", "options", "timeout", "memory_gb"})
         paths = [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
-        self._write(pickle.dumps({**start, "paths": paths}))
+        self._write(pickle.dumps((settings, paths)))
 
     @property
     def ready(self) -> bool:
@@ -139,8 +138,7 @@ class WorkerProcess:
         elif "error" in answer:
             self.refusal = str(answer["error"])
         else:
-            low, high = map(float, answer["reward_range"])
-            self.hello = {**answer, "reward_range": (low, high)}
+            self.hello = {key: answer[key] for key in ("name", "version", "reward_range")}
 
 
 def pack_call(reply: str, problem: Problem) -> bytes:
@@ -149,12 +147,8 @@ def pack_call(reply: str, problem: Problem) -> bytes:
 
 
 def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    names = {signal_.value: signal_.name for signal_ in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"signal {names.get(-code, -code)}"
 
 
 def _environment() -> dict[str, str]:

@@ -1,26 +1,26 @@
-"""What a verifier is: a plain object that says of one reply whether it is right.
+"""What a verifier is: an object that judges one reply.
 
-A verifier lives inside a worker process (see pool.py), so it may be slow, may hang and may crash:
-the pool turns that into TIMEOUT and ERROR. It must be a function of (reply, problem) alone, because
-a call may be run again in another process when its neighbour in the queue was killed.
+A verifier runs in a worker process (pool.py), so it may be slow, hang or crash: the pool turns that
+into TIMEOUT and ERROR. It must depend on (reply, problem) alone: a call may run again in another
+process if the worker was killed for an earlier call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from hacrl.errors import describe
 from hacrl.types import Problem, Status, Verdict
 
 DETAIL_LIMIT = 300
-"""Details are kept in every pool row: longer ones are cut."""
+"""Characters; longer details are truncated, because every stored trajectory has one."""
 
 
 class Verifier(Protocol):
-    """The protocol. An optional method `prepare()` runs once in every worker before the first
-    clock starts: imports and warm-up belong there.
+    """The protocol. The optional method `prepare()` runs once in every worker before the clock of
+    the first call starts; imports and warm-up belong there.
 
     Example:
         class Shout:
@@ -35,24 +35,24 @@ class Verifier(Protocol):
 
     @property
     def version(self) -> str:
-        """Changes whenever a verdict may change; goes to `Trajectory.verifier`."""
+        """Change it whenever a verdict may change; stored in `Trajectory.verifier`."""
         ...
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Least and largest reward it may give."""
+        """Smallest and largest reward."""
         ...
 
     def judge(self, reply: str, problem: Problem) -> Verdict: ...
 
 
 def right(answer: str, reward: float = 1.0) -> Verdict:
-    """The reply's answer is the gold one."""
+    """The reply's answer is the gold answer."""
     return Verdict(reward, Status.OK, answer[:DETAIL_LIMIT])
 
 
 def wrong(answer: str, reward: float = 0.0) -> Verdict:
-    """The reply has an answer and it is another one."""
+    """The reply has another answer."""
     return Verdict(reward, Status.WRONG, answer[:DETAIL_LIMIT])
 
 
@@ -62,19 +62,20 @@ def unparsed(reason: str) -> Verdict:
 
 
 def failed(reason: str) -> Verdict:
-    """The verifier could not judge (a gold it cannot read, an exception, a dead process)."""
+    """The verifier could not judge (an unreadable gold answer, an exception, a dead process)."""
     return Verdict(0.0, Status.ERROR, reason[:DETAIL_LIMIT])
 
 
-def timed_out(limit: float) -> Verdict:
-    return Verdict(0.0, Status.TIMEOUT, f"no verdict within {limit:g} s")
+def introduction(verifier: Verifier) -> dict[str, Any]:
+    """Name, version and reward range, as a worker reports them."""
+    low, high = verifier.reward_range
+    names = {"name": str(verifier.name), "version": str(verifier.version)}
+    return {**names, "reward_range": (float(low), float(high))}
 
 
 def guarded_judge(verifier: Verifier, reply: str, problem: Problem) -> Verdict:
-    """One call in which nothing escapes: whatever is raised, or a reward outside the declared
-    range, becomes ERROR. The blanket except is the point: a user's verifier may raise anything,
-    SystemExit included, and the run must go on.
-    """
+    """Judge one reply. Any exception, SystemExit included, and a reward outside the declared range
+    become ERROR: a user's verifier may raise anything, and the run must continue."""
     try:
         verdict = verifier.judge(reply, problem)
         if not isinstance(verdict, Verdict):
@@ -84,12 +85,12 @@ def guarded_judge(verifier: Verifier, reply: str, problem: Problem) -> Verdict:
         if verdict.judged and not (math.isfinite(reward) and low <= reward <= high):
             return failed(f"reward {reward} is outside the declared range [{low:g}, {high:g}]")
         return Verdict(reward, Status(verdict.status), str(verdict.detail)[:DETAIL_LIMIT])
-    except BaseException as error:  # see the docstring
+    except BaseException as error:
         return failed(describe(error))
 
 
 def count_statuses(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """How many of each status, all five always there, for the metrics.
+    """The number of verdicts of each of the five statuses.
 
     Example: {"ok": 3, "wrong": 4, "unparsed": 1, "timeout": 0, "error": 0}
     """

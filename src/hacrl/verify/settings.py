@@ -1,24 +1,42 @@
-"""The `[verifier]` table of a run's config."""
+"""The `[verifier]` table of a config, and the verifiers by name.
+
+A new verifier is one file in this package and one entry in VERIFIERS, or an import path in the config.
+Creating a verifier imports nothing heavy; heavy imports belong in its `prepare()`, which runs in the
+worker.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from hacrl.errors import UserError
-from hacrl.verify.kinds import VERIFIERS, check_options
+from hacrl.importing import import_object
+from hacrl.verify.choice import ChoiceVerifier
+from hacrl.verify.exact import ExactVerifier
+from hacrl.verify.function import FunctionVerifier
+from hacrl.verify.math_answers import MathVerifier
+from hacrl.verify.number import NumberVerifier
+from hacrl.verify.protocol import Verifier
 
+VERIFIERS: dict[str, Callable[..., Verifier]] = {
+    "exact": ExactVerifier,
+    "number": NumberVerifier,
+    "choice": ChoiceVerifier,
+    "math": MathVerifier,
+    "function": FunctionVerifier,
+}
 CORES = "HACRL_CORES"
-"""Set in the environment of a process that has only so many cores for itself."""
-
-MOST_DEFAULT_WORKERS = 16
-"""A verifier seldom needs more, and a warm `math` worker holds about 100 MB."""
+"""Environment variable: the number of cores for this process, if several run side by side."""
+MAX_DEFAULT_WORKERS = 16
+"""A verifier seldom needs more, and a `math` worker takes about 100 MB."""
 
 
 class VerifierConfig(BaseModel):
-    """What is right, and how long finding out may take."""
+    """How replies are judged, and the limits of each call."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -28,42 +46,80 @@ class VerifierConfig(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the kind, e.g. { which = "first" } for `number`; see the class of each kind."""
     timeout: float = Field(default=5.0, gt=0)
-    """Wall-clock seconds one call may take; then its process is killed and the call is TIMEOUT."""
+    """Wall-clock seconds per call; a slower call is TIMEOUT and its process is killed."""
     workers: int | None = Field(default=None, ge=0)
-    """Worker processes. Unset: one less than the cores this process may use, at least 1, at most
-    16; a cell of `hacrl compare` has its share. 0: in this very process, without any limit (tests
-    and debugging only)."""
+    """Worker processes. Unset: one less than the cores of this process, at least 1, at most 16; a
+    run of `hacrl compare` counts only its part of the cores. 0: judge in this process, without
+    limits (tests and debugging only)."""
     memory_gb: float | None = Field(default=8.0, gt=0)
-    """Memory one worker may allocate (Linux): more is a MemoryError, so ERROR for that call, before
-    the machine runs out. Unset it ("none" on the command line) if your verifier needs more."""
+    """Memory limit of a worker (Linux). A call that needs more raises MemoryError and is ERROR.
+    Unset it ("none" on the command line) for no limit."""
 
     @model_validator(mode="after")
     def _known(self) -> VerifierConfig:
-        if self.kind not in VERIFIERS and ":" not in self.kind:
+        if self.kind in VERIFIERS:
+            _make_builtin(self.kind, self.options)
+        elif ":" not in self.kind:
             raise ValueError(
                 f"verifier.kind {self.kind!r} is unknown: choose one of {', '.join(VERIFIERS)}, "
                 'or give the import path "package.module:factory" of your own'
             )
-        check_options(self.kind, self.options)
         return self
 
     @property
     def num_workers(self) -> int:
-        """`workers`, or what the machine suggests."""
+        """`workers`, or the default for this machine."""
         if self.workers is not None:
             return self.workers
-        return max(1, min(usable_cores() - 1, MOST_DEFAULT_WORKERS))
+        return max(1, min(usable_cores() - 1, MAX_DEFAULT_WORKERS))
 
 
 def usable_cores() -> int:
-    """Cores this process may run on: its share where several run side by side, else what the system
-    tells (a container's share, where it does)."""
-    if share := os.environ.get(CORES):
-        if not share.isdecimal() or int(share) < 1:
+    """Cores for this process: HACRL_CORES if set, else those the system allows it to use."""
+    if cores := os.environ.get(CORES):
+        if not cores.isdecimal() or int(cores) < 1:
             raise UserError(
-                f"{CORES} = {share!r} in the environment: give a number of cores, or unset it"
+                f"{CORES} = {cores!r} in the environment: set a number of cores, or unset it"
             )
-        return int(share)
+        return int(cores)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def make_verifier(config: VerifierConfig) -> Verifier:
+    """Make and prepare the verifier of a config in this process, without limits (see VerifierPool).
+    UserError for a mistake in the config."""
+    verifier = (_make_builtin if config.kind in VERIFIERS else _import)(config.kind, config.options)
+    if prepare := getattr(verifier, "prepare", None):
+        prepare()
+    return verifier
+
+
+def _make_builtin(kind: str, options: dict[str, Any]) -> Verifier:
+    try:
+        adapter: TypeAdapter[Verifier] = TypeAdapter(VERIFIERS[kind])  # type: ignore[arg-type]
+        return adapter.validate_python(options)
+    except ValidationError as error:
+        found = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+            for e in error.errors()
+        )
+        raise UserError(f"verifier.options do not fit kind {kind!r}: {found}") from error
+
+
+def _import(kind: str, options: dict[str, Any]) -> Verifier:
+    factory = import_object(kind, "verifier.kind")
+    if not callable(factory):
+        raise UserError(f"verifier.kind = {kind!r} is a {type(factory).__name__}, not callable")
+    try:
+        verifier = factory(**options)
+    except TypeError as error:
+        raise UserError(f"verifier.options do not fit {kind!r}: {error}") from error
+    parts = ("name", "version", "reward_range", "judge")
+    if missing := [part for part in parts if not hasattr(verifier, part)]:
+        raise UserError(
+            f"verifier.kind = {kind!r} made a {type(verifier).__name__} without "
+            f"{', '.join(missing)}: see hacrl.verify.protocol.Verifier"
+        )
+    return verifier

@@ -1,11 +1,11 @@
-"""Algebra for the `math` verifier: math-verify reads LaTeX, and two expressions are compared here.
+"""Algebra for the `math` verifier: math-verify parses LaTeX, this module compares expressions.
 
-Two expressions are equal if they have equal values at several fixed points (30 digits): sounder and
-much faster than simplification, which may run for ever on a wrong answer. Relations, sets and what
-has no value (unknown functions) go to math-verify's own comparison.
+Two expressions are equal if they have equal values at several fixed points (30 digits). This is sounder
+and much faster than simplification, which may never end on a wrong answer. Relations, sets and
+expressions without a value (unknown functions) go to math-verify's comparison.
 
-math-verify's own time limit is off: it needs signals, and when it strikes it says nothing but "no
-match". The pool's clock is the limit.
+math-verify's time limit is off: it needs signals and reports a timeout as "no match". The pool's time
+limit applies.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _READING = [
 ]
 _DIGITS = 30
 _EQUAL = 1e-14
-"""Largest relative difference of two values that count as equal."""
+"""Largest relative difference of equal values."""
 _POINTS: tuple[tuple[float, ...], ...] = (
     (0.7310585, 1.3132617, 0.4519811, 1.8239122, 1.1071487, 0.5493061, 1.6449341, 0.9159656),
     (1.2020569, 0.6180339, 1.4142136, 0.3678794, 1.7320508, 0.8346268, 0.2614972, 1.0986123),
     (0.5772157, 1.9021606, 1.0836939, 0.7642237, 0.2801695, 1.4513692, 1.2824271, 0.6434105),
     (-0.8093940, -1.4670781, 0.6601618, -0.3532364, 1.3203236, -1.1319882, 0.7475979, -0.4323323),
 )
-"""Values for the variables, positive in three points (roots and logarithms are real there)."""
+"""Values of the variables; positive in three points, where roots and logarithms are real."""
 _SPARE = "abchjklmnopqrstuvwxyz"
 _SYMBOL = re.compile(
     r"\\(?:hbar|ell|[A-Z][a-z]+|varepsilon|varphi)(?![A-Za-z])(?:_(?:\{[^{}]*\}|[A-Za-z0-9]))?"
@@ -60,19 +60,18 @@ _KEEP = re.compile(r"\\(?:log|lim|sum|prod|int|min|max)(?![a-z])")
 
 
 def warm_up() -> None:
-    """The first parse loads grammars and the first evaluation the number library: about a
-    second each that belongs to nobody's clock."""
+    """Load the grammars and the number library, about a second each."""
     for gold, answer in [(r"\frac{x+1}{\sqrt{2}}", r"x^{2}"), ("(1,2)", "x<3"), ("x+y=2", "y=1")]:
         equal(gold, answer)
 
 
 class Unreadable(Exception):
-    """The gold cannot be read as an expression."""
+    """The gold answer cannot be parsed as an expression."""
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two cleaned answers, each one expression or relation, mean the same. Unreadable if
-    the gold cannot be read; an answer that cannot be read is another one."""
+    """Whether two cleaned answers, each one expression or relation, mean the same. Raises Unreadable
+    for an unreadable gold answer; an unreadable answer is not equal."""
     gold_text, answer_text = _distinct_symbols(gold, answer)
     gold_tree = _read(gold_text)
     if gold_tree is None:
@@ -84,24 +83,18 @@ def equal(gold: str, answer: str) -> bool:
         by_value = _equal_values(gold_tree, answer_tree)
         if by_value is not None:
             return by_value
-    return bool(
-        verify(
-            gold_tree,
-            answer_tree,
-            timeout_seconds=None,
-            allow_set_relation_comp=True,
-            float_rounding=12,
-        )
-    )
+    options = {"timeout_seconds": None, "allow_set_relation_comp": True, "float_rounding": 12}
+    return bool(verify(gold_tree, answer_tree, **options))
 
 
 def readable(gold: str) -> bool:
+    """Whether a cleaned gold answer can be parsed."""
     return _read(_distinct_symbols(gold, "")[0]) is not None
 
 
 def _distinct_symbols(*texts: str) -> list[str]:
-    """Renames symbols that the reader confuses: it lowers capitals (R and r become one), and takes
-    E_1 for a number. Each gets a letter that occurs nowhere else; the same in all texts."""
+    """Rename symbols that math-verify confuses: it lowers capitals (R becomes r) and reads E_1 as a
+    number. Each gets an unused letter, the same in all texts."""
     used = {c for text in texts for c in re.sub(r"\\[A-Za-z]+", " ", text)}
     spare = (letter for letter in _SPARE if letter not in used)
     names: dict[str, str] = {}
@@ -124,7 +117,7 @@ def _read(text: str) -> Any | None:
     if not found or isinstance(found[0], str):
         return None
     tree = found[0]
-    try:  # 0.1 as 1/10: nothing is rounded before it is compared
+    try:  # 0.1 becomes 1/10, so that nothing is rounded before the comparison
         floats = {f: sympy.Rational(str(f)) for f in tree.atoms(sympy.Float)}
         return tree.xreplace(floats) if floats else tree
     except (AttributeError, TypeError, ValueError):
@@ -132,7 +125,7 @@ def _read(text: str) -> Any | None:
 
 
 def _equal_values(gold: Any, answer: Any) -> bool | None:
-    """True or False by values at the points; None if they have no values."""
+    """Whether the values at the points are equal; None if there are no values."""
     imaginary = {s: sympy.I for s in gold.free_symbols | answer.free_symbols if s.name == "i"}
     gold, answer = gold.xreplace(imaginary), answer.xreplace(imaginary)
     symbols = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
@@ -152,12 +145,8 @@ def _value(tree: Any, by_name: dict[str, float]) -> tuple[Any, Any] | None:
     places = {s: sympy.Rational(str(by_name[s.name])) for s in tree.free_symbols}
     try:
         found = sympy.N(tree.xreplace(places).doit(), _DIGITS)
-        real, imaginary = found.as_real_imag()
-        if not (real.is_Float or real.is_Rational) or not (
-            imaginary.is_Float or imaginary.is_Rational
-        ):
-            return None
-        return real, imaginary
+        parts = found.as_real_imag()
+        return parts if all(part.is_Float or part.is_Rational for part in parts) else None
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         return None
 

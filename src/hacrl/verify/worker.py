@@ -17,12 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from hacrl.errors import UserError, describe
 from hacrl.types import Verdict
-from hacrl.verify.kinds import build
-from hacrl.verify.protocol import Verifier, failed, guarded_judge
+from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
+from hacrl.verify.settings import make_verifier
 
 _PR_SET_PDEATHSIG = 1
 _WATCH_EVERY = 0.5  # seconds
@@ -35,23 +34,20 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     messages = _messages(connection)
-    start = pickle.loads(next(messages))
-    sys.path += [path for path in start["paths"] if path not in sys.path]
-    _limit_memory(start["memory_gb"])
-    verifier = None
+    settings, paths = pickle.loads(next(messages))
+    sys.path += [path for path in paths if path not in sys.path]
+    _limit_memory(settings.memory_gb)
     try:
-        verifier = build(start["kind"], start["options"])
-        low, high = verifier.reward_range
-        hello: dict[str, Any] = {"name": str(verifier.name), "version": str(verifier.version)}
-        hello["reward_range"] = [float(low), float(high)]
+        verifier = make_verifier(settings)
+        hello = introduction(verifier)
     except UserError as error:
-        hello = {"error": str(error)}
+        return _answer(connection, {"error": str(error)})
     except BaseException as error:  # a user's verifier may raise anything
-        hello = {"error": f"verifier.kind = {start['kind']!r} cannot start: {describe(error)}"}
+        text = f"verifier.kind = {settings.kind!r} cannot start: {describe(error)}"
+        return _answer(connection, {"error": text})
     _answer(connection, hello)
-    if verifier is not None and "error" not in hello:
-        _discard_output()
-        _serve(connection, messages, verifier, start["timeout"])
+    _discard_output()
+    _serve(connection, messages, verifier, settings.timeout)
 
 
 def _serve(
@@ -113,11 +109,10 @@ def _limit_memory(gigabytes: float | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if gigabytes is None or sys.platform != "linux":
         return
-    wanted = int(gigabytes * 2**30)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    limit = int(gigabytes * 2**30)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _discard_output() -> None:
