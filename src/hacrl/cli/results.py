@@ -100,24 +100,25 @@ def evaluate(
             raise UserError(
                 f"--suite is now --benchmarks: write --benchmarks {benchmarks or suite}"
             )
+        from hacrl.study.tables import console
+
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
         if not benchmarks:
             from hacrl.study.evaluation import evaluate_held_out, evaluation_table
-            from hacrl.study.tables import console
 
             results, folder = evaluate_held_out(
                 target, overrides or [], config=config, out=out, **chosen
             )
             console().print(evaluation_table(results))
         else:
-            from hacrl.study.benchmarks.results import summary_markdown
+            from hacrl.study.benchmarks.results import summary_table
             from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
 
             settings = BenchmarkSettings(problems, _numbers(samples), None, max_tokens)
             summary, folder = evaluate_target(
                 target, overrides or [], benchmarks, data, out, settings, **chosen
             )
-            typer.echo(summary_markdown(summary))
+            console().print(summary_table(summary))
         typer.echo(f"replies: {folder}")
 
 

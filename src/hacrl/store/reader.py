@@ -92,10 +92,6 @@ class RunReader:
     def config(self) -> Config:
         return load_config(self.config_path)
 
-    def agents(self) -> list[str]:
-        """Names of all agents, in the order of the config."""
-        return [agent.name for agent in self.config().agents]
-
     def steps_done(self) -> int:
         """Number of training steps in the metrics."""
         return 1 + max((row["step"] for row in self.metrics("train")), default=-1)

@@ -75,9 +75,8 @@ def plain_table(title: str) -> PlainTable:
 def summary_table(summary: RunSummary) -> Table:
     """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
     config, checks = summary.config, summary.checks
-    table = plain_table(
-        f"{summary.path}: {config.algorithm.name}, step {summary.steps_done} of {config.steps}"
-    )
+    steps = f"step {summary.steps_done} of {config.steps}"
+    table = plain_table(f"{summary.path}: {config.algorithm.name}, {steps}, {summary.state}")
     caption = [
         "before, after, best: held-out accuracy in percent with its 95 % interval; gain: paired by "
         "problem; reward: mean of the first and of the last training steps"

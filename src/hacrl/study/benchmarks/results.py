@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jinja2 import Template
 from pydantic import TypeAdapter
+from rich.markup import escape
+from rich.table import Table
 
 from hacrl.errors import UserError
 from hacrl.replies import Evaluation, Row, count
@@ -17,6 +20,7 @@ from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
 from hacrl.store.reader import read_replies
 from hacrl.study.benchmarks.catalogue import Headline
+from hacrl.study.tables import plain_table
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,12 @@ def write_summary(out: Path, summary: Summary) -> None:
         "results": [asdict(result) for result in summary.results],
     }
     write_atomic(out / "summary.json", json.dumps(content, indent=2) + "\n")
-    write_atomic(out / "summary.md", summary_markdown(summary))
+    template = Template(
+        Path(__file__).with_name("summary.md.j2").read_text(encoding="utf-8"), trim_blocks=True
+    )
+    write_atomic(
+        out / "summary.md", template.render(summary=summary, lines=list(_headlines(summary)))
+    )
 
 
 def read_summary(out: Path) -> Summary:
@@ -125,75 +134,26 @@ def recount(out: Path) -> Summary:
     return Summary(tuple(results))
 
 
-def summary_markdown(summary: Summary) -> str:
-    """Two tables: the headline figures, and all figures."""
-    headlines, details = ("\n".join(table(summary)) for table in (_headlines, _details))
-    return f"""# Benchmarks: each agent alone
-
-Percent, with the 95 % interval over problems in brackets.
-
-{headlines}
-
-## All figures
-
-pass@k is the unbiased estimate; tokens: mean (median) length of a reply; truncated: fraction of
-replies that reached the limit; unparsed: replies without an answer; unjudged: timeouts + errors of
-the verifier; too long: problems not attempted.
-
-{details}
-"""
+def summary_table(summary: Summary) -> Table:
+    """The headline figures, one row per benchmark."""
+    table = plain_table("percent, with the 95 % interval over problems")
+    table.add_column("benchmark", no_wrap=True)
+    for name in ("figure", "problems", *summary.agents):
+        table.add_column(name, justify="right")
+    for line in _headlines(summary):
+        table.add_row(*map(escape, line))
+    return table
 
 
-def _headlines(summary: Summary) -> list[str]:
-    rows = [["benchmark", "figure", "problems", *summary.agents]]
+def _headlines(summary: Summary) -> Iterator[list[str]]:
     for name in summary.benchmarks:
         found = [summary.result(name, agent) for agent in summary.agents]
         first = next(result for result in found if result is not None)
         scores = [_score_text(result.score) if result else "-" for result in found]
-        rows.append([first.title, first.label, str(first.figures.problems), *scores])
-    rows.append(["mean", "", "", *(f"{100 * summary.mean(a):.1f}" for a in summary.agents)])
-    return _table(rows)
-
-
-def _details(summary: Summary) -> list[str]:
-    names = (
-        "avg",
-        "best",
-        "maj",
-        "pass",
-        "tokens",
-        "truncated",
-        "unparsed",
-        "unjudged",
-        "too long",
-    )
-    rows = [["benchmark", "agent", "k", *names]]
-    for result in summary.results:
-        f, verdicts = result.figures, result.figures.verdicts
-        means = [f"{100 * e.mean:.1f}" if e else "-" for e in (f.avg, f.best, f.majority)]
-        passes = ", ".join(f"{k}: {100 * v:.1f}" for k, v in f.passes.items())
-        tokens = f"{f.reply_tokens:.0f} ({f.reply_tokens_median:.0f})"
-        unjudged = f"{verdicts['timeout']} + {verdicts['error']}"
-        row = [result.title, result.agent, str(f.samples), *means, passes, tokens]
-        row += [f"{100 * f.truncated:.1f} %", str(verdicts["unparsed"]), unjudged]
-        rows.append([*row, str(f.not_attempted)])
-    return _table(rows)
+        yield [first.title, first.label, str(first.figures.problems), *scores]
+    yield ["mean", "", "", *(f"{100 * summary.mean(agent):.1f}" for agent in summary.agents)]
 
 
 def _score_text(e: Estimate) -> str:
     """e.g. 10.0 [1.8, 40.4]"""
     return f"{100 * e.mean:.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table with aligned columns, the first two to the left."""
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * w if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    lines = []
-    for row in (rows[0], rule, *rows[1:]):
-        aligned = [
-            text.ljust(w) if i < 2 else text.rjust(w)
-            for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("| " + " | ".join(aligned) + " |")
-    return lines

@@ -45,7 +45,7 @@ class AgentSummary:
     scores: tuple[Score, ...]
     """Every evaluation, by step."""
     gain: Estimate | None
-    """Last minus first evaluation, paired by problem; None without two of them."""
+    """Last minus first evaluation, paired by problem; None without two evaluations."""
     rewards: Curve
     rollouts: int
     updates: int
@@ -73,10 +73,6 @@ class AgentSummary:
         edge = max(1, min(EDGE, len(values) // 2))
         return (fmean(values[:edge]), fmean(values[-edge:])) if values else None
 
-    @property
-    def accuracies(self) -> Curve:
-        return [(s.step, s.accuracy.mean) for s in self.scores]
-
 
 @dataclass(frozen=True)
 class Checks:
@@ -94,20 +90,24 @@ class Checks:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run up to its last finished step. `checks` is None if diagnostics were off."""
+    """A run up to its last finished step."""
 
     path: Path
     config: Config
     steps_done: int
+    state: str
+    """finished, running or stopped."""
     agents: tuple[AgentSummary, ...]
-    checks: Checks | None = None
+    checks: Checks | None
+    """None if diagnostics were off."""
 
 
 def summarise(run: RunReader) -> RunSummary:
     """Read a run's metrics, times and evaluations."""
     config = run.config()
     agents = tuple(_agent(run, agent) for agent in config.agents)
-    return RunSummary(run.path, config, run.steps_done(), agents, _checks(run, config))
+    state = "running" if run.running() else "finished" if run.finished() else "stopped"
+    return RunSummary(run.path, config, run.steps_done(), state, agents, _checks(run, config))
 
 
 def _checks(run: RunReader, config: Config) -> Checks | None:
@@ -128,8 +128,8 @@ def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
     scores = tuple(Score(r["step"], _accuracy(r)) for r in rows if r["accuracy"] is not None)
     gain = None
     if len(scores) > 1:
-        first, last = (run.evaluation(scores[i].step, agent.name) for i in (0, -1))
-        gain = paired_difference(first, last)
+        first, last = (read_scores(run.evaluation(scores[i].step, agent.name)) for i in (0, -1))
+        gain = compare_paired(first, last) if first.keys() & last.keys() else None
     return AgentSummary(
         name=agent.name,
         learns=agent.learns,
@@ -146,16 +146,6 @@ def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
 def _accuracy(row: Mapping[str, Any]) -> Estimate:
     count = row.get("problems", 0)
     return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
-
-
-def paired_difference(before: Path, after: Path) -> Estimate | None:
-    """Mean of after - before over the problems that both evaluation folders judged.
-
-    The sampling noise of evaluations is the same, so the interval of the difference is narrower than
-    that of two separate means.
-    """
-    old, new = read_scores(before), read_scores(after)
-    return compare_paired(old, new) if old.keys() & new.keys() else None
 
 
 def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
