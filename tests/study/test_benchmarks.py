@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+from team import member, team
 
 from hacrl.config import AgentConfig, dump_config, parse_config
 from hacrl.errors import UserError
@@ -31,11 +31,6 @@ NUMBER = VerifierConfig(kind="number", options={"which": "first"}, workers=1, ti
 SETTINGS = BenchmarkSettings(max_response_tokens=24, prompt="{question}", verifier=NUMBER)
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """easy: twelve one-digit sums; hard: five, gzip-packed, the last too long for a context of 512."""
@@ -49,7 +44,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         if name.startswith("hard"):
             rows.append({"id": "hard-long", "question": "1+" * 600 + "1", "answer": "601"})
-        write_rows(folder / name, rows)
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     return folder
 
 
@@ -59,12 +55,8 @@ def pocket(name: str, **settings: Any) -> Candidate:
 
 
 def never(name: str) -> Candidate:
-    """An agent that must not be loaded."""
-
-    def load() -> Policy:
-        raise AssertionError(f"{name} was loaded")
-
-    return Candidate(AgentConfig(name=name, model=f"pocket:{name}", learn=False), 0, load)
+    """An agent that must not be loaded: calling None fails."""
+    return replace(pocket(name), load=None)
 
 
 @pytest.fixture(scope="module")
@@ -252,18 +244,15 @@ def test_a_begun_reply_is_judged_with_its_beginning(data: Path, tmp_path: Path) 
 
 
 def test_the_sample_is_fixed_and_nested(data: Path) -> None:
-    easy = EASY
-    every = [p.id for p in load_problems(easy, data)]
-    five = [p.id for p in load_problems(easy, data, most=5)]
-    three = [p.id for p in load_problems(easy, data, most=3)]
+    every = [p.id for p in load_problems(EASY, data)]
+    five = [p.id for p in load_problems(EASY, data, most=5)]
+    three = [p.id for p in load_problems(EASY, data, most=3)]
     assert len(five) == 5 and set(three) < set(five) < set(every)
     assert five == [p for p in every if p in five]  # the file's order
-    assert five == [p.id for p in load_problems(easy, data, most=5)]
-    assert five != [p.id for p in load_problems(easy, data, most=5, seed=1)]
-    assert [p.id for p in load_problems(easy, data, most=500)] == every
+    assert five == [p.id for p in load_problems(EASY, data, most=5)]
+    assert five != [p.id for p in load_problems(EASY, data, most=5, seed=1)]
+    assert [p.id for p in load_problems(EASY, data, most=500)] == every
 
-
-def test_the_prompt_asks_for_a_box(data: Path) -> None:
     problem = load_problems(EASY, data)[0]
     assert problem.messages[0].content == (
         "2+1\nReason step by step and put the final answer in \\boxed{}."
@@ -287,25 +276,17 @@ def test_math7_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("change", "message"),
     [
-        (
-            BenchmarkSettings(samples={"medium": 2}),
-            "'medium' is not one of the benchmarks easy, hard",
-        ),
-        (BenchmarkSettings(temperature=0.0), "Hard: temperature 0 gives 4 equal replies"),
-        (BenchmarkSettings(problems=0), "problems = 0"),
-        (BenchmarkSettings(prompt="Hello"), "names no column"),
+        ({"samples": {"medium": 2}}, "'medium' is not one of the benchmarks easy, hard"),
+        ({"temperature": 0.0}, "Hard: temperature 0 gives 4 equal replies"),
+        ({"problems": 0}, "problems = 0"),
+        ({"prompt": "Hello"}, "names no column"),
     ],
 )
-def test_what_is_refused(
-    settings: BenchmarkSettings, message: str, data: Path, tmp_path: Path
-) -> None:
+def test_what_is_refused(change: dict, message: str, data: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        evaluate_benchmarks([never("wren")], SUMS, data, tmp_path, settings)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+        evaluate_benchmarks([never("wren")], SUMS, data, tmp_path, BenchmarkSettings(**change))
     with pytest.raises(UserError, match=r"has no easy\.jsonl or easy\.jsonl\.gz for Easy"):
         evaluate_benchmarks([never("wren")], SUMS, tmp_path, tmp_path / "out")
 
@@ -332,16 +313,8 @@ def test_a_model_with_the_settings_of_an_agent(
 ) -> None:
     """`hacrl eval MODEL --config FILE --agent NAME`: the named agent's settings, not the first's, and
     a folder without a colon."""
-    agents = [{"name": n, "model": "pocket:finch", "reply_start": f"{n} "} for n in ("one", "two")]
-    table = {
-        "steps": 1,
-        "max_response_tokens": 4,
-        "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
-        "evaluation": {"problems": 2, "samples": 1},
-        "runtime": {"device": "cpu", "threads": 1},
-        "agents": agents,
-    }
+    agents = [member(name, "finch", reply_start=f"{name} ") for name in ("one", "two")]
+    table = team(*agents, evaluation={"problems": 2, "samples": 1})
     config = tmp_path / "team.toml"
     config.write_text(dump_config(parse_config(table)))
     monkeypatch.chdir(tmp_path)
@@ -360,26 +333,8 @@ def test_a_model_with_the_settings_of_an_agent(
 def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
     """A learner at its checkpoint and a frozen member, side by side."""
     run = tmp_path / "run"
-    start(
-        {
-            "steps": 1,
-            "prompts_per_step": 3,
-            "samples_per_prompt": 2,
-            "minibatch_samples": 12,
-            "max_prompt_tokens": 64,
-            "max_response_tokens": 24,
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number", "workers": 1, "timeout": 300},
-            "evaluation": {"problems": 0},
-            "runtime": {"device": "cpu", "threads": 1},
-            "log": {"tensorboard": False},
-            "agents": [
-                {"name": "pupil", "model": "pocket:wren", "learning_rate": 1e-3},
-                {"name": "teacher", "model": "pocket:finch", "learn": False},
-            ],
-        },
-        run,
-    )
+    agents = [member("pupil", "wren"), member("teacher", "finch", learn=False)]
+    start(team(*agents, steps=1, evaluation={"problems": 0}), run)
     both = find_candidates(str(run), ["runtime.device=cpu"])
     assert [(c.agent.name, c.step) for c in both] == [("pupil", 1), ("teacher", 0)]
     result = evaluate_benchmarks(both, [EASY], data, tmp_path / "out", SETTINGS)

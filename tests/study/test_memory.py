@@ -1,4 +1,4 @@
-"""What `doctor` says of memory, by hand and against what a step allocates."""
+"""Memory estimates of `hacrl doctor`, by hand and against the allocations of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig, parse_config
@@ -20,7 +26,7 @@ from hacrl.pocket import pocket_path
 from hacrl.policy import head, offload
 from hacrl.policy.policy import Policy
 from hacrl.study.doctor import doctor
-from hacrl.study.doctor.activations import measure
+from hacrl.study.doctor.activations import Measured, measure
 from hacrl.study.doctor.memory import Need, device_peak, estimate_need
 from hacrl.types import Sample, Update
 
@@ -250,46 +256,33 @@ def test_an_update_allocates_what_was_told(
     assert told == pytest.approx(tracked.peak, rel=0.2)
 
 
-def test_a_model_that_cannot_be_built_is_not_estimated(tmp_path: Path) -> None:
+def measured(folder: Path, config: PretrainedConfig) -> Measured | None:
+    config.save_pretrained(folder)
+    return measure(str(folder), AgentConfig(name="a", model=str(folder)), torch.float32)
+
+
+def test_models_that_cannot_be_measured_are_no_error(tmp_path: Path) -> None:
+    """An unknown architecture, and one whose product of experts has no kernel for the meta device.
+    Frequencies that depend on positions are measured, though positions have no values there."""
     (tmp_path / "config.json").write_text('{"model_type": "nobody_knows"}')
-    agent = AgentConfig(name="a", model=str(tmp_path))
-    assert measure(str(tmp_path), agent, torch.float32) is None
-
-
-def test_frequencies_that_follow_positions_are_measured(tmp_path: Path) -> None:
-    """Positions have no values on the meta device, and such a model looks at them."""
-    LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}).save_pretrained(
-        tmp_path
-    )
-    found = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
-    LlamaConfig(**SIZES).save_pretrained(tmp_path)
-    plain = measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)
-    assert found == plain is not None
-
-
-def test_a_model_that_cannot_run_without_numbers_is_not_estimated(tmp_path: Path) -> None:
-    """The product of experts has no float32 kernel for the meta device."""
+    unknown = AgentConfig(name="a", model=str(tmp_path))
+    assert measure(str(tmp_path), unknown, torch.float32) is None
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    Qwen3MoeConfig(**SIZES, **experts).save_pretrained(tmp_path)
-    measure(str(tmp_path), AgentConfig(name="a", model=str(tmp_path)), torch.float32)  # no error
-
-
-def test_agents_of_one_gpu_are_counted_together(monkeypatch) -> None:
-    """cuda is cuda:0."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor, "memory_of", lambda device: 1e9)
-    made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
-    (finding,) = doctor._memory(made)
-    assert finding.what == "memory of cuda:0"
+    measured(tmp_path, Qwen3MoeConfig(**SIZES, **experts))
+    dynamic = LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    assert measured(tmp_path, dynamic) == measured(tmp_path, LlamaConfig(**SIZES)) is not None
 
 
 def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:
+    """The agents of one device are counted together; cuda is cuda:0."""
     made = config({"model": "pocket:wren"}, {"model": "pocket:finch"})
     (found,) = doctor._memory(made)
-    assert found.good
-    assert found.what == "memory of cpu"
-    assert "learns" in found.detail
+    assert found.good and found.what == "memory of cpu" and "learns" in found.detail
     monkeypatch.setattr(doctor, "memory_of", lambda device: 1e6)
     (found,) = doctor._memory(made)
-    assert not found.good
-    assert "microbatch_tokens" in found.detail
+    assert not found.good and "microbatch_tokens" in found.detail
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (found,) = doctor._memory(
+        config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
+    )
+    assert found.what == "memory of cuda:0"
