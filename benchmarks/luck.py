@@ -1,29 +1,29 @@
-"""How much of an accuracy is luck: the same replies judged by the answers of other problems.
+"""Measure how much of an accuracy is luck: judge the same replies by the answers of other problems.
 
     python benchmarks/luck.py runs/compare/real-gsm8k/runs/team/*/seed-*
 
-For each run, agent and evaluation: the share of replies that are right, and the mean share if every
-problem had another problem's answer. A model that has learned only which numbers are frequent answers
-raises both alike. For verifiers that read a number (`number`): what was read is kept with each reply.
+For each run, agent and evaluation it prints the percentage of right replies, and the mean percentage
+if every problem had another problem's answer. A model that has learned only which numbers are frequent
+answers raises both. For the verifier `number`, which stores the number it read with each reply.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from hacrl.store.reader import read_replies
 from hacrl.verify.number import numbers_in
 
 REPLIES = "evaluation/step-*/*/replies.jsonl"
 
 
 def luck(replies: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Share of replies that are right, and that luck makes right.
+    """Fraction of replies that are right, and that are right by luck.
 
     Example: two problems with answers 1 and 2, replies 1 and 1: (0.5, 0.5)
     """
@@ -55,9 +55,9 @@ def main() -> None:
         parser.error(f"no replies of evaluations ({REPLIES}) under {', '.join(map(str, runs))}")
     print(f"{'right':>6} {'luck':>6}")
     for run, file in found:
-        if replies := [json.loads(line) for line in file.read_text().splitlines()]:
-            told = " ".join(f"{100 * share:6.2f}" for share in luck(replies))
-            print(f"{told}  {file.parent.relative_to(run.parent.parent)}")
+        if replies := read_replies(file.parent):
+            figures = " ".join(f"{100 * fraction:6.2f}" for fraction in luck(replies))
+            print(f"{figures}  {file.parent.relative_to(run.parent.parent)}")
 
 
 if __name__ == "__main__":
