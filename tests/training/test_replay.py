@@ -1,0 +1,99 @@
+"""Agents that publish the trajectories of a stored run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from team import member, team
+
+import hacrl
+from hacrl.errors import UserError
+from hacrl.store.pool import Pool
+from hacrl.store.rundir import RunDirectory
+
+NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
+
+
+def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
+    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
+
+
+def cuts(run: RunDirectory, steps: int) -> list:
+    pool = Pool(run.pool_path, read_only=True)
+    return [pool.snapshot(step) for step in range(steps)]
+
+
+def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
+    """A run of finch alone, then wren learning with finch's stored trajectories: the same texts and
+    verdicts as if finch had been there at the time."""
+    stored = hacrl.train(team(member("finch"), **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old-finch", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        old = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in before.groups
+            for t in g.trajectories
+        }
+        new = {
+            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+            for g in now.groups
+            for t in g.trajectories
+            if t.agent == "old-finch"
+        }
+        assert old == new
+    assert all(r["peers/samples"] > 0 for r in rows(run, "wren"))
+    assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
+
+
+def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) -> None:
+    """Six problems, six a step: every problem comes in every step, and each step replays its own."""
+    lines = [
+        f'{{"id": "p{i}", "question": "{i + 20}+{i + 31}", "answer": "{2 * i + 51}"}}'
+        for i in range(6)
+    ]
+    (tmp_path / "six.jsonl").write_text("\n".join(lines) + "\n")
+    task = {"kind": "jsonl", "train": str(tmp_path / "six.jsonl"), "held_out_fraction": 0.0}
+    stored = hacrl.train(team(member("finch"), task=task, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")
+
+    def texts(cut, agent: str) -> list[str]:
+        return [t.text for g in cut.groups for t in g.trajectories if t.agent == agent]
+
+    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+        assert texts(now, "old") == texts(before, "finch")
+
+
+def test_a_replay_member_names_its_agent(tmp_path: Path) -> None:
+    stored = hacrl.train(
+        team(member("wren"), member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored"
+    )
+    config = team(member("wren"), {"name": "old", "replay": str(stored.path)}, **NO_EVALUATION)
+    with pytest.raises(UserError, match="wren, finch"):
+        hacrl.train(config, tmp_path / "run")
+
+
+def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
+    """The stored run grows between a kill and the resume: the published rows stay."""
+    stored = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored")
+    replay = {"name": "old", "replay": str(stored.path)}
+    settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
+    run = hacrl.train(team(member("wren"), replay, steps=2, seed=3, **settings), tmp_path / "run")
+    before = run.metrics_path.read_bytes()
+    hacrl.resume(stored.path, steps=3)
+    shutil.rmtree(run.path / "checkpoints")
+    hacrl.resume(run.path)
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_a_replayed_run_must_have_something_stored(tmp_path: Path) -> None:
+    config = team(member("finch"), steps=1, **NO_EVALUATION)
+    stored = hacrl.train(config, tmp_path / "stored")
+    shutil.rmtree(stored.pool_path / "step-000000" / "finch")
+    with pytest.raises(UserError, match="nothing to replay"):
+        hacrl.train(
+            team(member("wren"), {"name": "old", "replay": str(stored.path)}), tmp_path / "run"
+        )
