@@ -1,8 +1,7 @@
-"""The nouns of hacrl. Plain frozen dataclasses; nothing here imports torch.
+"""The types that modules exchange: plain frozen dataclasses, without torch.
 
-What crosses the pool is a `Trajectory`: text and a few numbers, as JSON. What stays with the agent
-that sampled it is a `Rollout`: token ids and log-probabilities. A learner trains on `Sample`s, made
-from both (see views.py).
+An agent keeps its `Rollout`s, with token ids and log-probabilities, and publishes `Trajectory`s: text
+and a few numbers. A learner trains on `Sample`s, made from both (training/samples.py).
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 1
-"""Version of stored trajectories; the pool refuses others."""
+"""Version of the stored form of a trajectory; the pool refuses other versions."""
 
 STORED = {"extra": "forbid", "allow_inf_nan": False, "revalidate_instances": "always"}
-"""Pydantic settings for stored types (store/codec.py); nested types inherit them."""
+"""How pydantic validates stored values (store/codec.py); nested dataclasses inherit it."""
 
 
 class Finish(StrEnum):
@@ -32,7 +31,7 @@ class Finish(StrEnum):
 
 
 class Status(StrEnum):
-    """What a verifier found."""
+    """The result of a verifier."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -73,42 +72,42 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier says of one reply.
+    """The verifier's judgement of one reply.
 
     Example: Verdict(reward=1.0, status=Status.OK, detail="42")
     """
 
     reward: float
-    """Meaningless unless judged."""
+    """Defined only if judged."""
     status: Status
     detail: str = ""
-    """The extracted answer, or what went wrong."""
+    """The extracted answer, or the error."""
 
     @property
     def judged(self) -> bool:
-        """False for TIMEOUT and ERROR: a broken verifier must not look like a weak model."""
+        """False for TIMEOUT and ERROR: a failing verifier says nothing about the reply."""
         return self.status not in (Status.TIMEOUT, Status.ERROR)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a sampler wrote after a prompt. Stays with the agent that sampled it.
+    """A sampled reply. It is not published.
 
     Example: Completion(text="42", token_ids=(7, 5, 2), logprobs=(-0.1, -0.3, -0.01), finish=STOP)
     """
 
     text: str
-    """Decoded reply without the end token (and without a begun reply, which is prompt)."""
+    """Decoded reply without the end token and without `reply_start`, which is part of the prompt."""
     token_ids: tuple[int, ...]
-    """Exactly as sampled, the end token included when finish is STOP."""
+    """Exactly as sampled, including the end token if finish is STOP."""
     logprobs: tuple[float, ...]
-    """One for each token, of logits / temperature."""
+    """One per token, of logits / temperature."""
     finish: Finish
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One own attempt at a problem: a journal row. Never leaves the agent.
+    """One reply of an agent to a problem, as stored in its journal. It is not published.
 
     Example: Rollout(problem_id="add-17-25", index=0, step=3, prompt_ids=(1, 9), completion=...,
              verdict=Verdict(1.0, Status.OK), shareable=True)
@@ -122,11 +121,11 @@ class Rollout:
     step: int
     prompt_ids: tuple[int, ...]
     completion: Completion
-    """Its logprobs are the behaviour log-probabilities: the trainer's, at the sampling weights."""
+    """Its logprobs are the trainer's, at the weights that sampled."""
     verdict: Verdict | None = None
     """None until verified."""
     shareable: bool = True
-    """False when the text does not carry the ids (rendering law)."""
+    """False if the text does not determine the ids (rendering law)."""
 
     @property
     def mean_logprob(self) -> float:
@@ -135,12 +134,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Turn:
-    """One piece of a reply. `generated` is False for a begun reply, which the sampler did not write.
+    """One piece of a reply. `generated` is False for `reply_start`, which was not sampled.
 
     Example: Turn(role="assistant", text=" 42.", generated=True)
     """
-
-    __pydantic_config__ = STORED
 
     role: str
     text: str
@@ -149,26 +146,22 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a trajectory was drawn.
+    """How a trajectory was sampled.
 
     Example: Sampling(temperature=1.0, limit=32)
     """
 
-    __pydantic_config__ = STORED
-
     temperature: float
     limit: int
-    """Most new tokens allowed."""
+    """Token limit of the reply."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token detail of a trajectory, for algorithms that ask for it and equal vocabularies.
+    """Token ids and log-probabilities of a trajectory, for algorithms with Needs("tokens").
 
     Example: Tokens(tokenizer="sha256:ab..", ids=(7, 5, 2), logprobs=(-0.1, -0.3, -0.01))
     """
-
-    __pydantic_config__ = STORED
 
     tokenizer: str
     ids: tuple[int, ...]
@@ -177,12 +170,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What the pool holds of one attempt; peers see nothing else. Stored as JSON.
+    """What an agent publishes of one reply; stored as JSON.
 
-    Example: Trajectory(problem_id="add-17-25", task="add", agent="ant", index=0, step=3,
-             policy_version=3, turns=(Turn("assistant", "42", True),), finish=Finish.STOP,
-             mean_logprob=-0.14, num_tokens=3, verdict=Verdict(1.0, Status.OK), verifier="number/1",
-             sampling=Sampling(1.0, 32), shareable=True)
+    Example: Trajectory(problem_id="add-17-25", agent="ant", index=0, step=3, mean_logprob=-0.14,
+             num_tokens=3, turns=(Turn("assistant", "42", True),), finish=Finish.STOP, ...)
     """
 
     __pydantic_config__ = STORED
@@ -193,21 +184,21 @@ class Trajectory:
     index: int
     step: int
     policy_version: int
-    """Number of steps learned by the weights that sampled."""
+    """Number of steps that the sampling weights had learned."""
     turns: tuple[Turn, ...]
-    """One generated turn today; a begun reply comes before it. Empty when not attempted."""
+    """One generated turn, after `reply_start` if the agent has one. Empty if not attempted."""
     finish: Finish
     mean_logprob: float | None
-    """Mean over the source's own tokens; None for a member without log-probabilities."""
+    """Mean over the source's tokens; None for a source without log-probabilities."""
     num_tokens: int
     verdict: Verdict | None
-    """None when not attempted."""
+    """None if not attempted."""
     verifier: str
-    """Name and version of the verifier that judged it."""
+    """Name and version of the verifier."""
     sampling: Sampling
     shareable: bool
     tokenizer: str = ""
-    """Fingerprint of the source's tokenizer: tells a learner when it is its own."""
+    """Hash of the source's vocabulary."""
     tokens: Tokens | None = None
     schema: int = SCHEMA
 
@@ -222,24 +213,24 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """Only for judged trajectories."""
+        """Defined only for judged trajectories."""
         assert self.verdict is not None and self.verdict.judged
         return self.verdict.reward
 
     @property
     def text(self) -> str:
-        """What the source generated."""
+        """The sampled text."""
         return "".join(t.text for t in self.turns if t.generated)
 
     @property
     def begun(self) -> str:
-        """The begun reply that the source's text continues; usually empty."""
+        """The source's `reply_start`, which its text continues; usually empty."""
         return "".join(t.text for t in self.turns if not t.generated)
 
 
 @dataclass(frozen=True)
 class Group:
-    """A problem and all its trajectories of a step's snapshot, ordered by agent and index.
+    """All replies to one problem in a step's snapshot, ordered by agent and index.
 
     Example: Group(problem_id="add-17-25", task="add", trajectories=(t_ant_0, t_ant_1, t_bee_0))
     """
@@ -259,7 +250,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The committed fact of a step: who took part and which rows count. Written once.
+    """The immutable record of a closed step: its members and their trajectories.
 
     Example: Snapshot(step=3, members=("ant", "bee"), groups=(Group(...), ...))
     """
@@ -271,33 +262,31 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Sample:
-    """One row of a learner's training data, in the learner's own tokens.
+    """One training sample of a learner, in the learner's tokens.
 
     Example: Sample(problem_id="add-17-25", index=0, source="bee", is_own=False,
-             token_ids=(1, 9, 7, 5, 2), loss_mask=(0, 0, 1, 1, 1), behaviour=-0.14,
-             advantage=0.9, weight=1.2)
+             token_ids=(1, 9, 7, 5, 2), loss_mask=(0, 0, 1, 1, 1), behaviour=-0.14)
     """
 
     problem_id: str
     index: int
     source: str
-    """Name of the agent that wrote it."""
+    """The agent that wrote it."""
     is_own: bool
     token_ids: tuple[int, ...]
     """Prompt and reply."""
     loss_mask: tuple[int, ...]
-    """1 where a token belongs to the reply."""
+    """1 for tokens of the reply."""
     behaviour: float | None
-    """Mean log-probability of the source over its own tokens, at the weights that sampled."""
+    """The source's mean log-probability over its tokens, at the weights that sampled."""
     old_logprobs: tuple[float, ...] | None = None
-    """The learner's log-probabilities of the reply's tokens before the first update of the step:
-    own samples always have them, peers' samples if the algorithm needs them (Needs.score_peers)."""
+    """The learner's log-probabilities of the reply's tokens before the first update of the step. Own
+    samples always have them, peers' samples if the algorithm needs them (Needs.score_peers)."""
     source_logprobs: tuple[float, ...] | None = None
-    """The source's log-probabilities of the reply's tokens, where its tokens are the learner's own;
-    only for algorithms with Needs("tokens")."""
+    """The source's log-probabilities of the same tokens; only for algorithms with Needs("tokens")."""
     advantage: float = 0.0
     weight: float = 1.0
-    """A peer's sample by its source: w(source, learner) for hacpo, v for overlap; 1 for an own one."""
+    """1 for own samples; for peers' w(source, learner) in hacpo, v in overlap."""
     finish: Finish = Finish.STOP
     truncated: bool = False
     """Only the beginning of a peer's reply that is too long for the learner."""
@@ -308,39 +297,34 @@ class Sample:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """What stands before the reply."""
         return self.token_ids[: self.loss_mask.index(1)] if 1 in self.loss_mask else ()
-
-
-Order = Literal["own_first", "peers_first", "mixed"]
-"""In which order a step's updates take own and peers' samples; mixed: both in each."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """One planned parameter update of a step (plan.py).
+    """One planned optimizer update of a step (training/plan.py).
 
     Example: Update(index=2, count=4, floor=0.85, part="peers", problems=("add-17-25", ...))
     """
 
     index: int
-    """m of the paper: updates planned before this one in the step."""
+    """m of the paper: the number of updates planned before this one in the step."""
     count: int
-    """U: updates planned in the step."""
+    """Number of updates planned in the step."""
     floor: float
-    """Lower end of the peers' trust interval at this update."""
+    """Lower end of the trust interval for peers' ratios at this update."""
     part: str
     """own, peers or mixed."""
     problems: tuple[str, ...]
-    """Whole groups, in seeded order."""
+    """In seeded order; an update takes whole groups."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of one micro-batch: B sequences, T reply tokens (padded right), and the divisors of
-    the whole minibatch, so that the losses of its micro-batches add up to the minibatch's loss.
+    """Tensors of one micro-batch: B sequences, T reply tokens (padded right). The counts are of the
+    whole minibatch, so that the losses of its micro-batches add up to the minibatch's loss.
 
-    Example: see tests/algorithms/test_losses.py, which builds some by hand.
+    Example: tests/algorithms/conftest.py builds some by hand.
     """
 
     logprobs_BT: Tensor
@@ -348,45 +332,41 @@ class MicroBatch:
     mask_BT: Tensor
     """1.0 for a reply token, 0.0 for padding."""
     behaviour_B: Tensor
-    """nan where the source had none."""
+    """The source's mean log-probability; nan where it published none."""
     old_logprobs_BT: Tensor | None
-    """nan in the rows of samples without; None where no sample of the micro-batch has any."""
+    """nan in rows of samples without them; None if no row has any."""
     ref_logprobs_BT: Tensor | None
-    """At the start weights; None unless the KL term is on and the minibatch has own samples."""
+    """At the start weights; None without KL term or without own samples in the minibatch."""
     advantage_B: Tensor
     weight_B: Tensor
     is_own_B: Tensor
-    """bool"""
-    num_samples: int
-    """Samples in the whole minibatch."""
+    """Boolean."""
+    num_samples: int  # of the whole minibatch, like the counts below
     num_own: int
-    """Own samples in the whole minibatch."""
-    num_tokens: int
-    """Reply tokens in the whole minibatch."""
+    num_tokens: int  # reply tokens
     num_own_tokens: int = 0
-    """Reply tokens of its own samples."""
     source_logprobs_BT: Tensor | None = None
-    """The source's log-probabilities of the same tokens; None unless the algorithm has
-    Needs("tokens")."""
+    """The source's log-probabilities of the same tokens; None without Needs("tokens")."""
 
     @property
     def mean_logprob_B(self) -> Tensor:
-        """Mean over each row's own tokens: log pi_k(y) / |y|."""
+        """Mean over each row's tokens: log pi_k(y) / |y|."""
         return (self.logprobs_BT * self.mask_BT).sum(1) / self.mask_BT.sum(1)
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss returns: a scalar with gradient and facts about it without. Tensors all of them: who
-    reads a value waits for the GPU, and the update does that once, at its end.
+    """The result of a loss. Values stay tensors: reading one waits for the GPU, and the update reads
+    all of them once, at its end.
 
     Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), used_B=tensor([True, False]))
     """
 
     loss: Tensor
+    """A scalar with gradient; the other fields have none."""
     ratio_B: Tensor
-    """s of every row, detached: kept for metrics and `hacrl samples`."""
+    """s of every row, for metrics and `hacrl samples`."""
     used_B: Tensor
-    """bool: rows whose gradient is not exactly zero because of a clip (advantage aside)."""
+    """Boolean: False for rows whose gradient a clip sets to exactly zero."""
     kl: Tensor | float = 0.0
-    """This micro-batch's share of the KL term's mean, before beta."""
+    """This micro-batch's part of the KL, before beta."""

@@ -435,7 +435,7 @@ def test_an_algorithm_by_import_path(tmp_path, monkeypatch) -> None:
     assert (changed.needs.updates, changed.settings.cap) == ("peers_first", 3.0)
     for name, words in (
         ("Half", "define loss in the class"),
-        ("Foreign", "Derive the class from hacrl.algorithms.Algorithm"),
+        ("Foreign", "derive it from hacrl.algorithms.Algorithm"),
         ("function", "is not an algorithm"),
         ("Missing", "has no 'Missing'"),
     ):

@@ -266,7 +266,7 @@ def test_means_are_over_the_rows_that_were_seen() -> None:
         pruned_backward=1,
     )
     capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
-    plan = Plan(1, (("mixed", 1),), (0.8,))
+    plan = Plan((("mixed", 1),), (0.8,))
     told = learning_metrics([(UPDATE, batch, report)], plan, capability, ("a", "b"), "a")
     wanted = {
         "pruned/forward": 2,

@@ -88,7 +88,7 @@ def test_learning_metrics_by_hand() -> None:
         (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),
         (Update(1, 2, 0.8, "peers", ("q",)), peers, reports[1]),
     ]
-    plan = Plan(1, (("own", 1), ("peers", 1)), (0.8, 0.8))
+    plan = Plan((("own", 1), ("peers", 1)), (0.8, 0.8))
     capability = Capability({("a", ""): 0.25, ("b", ""): 0.5})
     made = learning_metrics(done, plan, capability, ("a", "b"), "a")
     assert (made["peers/below_floor"], made["peers/above_one"], made["peers/used"]) == (
@@ -127,7 +127,7 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
             pruned_backward=0,
         )
 
-    plan = Plan(1, (("own", 2),), (0.8, 0.8))
+    plan = Plan((("own", 2),), (0.8, 0.8))
     done = [(Update(m, 2, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
     found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
     assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from hacrl.algorithms.base import Algorithm, AlgorithmSettings, Needs, Step
+from hacrl.algorithms.base import Algorithm as Algorithm
+from hacrl.algorithms.base import AlgorithmSettings as AlgorithmSettings
+from hacrl.algorithms.base import Needs as Needs
+from hacrl.algorithms.base import Step as Step
 from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
 from hacrl.algorithms.grpo import Grpo
@@ -16,17 +19,6 @@ from hacrl.algorithms.overlap import Overlap
 from hacrl.algorithms.sgt import Sgt
 from hacrl.errors import UserError
 from hacrl.importing import import_object
-
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "AlgorithmSettings",
-    "Needs",
-    "Step",
-    "algorithm_class",
-    "make_algorithm",
-    "make_settings",
-]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "hacpo": Hacpo,
@@ -44,21 +36,18 @@ def algorithm_class(name: str) -> type[Algorithm]:
     """Return the class of a built-in algorithm, or the one at an import path."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
+    field = f"algorithm.name = {name!r}"
     if ":" not in str(name):
         near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
         raise UserError(
-            f"algorithm.name = {name!r} is unknown"
-            f"{f'; did you mean {near[0]!r}?' if near else '.'} Choose one of: "
+            f"{field} is unknown{f'; did you mean {near[0]!r}?' if near else '.'} Choose one of: "
             f"{', '.join(ALGORITHMS)}; or give an import path like 'my_module:MyAlgorithm'."
         )
     found = import_object(name, "algorithm.name")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise UserError(
-            f"algorithm.name = {name!r} is not an algorithm. Derive the class from "
-            "hacrl.algorithms.Algorithm."
-        )
+        raise UserError(f"{field} is not an algorithm: derive it from hacrl.algorithms.Algorithm.")
     if missing := sorted(found.__abstractmethods__):
-        raise UserError(f"algorithm.name = {name!r}: define {' and '.join(missing)} in the class.")
+        raise UserError(f"{field}: define {' and '.join(missing)} in the class.")
     return found
 
 

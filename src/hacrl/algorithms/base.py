@@ -35,27 +35,21 @@ class Needs:
     samples whose source published a mean log-probability. tokens: samples with the source's token
     log-probabilities, from peers with the learner's vocabulary only."""
     score_peers: ScorePeers = "never"
-    """When the learner computes its own log-probabilities of peers' samples (`Sample.old_logprobs`):
-    of all samples before `credit`, or of those that `credit` keeps. Own samples always have them."""
+    """When the learner scores peers' samples (`Sample.old_logprobs`): all before `credit`, or those that
+    `credit` keeps. Own samples always have them."""
     updates: Updates = "own_first"
-    """How a step's samples become updates. own_first, peers_first: own and peers' samples have
-    separate updates. mixed: an update takes own and peers' samples of its problems. with_own: as many
-    updates as the learner would make alone; peers' samples join those of the same problem, and
-    problems with peers' samples only come last."""
+    """How samples become updates. own_first, peers_first: separate updates for own and peers' samples.
+    mixed: own and peers' samples of a problem in one update. with_own: as many updates as the learner
+    makes alone; peers' samples join them, and problems with peers' samples only come last."""
 
     def __post_init__(self) -> None:
         for field, kind in (("peers", Peers), ("score_peers", ScorePeers), ("updates", Updates)):
-            value, known = getattr(self, field), get_args(kind)
-            if value not in known:
-                raise UserError(
-                    f"Needs.{field} = {value!r} is unknown. Choose one of: {', '.join(known)}."
-                )
+            if (value := getattr(self, field)) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise UserError(f"Needs.{field} = {value!r} is unknown. Choose one of: {known}.")
 
     def include(self, what: Peers) -> bool:
-        """Whether peers' replies are needed at this level or a higher one.
-
-        Example: Needs("logprob").include("text") is True
-        """
+        """Whether peers' replies are needed at this level: Needs("logprob").include("text") is True."""
         levels = get_args(Peers)
         return levels.index(self.peers) >= levels.index(what)
 
@@ -66,9 +60,8 @@ class Step:
 
     learner: str
     samples: Sequence[Sample]
-    """The learner's training samples."""
     groups: Sequence[Group]
-    """Every problem with the replies of all agents, including those that became no sample."""
+    """All problems with the replies of all agents, including replies that became no sample."""
     capability: Capability
 
     @cached_property
@@ -99,8 +92,7 @@ class AlgorithmSettings(BaseModel):
     )
 
     name: str = "hacpo"
-    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, or an import path
-    `package.module:Class` of your own algorithm."""
+    """A name in ALGORITHMS, or the import path `package.module:Class` of your own algorithm."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
 
@@ -109,8 +101,7 @@ class PeerSettings(AlgorithmSettings):
     """For algorithms in which peers' samples have updates."""
 
     order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
-    """Order of a step's updates (open point; the published codes differ). auto: the algorithm's
-    default, mixed for overlap and own_first for the others."""
+    """Order of a step's updates (open point). auto: mixed for overlap, own_first for the others."""
 
 
 class FreeSettings(PeerSettings):
@@ -123,8 +114,8 @@ class FreeSettings(PeerSettings):
 class Algorithm(ABC):
     """Base class of all algorithms.
 
-    A row with advantage 0 is not trained on: the trainer may leave it out of the forward pass. So a
-    loss must add nothing for such a row (the KL term aside), nor may other rows depend on it.
+    A row with advantage 0 is not trained on: the trainer leaves it out of the forward pass. So a loss
+    must add nothing for such a row (except the KL term), and other rows must not depend on it.
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = FreeSettings
@@ -146,8 +137,8 @@ class Algorithm(ABC):
         return step.group(sample).rewards(sample.source)
 
     def credit(self, step: Step) -> list[Sample]:
-        """Return the step's samples with advantage and weight set, in their order. Samples left out
-        are not trained on. By default A = (R - mean) / (std + 1e-6) over `rewards`, and weight 1."""
+        """Return the samples to train on, with advantage and weight, in their order. By default
+        A = (R - mean) / (std + 1e-6) over `rewards`, and weight 1."""
         credited = []
         for sample in step.samples:
             rewards = self.rewards(step, sample)

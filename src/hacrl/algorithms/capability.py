@@ -9,7 +9,7 @@ Snapshots never change, so capability needs no checkpoint.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,47 +75,36 @@ def step_rewards(snapshot: Snapshot) -> StepRewards:
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     for group in snapshot.groups:
         for t in group.judged:
-            rewards[(t.agent, ALL_TASKS)].append(t.reward)
-            rewards[(t.agent, group.task)].append(t.reward)
+            rewards[t.agent, ALL_TASKS].append(t.reward)
+            rewards[t.agent, group.task].append(t.reward)
     return {key: sum(r) / len(r) for key, r in rewards.items()}
-
-
-def window_mean(newest_first: Sequence[float], window: int) -> float:
-    """Mean of the newest `window` values (eq. 9)."""
-    kept = newest_first[:window]
-    return sum(reversed(kept)) / len(kept)
 
 
 class CapabilityHistory:
     """Computes capability at any step and caches the mean rewards of each snapshot."""
 
-    def __init__(self, gather: Callable[[int], Snapshot], settings: CapabilitySettings) -> None:
-        """`gather` returns the snapshot of a step."""
-        self._gather, self.settings = gather, settings
+    def __init__(self, read: Callable[[int], Snapshot], settings: CapabilitySettings) -> None:
+        """`read` returns the snapshot of a step."""
+        self._read, self.settings = read, settings
         self._steps: dict[int, StepRewards] = {}
 
     def at(self, snapshot: Snapshot, members: Collection[str]) -> Capability:
         """Return the capabilities as of this snapshot. Steps are read backwards until every member has
         filled its window; a step without the member does not count for it."""
-        settings, by_task = self.settings, self.settings.capability_by == "task"
+        settings, window = self.settings, self.settings.capability_window
+        by_task = settings.capability_by == "task"
         self._steps.setdefault(snapshot.step, step_rewards(snapshot))
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
         newest = snapshot.step if settings.window_includes_step else snapshot.step - 1
-        for earlier in range(newest, -1, -1):
-            for key, mean in self._rewards(earlier).items():
-                if key[0] in members and len(found[key]) < settings.capability_window:
-                    found[key].append(mean)
-            filled = all(len(found[(m, ALL_TASKS)]) >= settings.capability_window for m in members)
+        for step in range(newest, -1, -1):
+            if step not in self._steps:
+                self._steps[step] = step_rewards(self._read(step))
+            for key, reward in self._steps[step].items():
+                if key[0] in members and len(found[key]) < window:
+                    found[key].append(reward)
+            filled = all(len(found[m, ALL_TASKS]) >= window for m in members)
             if filled and not by_task:  # a rare task may need older steps
                 break
-        values = {
-            key: window_mean(means, settings.capability_window)
-            for key, means in found.items()
-            if means
-        }
+        # Oldest first: the order of the sum is part of the result.
+        values = {key: sum(reversed(r)) / len(r) for key, r in found.items() if r}  # (9)
         return Capability(values, by_task, settings.ratio_min, settings.ratio_max)
-
-    def _rewards(self, step: int) -> StepRewards:
-        if step not in self._steps:
-            self._steps[step] = step_rewards(self._gather(step))
-        return self._steps[step]

@@ -7,14 +7,11 @@
     a peer's sample with A < 0 and KL(y) > kl_threshold is dropped: J = 0
     loss   = - mean over all tokens of the minibatch of J_t   [+ beta * KL to the start weights]
 
-KL(y) is the plain one-sample estimate of the KL divergence from source to learner, at the current
-weights. A dropped sample still counts in the divisor of the mean, like a clipped one.
-
-Unlike grpo: peers' samples, without pooling rewards, and a truncated weight instead of the clip for
-own and peers' samples: above the cap a token keeps the gradient of the cap. Unlike hacpo: token ids
-and their log-probabilities are exchanged, so samples of peers with another vocabulary are dropped
-(other_vocabulary). With one agent it is REINFORCE with grpo's advantages and this weight. An author's
-prompt whose rewards are all equal gives no signal.
+KL(y) is the one-sample estimate of the KL from source to learner at the current weights. A dropped
+sample still counts in the divisor, like a clipped one. Unlike grpo: peers' samples, and a truncated
+weight instead of the clip. Unlike hacpo: token ids and log-probabilities are exchanged, so samples of
+peers with another vocabulary are dropped (other_vocabulary). An author's prompt whose rewards are all
+equal gives no signal.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, Needs, PeerSettings
-from hacrl.algorithms.functional import add_kl, sequence_ratio
+from hacrl.algorithms.functional import loss_output, sequence_ratio
 from hacrl.types import LossOutput, MicroBatch, Update
 
 
@@ -49,6 +46,5 @@ class FTis(Algorithm):
         dropped_B = ~batch.is_own_B & (batch.advantage_B < 0) & far_B
         kept_B = batch.advantage_B.masked_fill(dropped_B, 0.0)
         objective_BT = weight_BT * kept_B.unsqueeze(1) * batch.logprobs_BT
-        loss = -objective_BT.sum() / batch.num_tokens
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        return LossOutput(loss, sequence_ratio(batch).detach(), ~dropped_B, kl)
+        loss, s_B = -objective_BT.sum() / batch.num_tokens, sequence_ratio(batch)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=~dropped_B)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hacrl.types import Group, MicroBatch, Status, Trajectory
+from hacrl.types import Group, LossOutput, MicroBatch, Status, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,14 +33,14 @@ def advantage(reward: float, baseline: float, rewards: Sequence[float]) -> float
     return (reward - baseline) / (deviation(rewards) + SMALL)
 
 
-def successes(group: Group, agent: str) -> tuple[int, int]:
-    """The number of the agent's right replies to the problem (status OK), and of its judged ones."""
-    found = [t.verdict.status for t in group.judged if t.agent == agent and t.verdict]
-    return found.count(Status.OK), len(found)
-
-
 def is_right(reply: Trajectory) -> bool:
     return reply.verdict is not None and reply.verdict.status is Status.OK
+
+
+def successes(group: Group, agent: str) -> tuple[int, int]:
+    """The number of the agent's right replies to the problem, and of its judged ones."""
+    found = [is_right(t) for t in group.judged if t.agent == agent]
+    return sum(found), len(found)
 
 
 def all_failed(group: Group, agent: str) -> bool:
@@ -54,30 +54,23 @@ def sequence_ratio(batch: MicroBatch) -> Tensor:
     return (batch.mean_logprob_B - batch.behaviour_B).exp()
 
 
-def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    """min(s A, clip(s, 1 - low, 1 + high) A)."""
-    return (ratio * advantage).minimum(ratio.clamp(1 - low, 1 + high) * advantage)
-
-
-def clip_leaves(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    """Where the clipped objective has a gradient: where min() does not choose the clipped term."""
+def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Return min(s A, clip(s, 1 - low, 1 + high) A), and where it has a gradient."""
+    objective = (ratio * advantage).minimum(ratio.clamp(1 - low, 1 + high) * advantage)
     lost = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
-    return ~lost
+    return objective, ~lost
 
 
-def kl_to_start(batch: MicroBatch) -> Tensor:
-    """This micro-batch's part of the KL to the start weights: a mean over the minibatch's own samples
-    of the mean over tokens of k3 = r - log r - 1 >= 0 with r = pi_start / pi, an unbiased estimate."""
-    assert batch.ref_logprobs_BT is not None
-    log_r_BT = (batch.ref_logprobs_BT - batch.logprobs_BT) * batch.mask_BT
-    k3_BT = (log_r_BT.exp() - log_r_BT - 1) * batch.mask_BT
-    k3_B = k3_BT.sum(1) / batch.mask_BT.sum(1)
-    return (k3_B * batch.is_own_B).sum() / max(batch.num_own, 1)
-
-
-def add_kl(loss: Tensor, batch: MicroBatch, beta: float) -> tuple[Tensor, Tensor | float]:
-    """Return loss + beta * KL and the KL. Without start log-probabilities: the loss as given and 0."""
-    if batch.ref_logprobs_BT is None:
-        return loss, 0.0
-    kl = kl_to_start(batch)
-    return loss + beta * kl, kl.detach()
+def loss_output(
+    loss: Tensor, batch: MicroBatch, beta: float, *, ratio_B: Tensor, used_B: Tensor
+) -> LossOutput:
+    """Add beta * KL to the start weights. The KL is a mean over the minibatch's own samples of the mean
+    over tokens of k3 = r - log r - 1 >= 0 with r = pi_start / pi, an unbiased estimate."""
+    kl: Tensor | float = 0.0
+    if batch.ref_logprobs_BT is not None:
+        log_r_BT = (batch.ref_logprobs_BT - batch.logprobs_BT) * batch.mask_BT
+        k3_BT = (log_r_BT.exp() - log_r_BT - 1) * batch.mask_BT
+        k3_B = k3_BT.sum(1) / batch.mask_BT.sum(1)
+        kl = (k3_B * batch.is_own_B).sum() / max(batch.num_own, 1)
+        loss, kl = loss + beta * kl, kl.detach()
+    return LossOutput(loss, ratio_B.detach(), used_B.detach(), kl)

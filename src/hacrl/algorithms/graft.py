@@ -12,14 +12,10 @@
 
 With more than two agents the exchange is computed for every pair, and a failed group is replaced by
 the candidate with most successes (ties: the first name). Every learner computes it from the step's
-snapshot, which holds all verdicts, so both sides get the same result without further messages.
-
-Unlike grpo: some groups are replaced. The failed own samples of such a prompt leave the loss: they
-have advantage 0 and would only enlarge the divisor. The updates are GRPO's in number and size, and
-those with peers' groups come last. w is fixed for the step, because it uses the old policy; a sample
-of weight 0 has no gradient but counts in the mean. If no sample of a peer's group could be made, the
-own group stays. With one agent, or where one direction has no candidate, it equals grpo. A prompt that
-both fail, or that the peer always solves, gives no signal.
+snapshot, which holds all verdicts. The updates are GRPO's in number and size, those with peers' groups
+come last. w uses the old policy, so it is fixed for the step; a sample of weight 0 has no gradient but
+counts in the mean. With one agent, or where one direction has no candidate, it equals grpo. A prompt
+that both fail, or that the peer always solves, gives no signal. See docs/rivals.md.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.functional import add_kl, all_failed, sequence_ratio, successes
+from hacrl.algorithms.functional import all_failed, loss_output, sequence_ratio, successes
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
 
@@ -97,5 +93,5 @@ class Graft(Grpo):
         objective_BT, used_B = self.objective(batch)
         weight_B = self.weight(batch)
         loss = -(weight_B.unsqueeze(1) * objective_BT).sum() / batch.num_tokens
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        return LossOutput(loss, sequence_ratio(batch).detach(), used_B & (weight_B > 0), kl)
+        s_B, used_B = sequence_ratio(batch), used_B & (weight_B > 0)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, AlgorithmSettings
-from hacrl.algorithms.functional import add_kl, clip_leaves, clipped, sequence_ratio
+from hacrl.algorithms.functional import clipped, loss_output, sequence_ratio
 from hacrl.types import LossOutput, MicroBatch, Update
 
 if TYPE_CHECKING:
@@ -38,13 +38,10 @@ class Grpo(Algorithm):
         assert batch.old_logprobs_BT is not None
         low, high = self.settings.token_epsilon_low, self.settings.token_epsilon_high
         ratio_BT = ((batch.logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT).exp()
-        advantage_B1 = batch.advantage_B.unsqueeze(1)
-        objective_BT = clipped(ratio_BT, advantage_B1, low, high) * batch.mask_BT
-        used_BT = clip_leaves(ratio_BT, advantage_B1, low, high) & (batch.mask_BT > 0)
-        return objective_BT, used_BT.any(1)
+        objective_BT, used_BT = clipped(ratio_BT, batch.advantage_B.unsqueeze(1), low, high)
+        return objective_BT * batch.mask_BT, (used_BT & (batch.mask_BT > 0)).any(1)
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         objective_BT, used_B = self.objective(batch)
-        loss = -objective_BT.sum() / batch.num_tokens
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        return LossOutput(loss, sequence_ratio(batch).detach(), used_B, kl)
+        loss, s_B = -objective_BT.sum() / batch.num_tokens, sequence_ratio(batch)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, AlgorithmSettings
-from hacrl.algorithms.functional import add_kl, clip_leaves, clipped, sequence_ratio
+from hacrl.algorithms.functional import clipped, loss_output, sequence_ratio
 from hacrl.types import LossOutput, MicroBatch, Update
 
 
@@ -33,8 +33,6 @@ class Gspo(Algorithm):
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)
-        objective_B = clipped(s_B, batch.advantage_B, low, high)
+        objective_B, used_B = clipped(s_B, batch.advantage_B, low, high)
         loss = -objective_B.sum() / batch.num_samples
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        used_B = clip_leaves(s_B, batch.advantage_B, low, high)
-        return LossOutput(loss, s_B.detach(), used_B.detach(), kl)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)

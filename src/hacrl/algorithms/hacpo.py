@@ -23,14 +23,7 @@ from pydantic import Field, model_validator
 
 from hacrl.algorithms.base import Algorithm, AlgorithmSettings, Needs, PeerSettings, Step
 from hacrl.algorithms.capability import Capability, CapabilitySettings
-from hacrl.algorithms.functional import (
-    add_kl,
-    advantage,
-    clip_leaves,
-    clipped,
-    mean,
-    sequence_ratio,
-)
+from hacrl.algorithms.functional import advantage, clipped, loss_output, mean, sequence_ratio
 from hacrl.algorithms.gspo import GspoSettings
 from hacrl.errors import UserError
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
@@ -40,25 +33,21 @@ class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
     alpha: float = Field(1.0, ge=0)
     """Exponent of the importance weight of peers, t * stopgrad(t)^alpha (eq. 12)."""
     floor: float = Field(0.8, gt=0, lt=1)
-    """Peers' ratios below it are clipped at the first update of a step: 1 - delta (eq. 13). The
-    paper's Table 5 prints this floor, 0.8 or 0.9, as delta."""
+    """Clip of peers' ratios below at the first update of a step: 1 - delta (eq. 13). The paper's Table
+    5 prints this floor, 0.8 or 0.9, as delta."""
     last_floor: float = Field(0.875, gt=0)
-    """The floor of the last planned update; the floors between rise in equal steps (eq. 14; with
-    four updates per step the default is the paper's delta_step of 0.025)."""
+    """Floor of the last planned update; floors rise in equal steps (eq. 14; the paper: 0.025)."""
     ceiling: float = Field(1.0, ge=1)
-    """Peers' ratios above it are clipped (eq. 13, 14: 1). Far above 1, with a floor near 0: no
-    clipping, for ablations."""
+    """Clip of peers' ratios above (eq. 13: 1). Far above 1, with a floor near 0: no clipping."""
     peer_advantage: Literal["learner", "source"] = "learner"
-    """Which advantage a peer's sample gets: the learner's A_k (both published codes) or the source's
-    A_j (eq. 10 as printed)."""
+    """Advantage of a peer's sample: the learner's A_k (published codes) or the source's A_j (eq. 10)."""
     capability_baseline: bool = True
-    """Scale every source's rewards to the learner's level in the baseline (eq. 7). Off: the plain
-    pooled mean, for ablations."""
+    """Scale each source's rewards to the learner's level in the baseline (eq. 7). Off: pooled mean."""
     capability_weight: bool = True
-    """Weight a peer's sample by w(source, learner) (eq. 10). Off: 1, for ablations."""
+    """Weight a peer's sample by w(source, learner) (eq. 10). Off: 1."""
     baseline_guard: bool = True
-    """A baseline above the verifier's largest reward falls back to the learner's own mean; otherwise
-    even a right answer would have a negative advantage (open point of eq. 7)."""
+    """A baseline above the largest reward falls back to the learner's own mean; otherwise even a right
+    answer would have a negative advantage (open point of eq. 7)."""
     normaliser: Literal["mean", "paper"] = "mean"
     """Mixed order only. mean: one mean over all samples. paper: own and peer sums each over the
     learner's own count (eq. 53), so with n > 2 agents peers count n - 1 times."""
@@ -68,8 +57,7 @@ class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
         if not self.floor <= self.last_floor < 1:
             raise ValueError(
                 f"the peers' floor must rise and stay below 1, but floor = {self.floor} and "
-                f"last_floor = {self.last_floor}: at 1 every peer sample would be clipped. "
-                "Set floor <= last_floor < 1, e.g. 0.8 and 0.875."
+                f"last_floor = {self.last_floor}. Set floor <= last_floor < 1, e.g. 0.8 and 0.875."
             )
         return self
 
@@ -83,9 +71,8 @@ class Hacpo(Algorithm):
         super().__init__(settings, reward_range)
         if reward_range[0] < 0:
             raise UserError(
-                f"hacpo needs rewards of at least 0 (capability is a ratio of mean rewards), but the "
-                f"verifier declares the range {reward_range}. Shift the rewards, or use "
-                "algorithm.name=naive."
+                f"hacpo needs rewards of at least 0, because capability is a ratio, but the verifier "
+                f"declares the range {reward_range}. Shift the rewards, or use algorithm.name=naive."
             )
         self.largest_reward = reward_range[1]
 
@@ -96,10 +83,8 @@ class Hacpo(Algorithm):
             return rewards[0]
         if not self.settings.capability_baseline:
             return mean(rewards)
-        scaled = [
-            capability.ratio(learner, t.agent, group.task) * t.reward for t in group.judged
-        ]  # (7)
-        mu = mean(scaled)  # (7)
+        levels = {t.agent: capability.ratio(learner, t.agent, group.task) for t in group.judged}
+        mu = mean([levels[t.agent] * t.reward for t in group.judged])  # (7)
         if self.settings.baseline_guard and mu > self.largest_reward:
             return mean(group.rewards(learner) or rewards)
         return mu
@@ -121,18 +106,14 @@ class Hacpo(Algorithm):
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)  # (11)
-        own_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
+        own_B, left_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
         t_B = s_B.clamp(update.floor, self.settings.ceiling)  # (13, 14)
         exponential_B = t_B * t_B.detach() ** self.settings.alpha  # (12)
         peer_B = exponential_B * batch.weight_B * batch.advantage_B  # (10, 50-52)
         objective_B = own_B.where(batch.is_own_B, peer_B)
-        loss = -objective_B.sum() / self._divisor(batch, update)  # (53)
-        loss, kl = add_kl(loss, batch, self.settings.beta)
+        paper = self.settings.normaliser == "paper" and update.part == "mixed" and batch.num_own
+        divisor = batch.num_own if paper else batch.num_samples  # (53)
         inside_B = (s_B >= update.floor) & (s_B <= self.settings.ceiling)
-        used_B = clip_leaves(s_B, batch.advantage_B, low, high).where(batch.is_own_B, inside_B)
-        return LossOutput(loss, s_B.detach(), used_B.detach(), kl)
-
-    def _divisor(self, batch: MicroBatch, update: Update) -> int:
-        if self.settings.normaliser == "paper" and update.part == "mixed" and batch.num_own:
-            return batch.num_own  # (53): own and peer sums each over the learner's own count
-        return batch.num_samples
+        used_B = left_B.where(batch.is_own_B, inside_B)
+        loss = -objective_B.sum() / divisor
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)

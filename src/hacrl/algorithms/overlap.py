@@ -12,45 +12,23 @@ Learner k, source j, N tokens of the reply in the learner's tokenizer. For a pro
     own:     J = min( s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A ), as gspo
     peers:   J = v * A * mean over tokens of log pi_k(y)
     loss   = - sum of J / number of own samples of the minibatch   [+ beta * KL, own samples only]
-             (an update without own samples divides by all samples: order = "own_first", "peers_first")
+             (an update without own samples divides by all samples)
 
-Ratio of whole texts. A strong agent's rare failures carry the gradient of a problem that it solves
-nine times in ten, but it sees about one in eight replies. A weak peer writes such failures often.
-Weighted by rho they stand for the learner's own distribution, and many samples of small weight
-estimate a rare event better than one sample of weight 1. The same holds for a weak agent's rare
-successes. hacpo's s is the N-th root of rho: a failure that the learner writes six times less often
-than the peer has s = 0.89 at 15 tokens and passes hacpo's floor with weight 0.79 instead of 0.17. A
-stronger learner's success has s slightly above 1, where hacpo's ceiling drops it. Peers' draws kept
-with probability min(1, rho) follow the minimum of the two densities: the overlap. No weight exceeds
-that of an own sample.
+The ratio is of whole texts, so that a peer's replies stand for the learner's own distribution: a weak
+peer shows a strong learner its rare failures, and a strong peer shows a weak learner its rare
+successes. The weighted mean keeps the advantages of a problem from having a negative sum where a weaker
+peer adds mostly failures. Where all own replies failed, gspo has no gradient, so a peer's success is
+imitated. The divisor leaves exactly gspo's gradient beside peers of weight 0. docs/rivals.md has the
+derivations.
 
-Baseline. Truncation at 1 removes most weight where the learner is likelier than the peer, which is
-on its successes. What remains of a weaker peer is mostly failures, and against the learner's own mean
-their advantages have a negative sum. Such a step makes the sampled texts less likely in total and
-spreads that probability over everything else; a strong agent beside a useless one lost accuracy by
-it. Against the weighted mean of all, the advantages of a problem sum to zero. Better peers raise that
-mean, and then the own mean stays: the sampled texts become likelier in total, and these are
-successes, which harmed no agent in docs/results.md.
-
-Follow. Where all own replies failed, gspo has no gradient (for rewards 0 and 1) and an unlikely
-success has v near 0, so the learner would not learn from a peer that solves the problem. Only there
-a success counts in full: imitation, not importance sampling.
-
-Divisor. With the number of own samples, a peer of weight 0 leaves exactly gspo's gradient. Divided by
-all samples, half of it would remain.
-
-Small weights. Where all own replies are alike and only peers differ, the deviation comes from peers
-alone, and their part of the gradient grows with the root of their weight: eight failures of v = 0.01
-beside eight own successes have a third of the pull of one own failure.
-
-Unlike hacpo: no capability, no floor, no ceiling, and order = "mixed" by default. It costs a forward
-pass over peers' samples before the first update. With one agent it equals gspo. No signal from a
-prompt whose rewards are all equal, nor from a reply truncated for the learner. In metrics and `hacrl
-samples` a peer's weight is v.
+Unlike hacpo: no capability, no floor, no ceiling, order = "mixed" by default, and a forward pass over
+peers' samples before the first update. With one agent it equals gspo. No signal from a prompt whose
+rewards are all equal, nor from a reply truncated for the learner.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
@@ -60,11 +38,10 @@ from pydantic import Field
 from hacrl.algorithms.base import Needs, PeerSettings, Step
 from hacrl.algorithms.functional import (
     SMALL,
-    add_kl,
     all_failed,
-    clip_leaves,
     clipped,
     is_right,
+    loss_output,
     mean,
     sequence_ratio,
 )
@@ -74,14 +51,11 @@ from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 class OverlapSettings(PeerSettings, GspoSettings):
     power: float = Field(1.0, ge=0, le=1)
-    """Exponent of the ratio of whole texts: 1 is the exact ratio, 0 gives every peer's sample weight
-    1."""
+    """Exponent of the ratio of whole texts: 1 is the exact ratio, 0 gives all samples weight 1."""
     ratio_tokens: int = Field(32, ge=1)
-    """The ratio of a longer reply is scaled to this number of tokens, because the exact ratio of a
-    long text is nearly always 0."""
+    """The ratio of a longer reply is scaled to this number of tokens; the exact one is nearly 0."""
     follow: bool = True
-    """Where all own replies to a problem failed, a peer's success has weight 1 even if it is very
-    unlikely to the learner. Off: it is weighted by its ratio too, for ablations."""
+    """Where all own replies to a problem failed, a peer's success has weight 1. Off: its ratio."""
 
 
 class Overlap(Gspo):
@@ -92,28 +66,27 @@ class Overlap(Gspo):
 
     def credit(self, step: Step) -> list[Sample]:
         weighted = [(s, v) for s in step.samples if (v := self.weight(step, s)) is not None]
-        peers: dict[str, list[tuple[float, float]]] = {}
-        for sample, v in weighted:
-            seen = peers.setdefault(sample.problem_id, [])
-            if not sample.is_own:
-                seen.append((step.reward(sample), v))
-        levels: dict[str, tuple[float, float]] = {}
+        peers: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for s, v in weighted:
+            if not s.is_own:
+                peers[s.problem_id].append((step.reward(s), v))
+        one_of = {s.problem_id: s for s, _ in weighted}
+        levels = {
+            p: level(step.group(s).rewards(step.learner), peers[p]) for p, s in one_of.items()
+        }
         credited = []
-        for sample, v in weighted:
-            if (problem := sample.problem_id) not in levels:
-                own = step.group(sample).rewards(step.learner)
-                levels[problem] = level(own, peers[problem])
-            b, spread = levels[problem]
-            a = (step.reward(sample) - b) / (spread + SMALL) if spread else 0.0
-            credited.append(replace(sample, advantage=a, weight=v))
+        for s, v in weighted:
+            b, spread = levels[s.problem_id]
+            a = (step.reward(s) - b) / (spread + SMALL) if spread else 0.0
+            credited.append(replace(s, advantage=a, weight=v))
         return credited
 
     def weight(self, step: Step, sample: Sample) -> float | None:
-        """Return v, or None for a peer's reply that is left out: a truncated one, or one to a problem
-        without a judged own reply."""
-        group, reply = step.group(sample), step.reply(sample)
+        """Return v, or None to leave out a peer's reply: a truncated one, or one to a problem without a
+        judged own reply."""
         if sample.is_own:
             return 1.0
+        group, reply = step.group(sample), step.reply(sample)
         if sample.truncated or not group.rewards(step.learner):
             return None
         if self.settings.follow and is_right(reply) and all_failed(group, step.learner):
@@ -128,13 +101,11 @@ class Overlap(Gspo):
         own_B, mean_B = batch.is_own_B, batch.mean_logprob_B
         # s of own rows only: nan or inf in a peer's row would reach the gradient of all rows.
         s_B = (mean_B - batch.behaviour_B.where(own_B, mean_B.detach())).exp()
-        mine_B = clipped(s_B, batch.advantage_B, low, high)
+        mine_B, left_B = clipped(s_B, batch.advantage_B, low, high)
         peer_B = batch.weight_B * batch.advantage_B * mean_B
         loss = -mine_B.where(own_B, peer_B).sum() / (batch.num_own or batch.num_samples)
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        left_B = clip_leaves(s_B, batch.advantage_B, low, high)
-        used_B = left_B.where(own_B, batch.weight_B > 0)
-        return LossOutput(loss, sequence_ratio(batch).detach(), used_B.detach(), kl)
+        ratio_B, used_B = sequence_ratio(batch), left_B.where(own_B, batch.weight_B > 0)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=ratio_B, used_B=used_B)
 
 
 def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -6,14 +6,10 @@
     lambda = imitation_weight
 
 Q is the number of prompts in the update, so the weight of y* does not depend on how many other
-prompts have one. With G samples per prompt, y* has about lambda * G times the pull of an own sample
-of advantage 1. y* is trained in the update of its prompt: the updates are GRPO's in number and size.
-
-Unlike grpo: only the added term. The failed own samples stay and have advantage 0. The method uses
-the peer's text and no log-probability of the source. A success is a reply with verdict OK. Among
-several that became samples, a hash of agent, step, problem and index chooses one, so no agent is
-preferred by its name. With one agent, or where no peer succeeds, it equals grpo. A prompt that all
-agents fail gives no signal.
+prompts have one. y* is trained in the update of its prompt: the updates are GRPO's in number and size.
+A success is a reply with verdict OK; a hash of agent, step, problem and index chooses among several.
+With one agent, or where no peer succeeds, it equals grpo. A prompt that all agents fail gives no
+signal. See docs/rivals.md.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.functional import add_kl, all_failed, is_right, sequence_ratio
+from hacrl.algorithms.functional import all_failed, is_right, loss_output, sequence_ratio
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.noise import stream_key
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
@@ -66,6 +62,5 @@ class Sgt(Grpo):
         grpo = -(objective_BT * own_B.unsqueeze(1)).sum() / max(batch.num_own_tokens, 1)
         nll_B = -batch.mean_logprob_B * batch.advantage_B * batch.weight_B
         loss = grpo + (nll_B * ~own_B).sum() / max(len(update.problems), 1)
-        loss, kl = add_kl(loss, batch, self.settings.beta)
-        ratio_B = sequence_ratio(batch).detach().nan_to_num(1.0)  # nan: no behaviour published
-        return LossOutput(loss, ratio_B, used_B | ~own_B, kl)
+        s_B = sequence_ratio(batch).nan_to_num(1.0)  # nan: no behaviour published
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B | ~own_B)
