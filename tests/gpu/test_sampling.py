@@ -8,6 +8,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 
 from hacrl.config import LoraSettings
 from hacrl.noise import gumbel_noise
+from hacrl.policy.attention import Rule
 from hacrl.policy.lora import add_adapter
 from hacrl.sampling import decode as decode_module
 from hacrl.sampling.base import Request
@@ -77,9 +78,8 @@ def test_attention_over_pages(heads, groups, size, splits, window, cap, dtype) -
     key = torch.randn(rows, heads, size, device="cuda", dtype=dtype)
     value = torch.randn_like(key)
     out = decode_attention(
-        query, key, value, keys, values, table, position,
-        scale=size**-0.5, window=window, cap=cap, splits=splits,
-    )  # fmt: skip
+        query, key, value, keys, values, table, position, Rule(size**-0.5, window, cap), splits
+    )
     for r in range(rows):
         n = int(position[r])
         k, v = (

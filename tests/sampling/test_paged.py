@@ -22,9 +22,7 @@ from hacrl.sampling.paged import PagedSampler
 from hacrl.sampling.transformers_cache import TransformersSampler, draw
 
 
-def torch_attention(
-    query, key, value, keys, values, table, position, *, scale, window, cap, splits
-):
+def torch_attention(query, key, value, keys, values, table, position, rule, splits):
     """decode_attention, row by row."""
     rows, heads, size = query.shape
     out = torch.empty_like(query)
@@ -34,10 +32,10 @@ def torch_attention(
         keys[page, :, offset], values[page, :, offset] = key[r], value[r]
         mine = table[r].long()
         k, v = (x[mine].transpose(0, 1).reshape(x.shape[1], -1, size) for x in (keys, values))
-        first = max(0, n + 1 - window) if window else 0
+        first = max(0, n + 1 - rule.window) if rule.window else 0
         k, v = (x[:, first : n + 1].repeat_interleave(heads // x.shape[0], 0) for x in (k, v))
-        scores = (k @ query[r].unsqueeze(2)).squeeze(2) * scale
-        scores = cap * torch.tanh(scores / cap) if cap else scores
+        scores = (k @ query[r].unsqueeze(2)).squeeze(2) * rule.scale
+        scores = rule.cap * torch.tanh(scores / rule.cap) if rule.cap else scores
         out[r] = (scores.softmax(1).unsqueeze(1) @ v).squeeze(1)
     return out
 

@@ -45,13 +45,11 @@ class Rows:
         self.token, self.position, self.key, self.index, self.limit, _ = self.state.numpy()
         self.request = np.zeros(rows, np.int64)
         """Number of the row's request."""
-        self.admission = np.zeros(rows, np.int64)
-        """Counts admissions; the newest rows are preempted first."""
         self.twin = np.arange(rows)
         """CPU only: the first row that starts from the same prefix in this step, else the row."""
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        for array in (*self.state.numpy(), self.request, self.admission):
+        for array in (*self.state.numpy(), self.request):
             array[targets] = array[sources]
 
 
@@ -88,18 +86,11 @@ class _DecodeAttention:
             self.splits *= 2
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        out_RHD = self.attention(
-            query[:, :, 0],
-            key[:, :, 0],
-            value[:, :, 0],
-            self.pages[layer, 0],
-            self.pages[layer, 1],
-            self.table_RP,
-            self.position_R,
-            scale=rule.scale,
-            window=rule.window,
-            cap=rule.cap,
-            splits=self.splits,
+        query, key, value = (x[:, :, 0] for x in (query, key, value))
+        keys, values = self.pages[layer, 0], self.pages[layer, 1]
+        table, position = self.table_RP, self.position_R
+        out_RHD: Tensor = self.attention(
+            query, key, value, keys, values, table, position, rule, self.splits
         )
         return out_RHD.unsqueeze(1)
 

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hacrl.policy.attention import Rule
+
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 MIX1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 MIX2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
@@ -123,10 +125,7 @@ def decode_attention(
     values: Tensor,
     table_RP: Tensor,
     position_R: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    cap: float | None,
+    rule: Rule,
     splits: int,
 ) -> Tensor:
     """Attention [R, H, D] of one new token per row over its pages; stores the token's key and value.
@@ -145,12 +144,12 @@ def decode_attention(
     _attend_kernel[(rows, heads, splits)](
         query_RHD, key_RKD, value_RKD, keys, values, table_RP, position_R,
         out, part_out, part_max, part_sum,
-        scale, window or 0, cap or 1.0,
+        rule.scale, rule.window or 0, rule.cap or 1.0,
         query_RHD.stride(0), query_RHD.stride(1), key_RKD.stride(0), key_RKD.stride(1),
         value_RKD.stride(0), value_RKD.stride(1), keys.stride(0), keys.stride(1), table_RP.stride(0),
         HEADS=heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         SIZE=size, SIZE_PAD=size_pad, PAGE=page, SPLITS=splits,
-        WINDOWED=window is not None, CAPPED=cap is not None,
+        WINDOWED=rule.window is not None, CAPPED=rule.cap is not None,
         num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
     if splits > 1:

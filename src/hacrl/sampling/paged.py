@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, Switch
@@ -49,6 +50,7 @@ class PagedSampler:
         self._attention = Switch(model)
         self._decoder: GraphDecoder | None = None
 
+    @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         """Replies in the order of the requests. Temperature 0 is greedy."""
         with self._attention.on():
@@ -112,7 +114,6 @@ class ContinuousBatch:
         self.prefixes: dict[int, Prefix] = {i: r.prompt_ids for i, r in enumerate(requests)}
         """Prompt, and partial reply after a preemption, of each waiting request."""
         self.waiting_for = Counter(self.prefixes.values())
-        self.admissions = 0
 
     def run(self) -> list[Reply]:
         while self.waiting or self.count:
@@ -149,9 +150,7 @@ class ContinuousBatch:
             rows.request[row], rows.key[row], rows.limit[row] = i, request.key, request.limit
             rows.token[row], rows.position[row] = prefix[-1], len(prefix) - 1
             rows.index[row] = self.lengths[i]
-            rows.admission[row] = self.admissions
             rows.twin[row] = first.setdefault(prefix, row)
-            self.admissions += 1
             self.count += 1
         if self.count > before:
             self.cache.prepare(self._upcoming_prefixes())
@@ -170,13 +169,13 @@ class ContinuousBatch:
                 yield prefix
 
     def _make_room(self, steps: int) -> None:
-        """Cache space for the next steps of every row; preempt the newest rows if there is none."""
+        """Cache space for the next steps of every row; preempt the shortest replies if there is none."""
         rows = self.rows
         while self.count:
             left_R = rows.limit[: self.count] - rows.index[: self.count]
             if self.cache.grow(rows.position[: self.count] + np.minimum(left_R, steps)):
                 return
-            self._preempt(int(rows.admission[: self.count].argmax()))
+            self._preempt(int(rows.index[: self.count].argmin()))
 
     def _preempt(self, row: int) -> None:
         """Free the row; its request waits again and continues after the tokens sampled so far."""

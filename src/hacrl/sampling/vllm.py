@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from hacrl.config import SamplerConfig, Table
+from hacrl.config_file import explain
 from hacrl.errors import RunStopped, UserError, describe
 from hacrl.policy.lora import merged_weights
 from hacrl.sampling.base import Reply, Request
@@ -242,11 +243,8 @@ def _parse_options(settings: SamplerConfig) -> VllmOptions:
     try:
         return VllmOptions.model_validate(settings.options)
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        known = ", ".join(VllmOptions.model_fields)
-        raise UserError(
-            f"sampler.options are not valid for vllm: {found}. Valid keys: {known}."
-        ) from error
+        found = explain(error, VllmOptions, settings.options, {})
+        raise UserError(f"sampler.options: {found}") from error
 
 
 def _named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
