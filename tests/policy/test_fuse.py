@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma3nTextConfig,
@@ -19,7 +18,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hacrl.policy import packing
 from hacrl.policy.batch import make_inputs
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.logprobs import LogProbs
@@ -230,48 +228,3 @@ def test_activations_may_be_functions() -> None:
     with fusion.on():
         fused = [mlp(hidden) for mlp in (one, two)]
     assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
-
-
-class Noting(TorchDispatchMode):
-    """Records copies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copied: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_):
-            self.copied.append(tuple(args[0].shape))
-        return func(*args, **(kwargs or {}))
-
-
-class KernelLike(torch.autograd.Function):
-    """Takes and returns tensors with tokens first, like the GPU kernel."""
-
-    @staticmethod
-    def forward(ctx, query, key, value):
-        assert all(t.is_contiguous() for t in (query, key, value))
-        ctx.save_for_backward(query, key, value)
-        return query * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        assert gradient.is_contiguous()
-        return tuple(torch.ones_like(t) for t in ctx.saved_tensors)
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_gradients_of_heads_are_not_copied(kind: str, monkeypatch) -> None:
-    """Around the kernel queries, keys and values change their axes without a copy."""
-    torch._dynamo.reset()
-    model = build(kind)
-    logprobs = LogProbs(model, 1.0)
-    monkeypatch.setattr(packing, "kernel_serves", lambda *_: True)
-    monkeypatch.setattr(packing, "varlen_attn", lambda q, k, v, *_, **__: KernelLike.apply(q, k, v))
-    logprobs.fusion = LearningFusion(model, Counting())
-    logprobs(rows((9, 7, 12))).sum().backward()  # compiles
-    total = logprobs(rows((9, 7, 12))).sum()
-    with Noting() as noting:
-        total.backward()
-    size = model.config.head_dim
-    assert not [s for s in noting.copied if len(s) > 2 and s[-1] == size], noting.copied

@@ -112,22 +112,6 @@ def test_sampler_and_trainer_agree(family: str, request) -> None:
 # ---------------------------------------------------------------- sampling
 
 
-def test_tokens_do_not_depend_on_rows_order_or_other_requests(llama: Path) -> None:
-    p = policy(llama)
-    asked = requests(p, 30)
-    whole = p.sampler.sample(asked, TEMPERATURE)
-    assert len({r.token_ids for r in whole}) > 20  # streams differ
-    for rows in (1, 7):
-        p.sampler.rows = rows
-        assert [r.token_ids for r in p.sampler.sample(asked, TEMPERATURE)] == [
-            r.token_ids for r in whole
-        ]
-    p.sampler.rows = 512
-    backwards = p.sampler.sample(asked[::-1], TEMPERATURE)[::-1]
-    assert [r.token_ids for r in backwards] == [r.token_ids for r in whole]
-    assert p.sampler.sample(asked[5:6], TEMPERATURE)[0].token_ids == whole[5].token_ids
-
-
 def test_limits_and_end_tokens(llama: Path) -> None:
     """Every reply ends at its limit or at an end token, which is its last and only one."""
     p = policy(llama)
@@ -184,15 +168,6 @@ def test_split_and_padding_do_not_change_loss_or_gradient(
     for key, gradient in gradients(whole).items():
         assert torch.allclose(gradient, gradients(split)[key], atol=1e-6, rtol=0)
     assert max(g.abs().max() for g in gradients(whole).values()) > 1e-3
-
-
-def test_gradient_checkpointing_changes_nothing(llama: Path) -> None:
-    plain, saving = policy(llama), policy(llama, gradient_checkpointing=True)
-    rows = samples(plain)
-    for p in (plain, saving):
-        p.update(rows, loss_of(), UPDATE)
-    for key, gradient in gradients(plain).items():
-        assert torch.allclose(gradient, gradients(saving)[key], atol=1e-6, rtol=0)
 
 
 def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hacrl.errors import first_line
 from hacrl.policy.batch import Inputs, make_inputs
 from hacrl.policy.fuse import LearningFusion, worth_fusing
 
@@ -130,10 +131,9 @@ def checked_fusion(logprobs: LogProbs, allowed: float) -> LearningFusion | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(
             "torch.compile of small operations failed; scoring and updates are about a third slower "
-            f"({reason})",
+            f"({first_line(error)})",
             stacklevel=2,
         )
         return None

@@ -9,7 +9,6 @@ compilation serves all layers), for any number of tokens.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -87,31 +86,13 @@ class LearningFusion(Fusion):
                 if kind not in products:
                     products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
-        self._rotary = {s: _token_first(f, self._fused(f)) for s, f in self.rotary.items()}
+        self._rotary = {s: self._fused(f) for s, f in self.rotary.items()}
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """The model uses the compiled modules inside the block."""
         with _instead(self._forward, self._rotary):
             yield
-
-
-def _token_first(rotary: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiled rotary function on the memory order batch, token, head, size. Models call it with
-    head before token; compiled code then copies the gradients of queries and keys into that order and
-    back."""
-    if "unsqueeze_dim" not in inspect.signature(rotary).parameters:
-        return compiled
-
-    def transposed(*given: Any, **named: Any) -> Any:
-        if named or len(given) != 4:  # an unusual call
-            return compiled(*given, **named)
-        query, key, cos, sin = given
-        query, key = (t.transpose(1, 2) for t in (query, key))
-        found = compiled(query, key, cos, sin, unsqueeze_dim=2)
-        return tuple(t.transpose(1, 2) for t in found)
-
-    return transposed
 
 
 def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:

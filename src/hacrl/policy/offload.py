@@ -191,10 +191,9 @@ class Offloader:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self._pinned = False
-                reason = first_line(error)
                 warnings.warn(
                     "offload: no pinned host memory left, using pageable memory; copies between host "
-                    f"and GPU are slower. Free host memory to avoid this ({reason}).",
+                    f"and GPU are slower. Free host memory to avoid this ({first_line(error)}).",
                     stacklevel=2,
                 )
         return torch.empty(size, dtype=torch.uint8)
