@@ -38,12 +38,12 @@ more."""
 
 def choose_fast_paths(logprobs: LogProbs) -> None:
     """Set `packs`, `shares` and `fusion`."""
-    half = logprobs.model.dtype != torch.float32
-    allowed = allowed_difference(logprobs) if half else EXACT
-    logprobs.packs = _packing_is_right(logprobs, allowed)
+    logprobs.packs, allowed = check_packing(logprobs)
     logprobs.shares = logprobs.packs and _sharing_is_right(logprobs, allowed)
     if logprobs.packs and worth_fusing(logprobs.model):
-        logprobs.fusion = checked_fusion(logprobs, max(allowed, COMPILED) if half else allowed)
+        logprobs.fusion = checked_fusion(
+            logprobs, allowed if allowed == EXACT else max(COMPILED, allowed)
+        )
 
 
 @torch.no_grad()
@@ -62,32 +62,23 @@ def head_is_plain(model: Any) -> bool:
     )
 
 
-def _can_pack(model: Any) -> bool:
-    """Only with transformers' default attention: an agent with another `attention` setting keeps it."""
-    name = getattr(model.config, "_attn_implementation", None)
-    return name == "sdpa" and getattr(model, "_supports_attention_backend", False)
-
-
 @torch.no_grad()
-def allowed_difference(logprobs: LogProbs) -> float:
-    """For half precision: from how much transformers' sdpa differs from its eager attention."""
-    if not _can_pack(logprobs.model):
-        return ROUNDED
-    inputs = trial_inputs(logprobs.model)
+def check_packing(logprobs: LogProbs) -> tuple[bool, float]:
+    """Compare packed sequences with padded ones under eager attention: (whether packing is right, the
+    difference that rounding explains in this model)."""
+    model = logprobs.model
+    half = model.dtype != torch.float32
+    allowed = ROUNDED if half else EXACT
+    # Only with transformers' default attention: an agent with another `attention` setting keeps it.
+    name = getattr(model.config, "_attn_implementation", None)
+    if name != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return False, allowed
+    inputs = trial_inputs(model)
     with logprobs.switch.on("eager"):
         eager_M = logprobs.of_tokens(inputs)[0]
-    rounding = difference(logprobs.of_tokens(inputs)[0], eager_M)
-    return min(max(ROUNDED, SLACK * rounding), MISTAKEN)
-
-
-@torch.no_grad()
-def _packing_is_right(logprobs: LogProbs, allowed: float) -> bool:
-    """Compares packed sequences with padded ones under eager attention."""
-    if not _can_pack(logprobs.model):
-        return False
-    inputs = trial_inputs(logprobs.model)
-    with logprobs.switch.on("eager"):
-        padded_M = logprobs.of_tokens(inputs)[0]
+    if half:
+        rounding = difference(logprobs.of_tokens(inputs)[0], eager_M)  # sdpa is the same function
+        allowed = min(max(ROUNDED, SLACK * rounding), MISTAKEN)
     logprobs.packs = True
     try:
         packed_M = logprobs.of_tokens(inputs)[0]
@@ -96,11 +87,11 @@ def _packing_is_right(logprobs: LogProbs, allowed: float) -> bool:
         TypeError,
         KeyError,
     ):  # the model does not pass its attention settings on
-        return False
+        return False, allowed
     finally:
         logprobs.packs = False
     consequence = "packed sequences disabled for this model, rows are padded (slower)"
-    return is_close(packed_M, padded_M, allowed, consequence)
+    return is_close(packed_M, eager_M, allowed, consequence), allowed
 
 
 @torch.no_grad()

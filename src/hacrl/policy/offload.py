@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -69,12 +68,8 @@ def on_device(device: torch.device) -> list[Offloader]:
     return [o for o in _offloaders if (o.device.type, o.device.index or 0) == wanted]
 
 
-@dataclass(frozen=True)
-class Movable:
-    """A tensor and how to replace it by a copy elsewhere.
-
-    Example: Movable("master/lm_head.weight", tensor, put) with put(copy)
-    """
+class Movable(NamedTuple):
+    """A tensor and a function that replaces it by a copy elsewhere."""
 
     name: str
     tensor: Tensor
