@@ -145,14 +145,14 @@ def test_others_go_on_without_a_lost_member_and_it_catches_up(
     finally:
         process.kill()
     run = RunDirectory.open(place)
-    cuts, rows, _ = facts(run, steps)
-    alone = [cut.step for cut in cuts if cut.members == ("wren",)]
-    both = [cut.step for cut in cuts if cut.members == ("wren", "finch")]
+    snapshots, rows = facts(run, steps)
+    alone = [s.step for s in snapshots if s.members == ("wren",)]
+    both = [s.step for s in snapshots if s.members == ("wren", "finch")]
     assert len(alone) >= 3 and len(alone) + len(both) == steps
     assert min(both) < min(alone) and max(both) > max(alone)  # it left and came back
     trained = [row for row in run.metrics() if row["kind"] == "train"]
     counted = {(row["step"], row["agent"]) for row in trained}
-    assert len(trained) == len(counted) == 2 * steps  # every cut learned once by both
+    assert len(trained) == len(counted) == 2 * steps  # every snapshot learned once by both
     for row in trained:
         missed = row["agent"] == "finch" and row["step"] in alone
         assert bool(row.get("absent")) == missed
