@@ -1,10 +1,11 @@
-"""Plain text <-> ids for one tokenizer, with every control token read as plain text.
+"""Plain text <-> ids for one tokenizer, with control tokens switched off.
 
-This is the lower half of render.py: it keeps the rendering law
+The lower half of render.py, without chat templates and turns. Ids of a text after a prompt follow the
+rendering law
 
     decode(prompt + ids) == decode(prompt) + text,   no control token among ids,
 
-or says None. It knows nothing of chat templates or turns.
+or are None.
 """
 
 from __future__ import annotations
@@ -16,47 +17,51 @@ from tokenizers import AddedToken, Tokenizer
 Ids = tuple[int, ...]
 
 _ANCHORS = ("", "\n", "=", ".", "0", "a")
-"""Texts tried before a reply to keep SentencePiece from adding or stripping its first space."""
+"""Texts put before a reply, so that SentencePiece neither adds nor strips its first space."""
 _REPLACEMENT = "\ufffd"
 _CACHE = 4096
 
 
 class LiteralCoder:
-    """A second head on a tokenizer's vocabulary. The model behind it is shared, not copied, and no
-    padding or truncation set on the tokenizer reaches it.
+    """A copy of a tokenizer that reads control tokens as plain text. It shares the vocabulary with
+    the original, but not its padding and truncation settings.
 
-    Example: LiteralCoder(backend, control={0, 2}).continuation((5, 6), "</s>") == (91, 8, 92)
+    Example: LiteralCoder(backend, control={0, 2}).continuations([((5, 6), "</s>")]) == [(91, 8, 92)]
     """
 
     def __init__(self, backend: Tokenizer, control: Iterable[int]) -> None:
         self.control = frozenset(control)
-        """Ids that text never becomes."""
+        """Ids that never come from text."""
         added = backend.get_added_tokens_decoder()
         self._head = _literal_head(backend, added, self.control)
         size = self._head.get_vocab_size(with_added_tokens=False)
         self._max_id = max([size - 1, *added])
         self._decoded: dict[Ids, str] = {}
-        self._anchors = self._order_anchors()
+        # The plain encoding first, unless it breaks the rendering law for a single letter.
+        before = self.encode("a")
+        plain = self.decode(before + self.encode("x")) == self.decode(before) + "x"
+        self._anchors = _ANCHORS if plain else (*_ANCHORS[1:], "")
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text that stands alone."""
         return self._head.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, control tokens written out."""
         return self._head.decode(list(ids), skip_special_tokens=False)
 
     def encode_behind(self, texts: Sequence[str], anchor: str) -> list[Ids | None]:
-        """Encode each text behind `anchor` and take the anchor's ids off again; None where the two
-        run together."""
+        """Encode each text behind `anchor` and remove the anchor's ids; None where a token spans
+        both."""
         head = self.encode(anchor) if anchor else []
-        encoded = self._head.encode_batch_fast(
-            [anchor + t for t in texts], add_special_tokens=False
-        )
-        rows = [e.ids for e in encoded]  # a copy each time it is asked for
+        behind = [anchor + text for text in texts]
+        encoded = self._head.encode_batch_fast(behind, add_special_tokens=False)
+        rows = [e.ids for e in encoded]  # `ids` copies on every access
         return [tuple(ids[len(head) :]) if ids[: len(head)] == head else None for ids in rows]
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], str]]) -> list[Ids | None]:
-        """Each (prompt ids, text): the text's ids after that prompt, None where the law cannot be
-        kept."""
+        """For each (prompt ids, text): the ids of the text after that prompt, or None if this
+        tokenizer cannot follow the rendering law."""
         work = [(tuple(p), t) for p, t in pairs]
         before = self._decode_prompts([p for p, _ in work])
         result: list[Ids | None] = [None] * len(work)
@@ -74,10 +79,9 @@ class LiteralCoder:
         return result
 
     def texts(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[str, bool]]:
-        """Each (prompt ids, reply ids): the reply's text, and whether it carries the ids.
-
-        It does not when there is a control token or an id without text among them, when a
-        character is cut, or when the tokenizer itself cannot encode the text back.
+        """For each (prompt ids, reply ids): the reply's text, and whether the text reproduces the
+        reply. It does not if the ids contain a control token or an id without text, if a character
+        is incomplete, or if the tokenizer cannot encode the text.
         """
         work = [(tuple(p), tuple(r)) for p, r in pairs]
         before = self._decode_prompts([p for p, _ in work])
@@ -90,15 +94,15 @@ class LiteralCoder:
         again = self.continuations((p, t) for (p, _), t in zip(work, replies, strict=True))
         result = []
         for (_, ids), ok, reply, encoded in zip(work, clean, replies, again, strict=True):
-            carries = ok and encoded is not None and self._is_plain(ids)
-            if _REPLACEMENT in reply:
-                # A cut character decodes to the same sign as a written one: only the ids tell.
-                carries = carries and encoded == ids
-            result.append((reply, carries))
+            # Ids beyond _max_id only pad the embedding and have no text.
+            plain = self.control.isdisjoint(ids) and max(ids, default=0) <= self._max_id
+            # An incomplete character decodes to U+FFFD, like a real U+FFFD: compare the ids.
+            complete = _REPLACEMENT not in reply or encoded == ids
+            result.append((reply, ok and encoded is not None and plain and complete))
         return result
 
     def shorten(self, prompt_ids: Sequence[int], token_ids: Sequence[int], limit: int) -> Ids:
-        """The first `limit` ids or a few less, so that no character is cut."""
+        """The first `limit` ids, or a few less so that the last character is complete."""
         prompt, ids = tuple(prompt_ids), tuple(token_ids)
         whole = self.decode(prompt + ids)
         for length in range(min(limit, len(ids)), 0, -1):
@@ -106,15 +110,11 @@ class LiteralCoder:
                 return ids[:length]
         return ()
 
-    def _is_plain(self, ids: Ids) -> bool:
-        """Neither a control token nor an id without text (rows that only pad an embedding)."""
-        return self.control.isdisjoint(ids) and (not ids or max(ids) <= self._max_id)
-
     def _decode_batch(self, rows: Sequence[Ids]) -> list[str]:
         return self._head.decode_batch([list(r) for r in rows], skip_special_tokens=False)
 
     def _decode_prompts(self, prompts: Sequence[Ids]) -> list[str]:
-        """Samples come in groups: each prompt is decoded once."""
+        """Decode prompts with a cache: many samples have the same prompt."""
         new = [p for p in dict.fromkeys(prompts) if p not in self._decoded]
         if len(self._decoded) + len(new) > _CACHE:
             self._decoded.clear()
@@ -122,27 +122,15 @@ class LiteralCoder:
         self._decoded.update(zip(new, self._decode_batch(new), strict=True))
         return [self._decoded[p] for p in prompts]
 
-    def _order_anchors(self) -> tuple[str, ...]:
-        """The plain encoding first, unless it breaks the law for the simplest of texts."""
-        context = self.encode("a")
-        plain = self.decode(context + self.encode("x")) == self.decode(context) + "x"
-        return _ANCHORS if plain else (*_ANCHORS[1:], "")
-
 
 def _literal_head(
     backend: Tokenizer, added: dict[int, AddedToken], control: frozenset[int]
 ) -> Tokenizer:
-    """Told to, a tokenizer reads as text exactly the tokens marked special: so here exactly the
-    control tokens are marked."""
+    """A tokenizer with exactly the control tokens marked special; `encode_special_tokens` makes it
+    read special tokens as plain text."""
+    options = ("single_word", "lstrip", "rstrip", "normalized")
     tokens = [
-        AddedToken(
-            t.content,
-            single_word=t.single_word,
-            lstrip=t.lstrip,
-            rstrip=t.rstrip,
-            normalized=t.normalized,
-            special=i in control,
-        )
+        AddedToken(t.content, **{o: getattr(t, o) for o in options}, special=i in control)
         for i, t in sorted(added.items())
     ]
     head = Tokenizer(backend.model)
@@ -151,7 +139,7 @@ def _literal_head(
             setattr(head, part, getattr(backend, part))
     head.add_tokens(tokens)
     if any(head.token_to_id(t.content) != i for i, t in added.items()):
-        # Ids with gaps: only the written form keeps them, at the price of a copy.
+        # Ids with gaps: only a full copy keeps them.
         head = Tokenizer.from_str(backend.to_str())
         head.no_padding()
         head.no_truncation()

@@ -1,18 +1,12 @@
-"""Text <-> ids for one agent: the only room that knows chat templates and special tokens.
+"""Text <-> ids for one agent: the only module that knows chat templates and special tokens.
 
-The rendering law (see views.py for its use): a reply is rendered as a *continuation* of the prompt,
+It follows the rendering law of hacrl/text/__init__.py. literal.py encodes and decodes; this module adds
+the turns around it.
 
-    decode(prompt + ids) == decode(prompt) + text,
-
-and no control token is ever made from text. Where a tokenizer cannot keep the law the answer is
-None and the caller drops the sample; a text is never changed to fit. The law itself is kept by
-literal.py; here are the turns around it.
-
-A control token is one the tokenizer marks as special, an end token, one with the shape of a marker
-(`<|...|>`, `[INST]`, `<unused7>`: some tokenizers forget to mark these), or one that the chat
-template puts around a user's turn. Other added tokens (runs of white space, `<think>`) are
-ordinary words with an id of their own: they are written by the model, shared as text, and read
-back as the same token.
+A control token is a token that the tokenizer marks as special, an end token, a token that looks like
+a marker (`<|...|>`, `[INST]`, `<unused7>`: some tokenizers do not mark these), or one that the chat
+template puts around a user turn. Other added tokens (runs of white space, `<think>`) are ordinary
+words: published as text, read back as the same token.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,43 +39,38 @@ TEMPLATES: dict[str, str] = {
         "{% endfor %}"
         "{% if add_generation_prompt %}Answer:{% endif %}"
     ),
-    # The messages alone, a line each: the task's prompt text does all the work.
+    # Only the messages, one per line.
     "bare": "{% for m in messages %}{{ m['content'] }}\n{% endfor %}",
 }
-"""Templates that a config may name instead of writing jinja."""
+"""Templates that a config can name instead of jinja text."""
 
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]|<(unused|reserved)[^>]*>")
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
-"""Private-use characters that hold the place of control strings while a template is rendered."""
+"""Private-use characters around placeholders for control strings while a template is rendered."""
 _DAY = datetime(2024, 7, 26)
-"""Today, for templates that write the date: a prompt must not change with the day of the run."""
-_CACHE = 4096
+"""The date for templates that write one: a prompt must not change with the day of the run."""
 
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """How an agent likes to be asked.
+    """How an agent is prompted.
 
     Example: RenderSettings(system="Be brief.", template="plain", reply_start=" The answer is")
     """
 
     system: str | None = None
-    """Put before the problem's messages."""
+    """System message before the problem's messages."""
     template: str | None = None
-    """A name of TEMPLATES or jinja text; None takes the tokenizer's own chat template."""
+    """A name of TEMPLATES or jinja text; None: the tokenizer's chat template."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
-    """Passed on to the template, e.g. {"enable_thinking": False}."""
+    """Arguments of the template, e.g. {"enable_thinking": False}."""
     reply_start: str = ""
-    """A begun reply: part of the prompt, continued by the model."""
+    """Beginning of the reply: part of the prompt, continued by the model."""
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model folder or hub name.
-
-    A `tokenizer.json` is taken at its word: the class named in the config may rebuild the
-    pipeline by its own rules (transformers 5 reads DeepSeek's byte-level file as a SentencePiece
-    one and loses every space).
-    """
+    """Load the tokenizer of a model folder or hub name. A `tokenizer.json` is loaded without the
+    class named in the config: transformers 5 would read DeepSeek's file as a SentencePiece one."""
     path = Path(model)
     if path.is_dir() and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
         raise UserError(
@@ -94,14 +83,14 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Any
                 return PreTrainedTokenizerFast.from_pretrained(str(model))
             except (OSError, ValueError):
                 if path.is_dir():
-                    raise  # a hub name may still have other files
+                    raise  # on the hub there may be other files
         return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as problem:
-        raise UserError(f"tokenizer of {str(model)!r} does not load: {problem}") from problem
+        raise UserError(f"tokenizer of {str(model)!r} cannot be loaded: {problem}") from problem
 
 
 class Renderer:
-    """One agent's way between text and ids.
+    """Prompts and replies of one agent as token ids.
 
     Example: Renderer(load_tokenizer("Qwen/Qwen3-1.7B"), RenderSettings()).prompt(problem.messages)
     """
@@ -114,8 +103,8 @@ class Renderer:
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise UserError(
-                f"tokenizer {type(tokenizer).__name__} is not a fast tokenizer, which hacrl needs "
-                "for exact control of special tokens: convert it and save a tokenizer.json"
+                f"tokenizer {type(tokenizer).__name__} is not a fast tokenizer, which hacrl needs to "
+                "control special tokens: convert it and save a tokenizer.json"
             )
         self.tokenizer = tokenizer
         self.settings = settings or RenderSettings()
@@ -126,7 +115,7 @@ class Renderer:
         self.end_ids: Ids = self._find_end_ids(end_ids)
         pad = tokenizer.pad_token_id
         self.pad_id: int = int(pad) if pad is not None else self.end_ids[0]
-        """Only for filling: rows are masked by length, so pad may equal an end token."""
+        """Rows are masked by length, so the pad token may equal an end token."""
         control = self._find_control()
         self._coder = LiteralCoder(self._backend, control)
         self._markers = {self._added[i].content: i for i in control if i in self._added}
@@ -134,31 +123,22 @@ class Renderer:
         self._marker_pattern = re.compile("|".join(map(re.escape, longest_first)) or "$^")
         if self._marker_pattern.search(self.settings.reply_start):
             raise UserError(
-                f"reply_start {self.settings.reply_start!r} contains a control token: write the "
-                "turn's frame into `template` instead"
+                f"reply_start {self.settings.reply_start!r} contains a control token: write it "
+                "into `template` instead"
             )
         self._bos = self._find_bos()
-        self._prompts: dict[tuple[Message, ...], Ids] = {}
-
-    # ---------------------------------------------------------------- prompts
+        self._cached_prompt = lru_cache(maxsize=4096)(self._render_prompt)
 
     def prompt(self, messages: Sequence[Message]) -> Ids:
-        """System text, messages and begun reply as ids, BOS once if it is wanted at all.
-
-        Control tokens written out inside a message stay plain text.
-        """
-        key = tuple(messages)
-        if key not in self._prompts:
-            if len(self._prompts) >= _CACHE:
-                self._prompts.clear()
-            self._prompts[key] = self._render_prompt(key)
-        return self._prompts[key]
+        """The ids of system text, messages and `reply_start`, with at most one BOS. Control tokens
+        written inside a message stay plain text."""
+        return self._cached_prompt(tuple(messages))
 
     def _render_prompt(self, messages: tuple[Message, ...]) -> Ids:
         turns = [{"role": m.role, "content": m.content} for m in messages]
         if self.settings.system is not None:
             system = self.settings.system
-            if turns and turns[0]["role"] == "system":  # a task's own comes after the agent's
+            if turns and turns[0]["role"] == "system":  # the agent's system text, then the task's
                 system = f"{system}\n\n{turns.pop(0)['content']}"
             turns.insert(0, {"role": "system", "content": system})
         hidden: list[str] = []
@@ -171,7 +151,7 @@ class Renderer:
         return ids
 
     def _hide(self, content: str, hidden: list[str]) -> str:
-        """Replace control strings by placeholders; the strings go to `hidden`."""
+        """Replace control strings by placeholders and append them to `hidden`."""
 
         def swap(match: re.Match[str]) -> str:
             hidden.append(match.group())
@@ -180,10 +160,10 @@ class Renderer:
         return self._marker_pattern.sub(swap, content)
 
     def _encode_hidden(self, text: str, hidden: list[str]) -> Ids:
-        """Encode a rendered prompt whose messages contained control strings.
+        """Encode a rendered prompt whose messages contain control strings.
 
-        Only what is *not* hidden may be a control token. The text is cut at those, as the
-        tokenizer itself would, and each stretch in between is encoded with them switched off.
+        Only control strings of the template become control tokens. The text is split at them, as
+        the tokenizer does, and each stretch between them is encoded as plain text.
         """
         ids: list[int] = []
         start, strip = 0, False
@@ -204,27 +184,23 @@ class Renderer:
     def _encode_stretch(self, text: str, *, first: bool) -> Sequence[int]:
         """Plain text between control tokens, as the tokenizer splits it there."""
         ids: Sequence[int] = self._coder.encode(text)
-        # Some tokenizers add their first space at the very start only, others after every
-        # control token: look at what this one does with a harmless letter.
+        # Some tokenizers add a space only at the start of a text, others after every control
+        # token: test with a letter.
         marker = next(iter(self._markers))
         if not first and self._encode(marker + "x")[1:] != tuple(self._coder.encode("x")):
             ids = self._coder.encode_behind([text], "a")[0] or ids
         if self._coder.control.isdisjoint(ids) or len(text) == 1:
             return ids
-        # A unigram model may find a control token's piece in plain letters: so one by one.
+        # A unigram model may find a control token in plain letters: encode letter by letter.
         done = [*self._encode_stretch(text[0], first=first)]
         for letter in text[1:]:
             done += self._coder.continuations([(done, letter)])[0] or self._coder.encode(letter)
         return done
 
     def _encode(self, text: str) -> Ids:
-        """The tokenizer's own encoding, control tokens parsed, nothing added."""
-        # verbose: no warning about lengths, which are the views' business.
-        return tuple(
-            self.tokenizer.encode(
-                text, add_special_tokens=False, split_special_tokens=False, verbose=False
-            )
-        )
+        """The tokenizer's encoding: control tokens parsed, none added, no warning about length."""
+        options = {"add_special_tokens": False, "split_special_tokens": False, "verbose": False}
+        return tuple(self.tokenizer.encode(text, **options))
 
     def _apply(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         try:
@@ -238,35 +214,35 @@ class Renderer:
         except jinja2.TemplateError as problem:
             roles = [t["role"] for t in turns]
             raise UserError(
-                f"chat template refuses the messages with roles {roles}: {problem}. "
-                "Drop `system` if it knows no system turn, or give another `template`"
+                f"the chat template rejects messages with the roles {roles}: {problem}. Remove "
+                "`system` if the template has no system turn, or set another `template`"
             ) from problem
 
-    # ---------------------------------------------------------------- replies
-
     def text(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[str, bool]:
-        """The reply without its end token, and whether the text carries the ids (`shareable`)."""
+        """The reply without its end token, and whether the text reproduces the reply (`shareable`)."""
         return self.texts([(prompt_ids, token_ids)])[0]
 
     def texts(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[str, bool]]:
-        """`text` for many (prompt ids, reply ids) at once, which is much quicker."""
-        return self._coder.texts((p, self._without_end(tuple(r))) for p, r in pairs)
+        """`text` for many (prompt ids, reply ids) at once, which is much faster."""
+        return self._coder.texts(
+            (p, r[:-1] if r and r[-1] in self.end_ids else r) for p, r in pairs
+        )
 
     def continuation(self, prompt_ids: Sequence[int], text: str) -> Ids | None:
-        """A peer's text in my tokens, after this prompt; None where the law cannot be kept."""
+        """The ids of a peer's text after this prompt; None if the rendering law cannot be kept."""
         return self.continuations([(prompt_ids, text)])[0]
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], str]]) -> list[Ids | None]:
-        """`continuation` for many (prompt ids, text) at once, which is much quicker."""
+        """`continuation` for many (prompt ids, text) at once, which is much faster."""
         return self._coder.continuations(pairs)
 
     def shorten(self, prompt_ids: Sequence[int], token_ids: Sequence[int], limit: int) -> Ids:
-        """The first `limit` ids of a reply or a few less, so that no character is cut."""
+        """The first `limit` ids of a reply, or a few less so that the last character is complete."""
         return self._coder.shorten(prompt_ids, token_ids, limit)
 
     def end_token(self, rollouts: Iterable[Rollout]) -> int:
-        """The end token for peers' replies: the one my own rollouts end with most often (ties: the
-        smaller id), else the chat template's, else the tokenizer's."""
+        """The end token for peers' replies: the most frequent one of the learner's own rollouts (ties:
+        the smaller id), else the chat template's, else the tokenizer's."""
         seen = Counter(
             r.completion.token_ids[-1]
             for r in rollouts
@@ -282,26 +258,21 @@ class Renderer:
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """Equal for equal vocabulary, merges and added tokens: the test for the same tokenizer."""
+        """Equal for tokenizers with equal vocabulary, merges and added tokens."""
         spec = self._backend.to_str()
         digest = hashlib.sha256(spec[spec.index('"model":{') :].encode())
         for i, token in sorted(self._added.items()):
             digest.update(f"\n{i} {token.content} {int(token.special)}".encode())
         return f"sha256:{digest.hexdigest()}"
 
-    def _without_end(self, ids: Ids) -> Ids:
-        return ids[:-1] if ids and ids[-1] in self.end_ids else ids
-
-    # ---------------------------------------------------------------- set-up
-
     def _find_template_end(self) -> int | None:
-        """The token the template writes right after a finished reply, if it writes one."""
+        """The token that the template writes directly after a finished reply, if any."""
         probe = "zqxj"
         turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": probe}]
         try:
             text = self._apply(turns, add_generation_prompt=False)
         except UserError:
-            return None  # a template for one question only
+            return None  # the template has no assistant turn
         after = text.rpartition(probe)[2] if probe in text else ""
         first = self._encode(after)[:1] if after else ()
         return next((i for i in first if i in self._added and not after[0].isspace()), None)
@@ -310,13 +281,12 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         ends = list(given) if given else ([eos] if eos is not None else [])
         if self._template_end is not None:
-            # Counts even where a generation config forgets it: base models with a chat template
-            # name another token.
+            # The generation config of a base model may not list it.
             ends.append(self._template_end)
         if not ends:
             raise UserError(
-                "tokenizer without end token: set eos_token in tokenizer_config.json, or "
-                "eos_token_id in generation_config.json, to the token that ends a reply"
+                "tokenizer without end token: set eos_token in tokenizer_config.json or "
+                "eos_token_id in generation_config.json to the token that ends a reply"
             )
         return tuple(dict.fromkeys(int(i) for i in ends))
 
@@ -328,8 +298,8 @@ class Renderer:
         return control | set(self.end_ids) | (in_frame - blank)
 
     def _find_bos(self) -> int | None:
-        """The BOS id if the tokenizer puts one before a text; a template that writes it itself
-        is noticed in `prompt`, so it never comes twice."""
+        """The BOS id if the tokenizer puts one before a text; `prompt` checks whether the template
+        has already written it."""
         bos = self.tokenizer.bos_token_id
         adds = bos is not None and self.tokenizer.encode("x")[:1] == [bos]
         return int(bos) if adds else None
@@ -340,13 +310,13 @@ def _find_template(tokenizer: Any, settings: RenderSettings) -> str:
     if given is not None:
         if given not in TEMPLATES and "{" not in given:
             raise UserError(
-                f"template {given!r} is neither jinja text nor one of {sorted(TEMPLATES)}"
+                f"template = {given!r} is neither jinja text nor one of {sorted(TEMPLATES)}"
             )
         return TEMPLATES.get(given, given)
     own = tokenizer.chat_template
     if not own:
         raise UserError(
-            "the tokenizer has no chat template and none is given: set template to one of "
+            "the tokenizer has no chat template: set `template` to one of "
             f"{sorted(TEMPLATES)} or to jinja text"
         )
     return own["default"] if isinstance(own, dict) else own

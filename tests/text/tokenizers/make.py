@@ -1,11 +1,11 @@
-"""Makes the small tokenizers beside this file: `python tests/text/tokenizers/make.py`.
+"""Make the small tokenizers beside this file: `python tests/text/tokenizers/make.py`.
 
-Each stands for a way in which real tokenizers differ; all are trained on the lines below.
+Each has a property of real tokenizers; all are trained on the lines below.
 
-bytes     byte-level BPE, ChatML turns, pad = end token, a marker its maker forgot to mark
-spaces    SentencePiece style: a space put before every stretch, byte fallback, BOS
-narrow    the same idea without byte fallback: letters outside its alphabet become <unk>
-unigram   unigram model, a space put at the very start only, byte fallback, no chat template
+bytes     byte-level BPE, ChatML turns, pad = end token, a marker that is not marked as special
+spaces    SentencePiece style: a space before every stretch, byte fallback, BOS
+narrow    like spaces, without byte fallback: letters outside its alphabet become <unk>
+unigram   unigram model, a space only at the start, byte fallback, no chat template
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ INST = (
     "{% else %}{{ raise_exception('only user and assistant turns') }}{% endif %}{% endfor %}"
 )
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
+DECODERS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def starts_with(bos: str) -> processors.TemplateProcessing:
+    pair = f"{bos} $A {bos} $B"
+    return processors.TemplateProcessing(f"{bos} $A", pair, special_tokens=[(bos, 1)])
 
 
 def make_bytes() -> PreTrainedTokenizerFast:
@@ -76,17 +82,8 @@ def make_spaces() -> PreTrainedTokenizerFast:
     t.train_from_iterator([w for line in LINES for w in line.split("\n")], trainer)
     t = _unmark_bytes(t)
     t.add_special_tokens(["<unk>", "<s>", "</s>"])
-    t.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    t.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
+    t.decoder = decoders.Sequence([*DECODERS, decoders.Strip(" ", 1, 0)])
+    t.post_processor = starts_with("<s>")
     fast = PreTrainedTokenizerFast(
         tokenizer_object=t, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
@@ -124,12 +121,8 @@ def make_unigram() -> PreTrainedTokenizerFast:
     spec["model"]["vocab"] += [[piece, -20.0] for piece in BYTES]
     spec["model"]["byte_fallback"] = True
     t = Tokenizer.from_str(json.dumps(spec))
-    t.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    t.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 1)]
-    )
+    t.decoder = decoders.Sequence(DECODERS)
+    t.post_processor = starts_with("<bos>")
     return PreTrainedTokenizerFast(
         tokenizer_object=t,
         bos_token="<bos>",
@@ -146,16 +139,6 @@ def _unmark_bytes(t: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
-def main() -> None:
-    made = {
-        "bytes": make_bytes(),
-        "spaces": make_spaces(),
-        "narrow": make_narrow(),
-        "unigram": make_unigram(),
-    }
-    for name, tokenizer in made.items():
-        tokenizer.save_pretrained(Path(__file__).parent / name)
-
-
 if __name__ == "__main__":
-    main()
+    for make in (make_bytes, make_spaces, make_narrow, make_unigram):
+        make().save_pretrained(Path(__file__).parent / make.__name__.removeprefix("make_"))
