@@ -18,6 +18,8 @@ from hacrl.sampling.base import Reply, Request
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.agent import Agent
+from hacrl.training.hooks import Hooks
+from hacrl.training.local import Shared
 from hacrl.types import Message, Problem, Rollout, Snapshot, Verdict
 from hacrl.verify import VerifierPool
 from hacrl.verify.settings import VerifierConfig
@@ -187,16 +189,16 @@ class Team:
             if behaviour is not None:
                 pool = ChosenBehaviour(pool, agent.name, behaviour[agent.name])
             trace = self.traces[agent.name]
-            made[agent.name] = Agent(
-                config,
-                agent,
-                policy=policy,
-                algorithm=make_algorithm(config.algorithm, (0.0, 1.0)),
+            shared = Shared(
+                config=config,
+                run=self.run,
+                pool=pool,
                 task=TraceTask(trace),
                 verifier=TraceVerifier(trace, self.verifiers),  # type: ignore[arg-type]
-                pool=pool,
-                run=self.run,
+                algorithm=make_algorithm(config.algorithm, (0.0, 1.0)),
+                hooks=Hooks(),
             )
+            made[agent.name] = Agent(agent, shared, policy)
         return made
 
     def ways(self, name: str) -> dict[str, Any]:
