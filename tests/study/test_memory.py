@@ -221,7 +221,7 @@ class Tracked(TorchDispatchMode):
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen"])
-def test_an_update_allocates_what_was_told(
+def test_an_update_allocates_what_was_estimated(
     family: str, changes: dict, request, monkeypatch
 ) -> None:
     """Sixteen sequences as long as allowed, in micro-batches of four; the second update finds moments.
@@ -252,8 +252,8 @@ def test_an_update_allocates_what_was_told(
     with tracked:
         for _ in range(2):
             policy.update(samples, loss, Update(0, 1, 0.8, "own", ("p",)))
-    told = need.weights + need.offloadable + need.learning
-    assert told == pytest.approx(tracked.peak, rel=0.2)
+    estimate = need.weights + need.offloadable + need.learning
+    assert estimate == pytest.approx(tracked.peak, rel=0.2)
 
 
 def measured(folder: Path, config: PretrainedConfig) -> Measured | None:

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from hacrl.errors import UserError
 from hacrl.study import models
 from hacrl.study.models import RECIPES, Recipe, Wheel, fetch
-
-
-def byte_letters() -> list[str]:
-    """The 256 letters by which byte-level BPE writes bytes (printable ones stand for themselves)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    other = [byte for byte in range(256) if byte not in plain]
-    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(other))]
 
 
 def write_gguf(path: Path) -> Any:
@@ -28,7 +22,14 @@ def write_gguf(path: Path) -> Any:
     gguf = pytest.importorskip("gguf")
     import numpy as np
 
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "12", "Ġ1"]
+    tokens = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "12",
+        "Ġ1",
+    ]
     hidden, inner, heads, width = 32, 64, 2, 16
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")

@@ -23,14 +23,7 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.policy.load import choose_device, model_source
 from hacrl.store.reader import RunReader
-from hacrl.study.doctor.memory import (
-    Need,
-    count_parameters,
-    device_peak,
-    estimate_need,
-    memory_of,
-    size_text,
-)
+from hacrl.study.doctor.memory import Need, device_peak, estimate_need, memory_of, size_text
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
@@ -167,7 +160,7 @@ def _agent(agent: AgentConfig) -> str:
     source = model_source(agent.model, agent.name)
     if not Path(source).is_dir():
         return f"{source} is a hub name: it is downloaded when the run starts"
-    if count_parameters(Path(source)) is None:
+    if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
     tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)

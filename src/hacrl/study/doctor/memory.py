@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import ceil, prod
-from pathlib import Path
+from math import ceil
 
 import torch
-from safetensors import safe_open
 
 from hacrl.config import AgentConfig, Config
 from hacrl.policy.head import CHUNK_BYTES
@@ -163,15 +161,6 @@ def _cache_tokens(config: Config, agent: AgentConfig, rows: int, on_gpu: bool) -
         return rows * (prompt + reply)
     pages = rows * (ceil((prompt + reply) / PAGE) + 1)
     return (pages + config.prompts_per_step * ceil(prompt / PAGE)) * PAGE
-
-
-def count_parameters(folder: Path) -> int | None:
-    """Parameters in the safetensors files, read from their headers; None if there are no files."""
-    count = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            count += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return count or None
 
 
 def memory_of(device: torch.device) -> float:
