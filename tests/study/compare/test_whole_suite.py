@@ -224,3 +224,50 @@ def test_a_failed_run_is_reported_with_its_last_line(tmp_path: Path) -> None:
         compare(tmp_path / "tiny.toml", tmp_path / "out")
     assert f"log: {run.folder}.log" in str(error.value)
     assert not run.finished
+
+
+HUNGRY = """
+import fcntl, time
+from pathlib import Path
+import torch
+from hacrl.algorithms.gspo import Gspo
+
+class Hungry(Gspo):
+    def loss(self, batch, update):
+        refused = Path({place!r} + ".refused")
+        self.memory = open({place!r}, "w")
+        try:
+            fcntl.flock(self.memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        until = time.monotonic() + 60
+        while not refused.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return super().loss(batch, update)
+"""
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_runs_without_memory_are_retried_alone(tmp_path, monkeypatch, capfd, enough) -> None:
+    """Two runs in parallel, each of which needs all of the memory for its update. If that memory is
+    taken, each fails when it trains alone."""
+    (tmp_path / "hungry.py").write_text(HUNGRY.format(place=str(tmp_path / "memory")))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "hungry", raising=False)
+    short = ["steps=1", "minibatch_samples=16", "evaluation.problems=2"]
+    arms = [{"name": "gspo", "overrides": ["algorithm.name=hungry:Hungry", *short]}]
+    suite = write_suite(tmp_path, arms=arms)
+    with open(tmp_path / "memory", "w") as memory:
+        if enough:
+            compare(suite, tmp_path / "out")
+        else:
+            fcntl.flock(memory, fcntl.LOCK_EX)
+            with pytest.raises(UserError, match=r"no report. team/gspo/seed-\d: .*out of mem"):
+                compare(suite, tmp_path / "out")
+    said = capfd.readouterr().err
+    postponed = said.count("It continues later; from now on one run at a time")
+    assert postponed == 1 if enough else postponed >= 1
+    assert said.count("failed: ") == (0 if enough else 2)
+    assert not enough or "2 of 2 runs" in said
