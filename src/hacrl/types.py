@@ -324,7 +324,7 @@ class MicroBatch:
     """Tensors of one micro-batch: B sequences, T reply tokens (padded right). The counts are of the
     whole minibatch, so that the losses of its micro-batches add up to the minibatch's loss.
 
-    Example: tests/algorithms/conftest.py builds some by hand.
+    Example: tests/algorithms/by_hand.py builds some by hand.
     """
 
     logprobs_BT: Tensor

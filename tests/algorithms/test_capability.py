@@ -1,33 +1,15 @@
 from __future__ import annotations
 
 import pytest
+from by_hand import reply
 
 from hacrl.algorithms.capability import CapabilityHistory, CapabilitySettings
-from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
+from hacrl.types import Group, Snapshot, Status
 
 
-def trajectory(agent: str, reward: float, task: str, step: int, status=Status.OK) -> Trajectory:
-    return Trajectory(
-        problem_id=f"{task}-q",
-        task=task,
-        agent=agent,
-        index=0,
-        step=step,
-        policy_version=0,
-        turns=(Turn("assistant", "x", True),),
-        finish=Finish.STOP,
-        mean_logprob=-1.0,
-        num_tokens=1,
-        verdict=Verdict(reward, status),
-        verifier="test/1",
-        sampling=Sampling(1.0, 4),
-        shareable=True,
-    )
-
-
-def cut(step: int, **rewards: float) -> Snapshot:
-    rows = tuple(trajectory(a, r, "t", step) for a, r in rewards.items())
-    return Snapshot(step, tuple(rewards), (Group("t-q", "t", rows),))
+def snapshot(step: int, **rewards: float) -> Snapshot:
+    rows = tuple(reply(a, r, step=step) for a, r in rewards.items())
+    return Snapshot(step, tuple(rewards), (Group("q", "t", rows),))
 
 
 def history_of(read, **settings) -> CapabilityHistory:
@@ -36,41 +18,46 @@ def history_of(read, **settings) -> CapabilityHistory:
 
 def test_window_counts_only_steps_with_the_agent_present() -> None:
     """b is absent at step 1: its window of 2 at step 3 is steps 3 and 2, at step 2 steps 2 and 0."""
-    cuts = [cut(0, a=0.1, b=0.9), cut(1, a=0.2), cut(2, a=0.3, b=0.5), cut(3, a=0.4, b=0.7)]
-    history = history_of(cuts.__getitem__, capability_window=2)
-    at = history.at(cuts[3], ("a", "b"))
+    steps = [
+        snapshot(0, a=0.1, b=0.9),
+        snapshot(1, a=0.2),
+        snapshot(2, a=0.3, b=0.5),
+        snapshot(3, a=0.4, b=0.7),
+    ]
+    history = history_of(steps.__getitem__, capability_window=2)
+    at = history.at(steps[3], ("a", "b"))
     assert (at.of("a"), at.of("b")) == (pytest.approx(0.35), pytest.approx(0.6))
-    at = history.at(cuts[2], ("a", "b"))
+    at = history.at(steps[2], ("a", "b"))
     assert (at.of("a"), at.of("b")) == (pytest.approx(0.25), pytest.approx(0.7))
 
 
 def test_without_the_current_step() -> None:
-    cuts = [cut(0, a=0.5, b=1.0), cut(1, a=1.0, b=0.0)]
-    history = history_of(cuts.__getitem__, window_includes_step=False)
-    assert history.at(cuts[1], ("a", "b")).ratio("b", "a") == 2.0
-    assert history.at(cuts[0], ("a", "b")).ratio("b", "a") == 1.0
+    steps = [snapshot(0, a=0.5, b=1.0), snapshot(1, a=1.0, b=0.0)]
+    history = history_of(steps.__getitem__, window_includes_step=False)
+    assert history.at(steps[1], ("a", "b")).ratio("b", "a") == 2.0
+    assert history.at(steps[0], ("a", "b")).ratio("b", "a") == 1.0
 
 
-def test_a_cut_is_read_from_the_pool_once() -> None:
+def test_a_snapshot_is_read_from_the_pool_once() -> None:
     """The one at hand never, an earlier one when a window first reaches back to it."""
-    cuts = [cut(step, a=0.5, b=1.0) for step in range(6)]
-    read: list[int] = []
+    steps = [snapshot(step, a=0.5, b=1.0) for step in range(6)]
+    reads: list[int] = []
 
-    def gather(step: int) -> Snapshot:
-        read.append(step)
-        return cuts[step]
+    def read(step: int) -> Snapshot:
+        reads.append(step)
+        return steps[step]
 
-    history = history_of(gather, capability_window=3)
-    for now in cuts[3:]:
+    history = history_of(read, capability_window=3)
+    for now in steps[3:]:
         history.at(now, ("a", "b"))
-    assert read == [2, 1]
+    assert reads == [2, 1]
 
 
 def test_by_task() -> None:
     """a is good at add, b at mul: the ratio turns round with the task."""
     rows = {
-        "add": (trajectory("a", 1.0, "add", 0), trajectory("b", 0.5, "add", 0)),
-        "mul": (trajectory("a", 0.25, "mul", 0), trajectory("b", 1.0, "mul", 0)),
+        "add": (reply("a", 1.0, task="add"), reply("b", 0.5, task="add")),
+        "mul": (reply("a", 0.25, task="mul"), reply("b", 1.0, task="mul")),
     }
     one = Snapshot(0, ("a", "b"), tuple(Group(f"{t}-q", t, r) for t, r in rows.items()))
     capability = history_of(lambda _: one, capability_by="task").at(one, ("a", "b"))
@@ -80,9 +67,9 @@ def test_by_task() -> None:
 
 def test_guards_and_unjudged() -> None:
     rows = (
-        trajectory("a", 0.0, "t", 0),
-        trajectory("b", 1.0, "t", 0),
-        trajectory("c", 1.0, "t", 0, Status.TIMEOUT),
+        reply("a", 0.0, task="t"),
+        reply("b", 1.0, task="t"),
+        reply("c", 1.0, status=Status.TIMEOUT),
     )
     one = Snapshot(0, ("a", "b", "c"), (Group("t-q", "t", rows),))
     capability = history_of(lambda _: one).at(one, one.members)

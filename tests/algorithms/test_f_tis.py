@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from math import log, sqrt
+from functools import partial
+from math import exp, log, sqrt
 
 import pytest
-import torch
+from by_hand import batch_of, gradient, groups_of, rule, step_of
 
-from hacrl.algorithms import Step, make_algorithm, make_settings
-from hacrl.algorithms.capability import Capability
 from hacrl.types import Update
 
 UPDATE = Update(0, 1, 0.8, "own", ("q",))
 
 
-def f_tis(**settings):
-    return make_algorithm(make_settings("f-tis", **settings))
+f_tis = partial(rule, "f-tis")
 
 
-def test_every_author_by_its_own_group(groups_of, seen_by) -> None:
+def test_every_author_by_its_own_group() -> None:
     """a: 1, 0 -> +-(1/2) / sqrt(1/2). b: 1, 1, 0 -> mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3:
     (1/3) / sqrt(1/3) and -(2/3) / sqrt(1/3). c always fails: 0. Pooled, none of these would hold."""
     groups = groups_of({"q": {"a": "10", "b": "110", "c": "000"}})
-    credited = f_tis().credit(Step("a", seen_by(groups, "a"), groups, Capability({})))
+    credited = f_tis().credit(step_of(groups))
     half, std = 0.5 / (sqrt(0.5) + 1e-6), sqrt(1 / 3) + 1e-6
     wanted = [half, -half, 1 / 3 / std, 1 / 3 / std, -2 / 3 / std, 0, 0, 0]
     assert [s.advantage for s in credited] == pytest.approx(wanted, abs=1e-12)
     assert {s.weight for s in credited} == {1.0}
 
 
-def test_loss_by_hand(batch_of) -> None:
+def test_loss_by_hand() -> None:
     """Rows of two and one tokens, three in all.
 
     Peer, A = 2: rho = 0.5 and 3, truncated to 2. J = 0.5 * 2 * (-1 + ln 0.5) + 2 * 2 * (-2 + ln 3).
@@ -45,15 +43,14 @@ def test_loss_by_hand(batch_of) -> None:
     output = f_tis().loss(b, UPDATE)
     total = 1 * (-1 + log(0.5)) + 4 * (-2 + log(3)) - 1.2 * (-1 + log(1.2))
     assert output.loss.item() == pytest.approx(-total / 3, abs=1e-12)
-    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
-    assert gradient.tolist() == [
+    assert gradient(output, b) == [
         pytest.approx([-1 / 3, -4 / 3], abs=1e-12),
         pytest.approx([1.2 / 3, 0.0], abs=1e-12),
     ]
     assert output.used_B.tolist() == [True, True]
 
 
-def test_a_far_failure_of_a_peer_is_dropped(batch_of) -> None:
+def test_a_far_failure_of_a_peer_is_dropped() -> None:
     """KL estimates: two tokens, each 26 below the source's: 52 > 50. Dropped only as a peer's sample
     with a negative advantage; a success or an own sample stays, and so does 48. The dropped row
     still counts in the mean: 8 tokens."""
@@ -66,14 +63,13 @@ def test_a_far_failure_of_a_peer_is_dropped(batch_of) -> None:
     )
     output = f_tis().loss(b, UPDATE)
     assert output.used_B.tolist() == [False, True, True, True]
-    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
-    assert gradient[0].tolist() == [0.0, 0.0]
-    assert (gradient[1:] != 0).all()
-    assert gradient[3].tolist() == pytest.approx([torch.e**-24 / 8] * 2, rel=1e-9)
+    dropped, *kept = gradient(output, b)
+    assert dropped == [0.0, 0.0] and all(g for row in kept for g in row)
+    assert kept[2] == pytest.approx([exp(-24) / 8] * 2, rel=1e-9)
     assert f_tis(kl_threshold=53.0).loss(b, UPDATE).used_B.all()
 
 
-def test_the_cap_is_a_setting_and_an_unlikely_source_does_no_harm(batch_of) -> None:
+def test_the_cap_is_a_setting_and_an_unlikely_source_does_no_harm() -> None:
     """rho = exp(199) and, in float32, inf: the weight is the cap."""
     b = batch_of([[-1.0]], [False], source=[[-200.0]], advantage=[1.0])
     assert f_tis(tis_cap=3.0).loss(b, UPDATE).loss.item() == pytest.approx(3.0)

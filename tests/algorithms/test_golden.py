@@ -7,24 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
+from by_hand import batch_of, gradient, reply
 
 from hacrl.algorithms import Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import ALL_TASKS, Capability, CapabilityHistory, CapabilitySettings
 from hacrl.algorithms.functional import deviation
-from hacrl.types import (
-    Finish,
-    Group,
-    MicroBatch,
-    Sample,
-    Sampling,
-    Snapshot,
-    Status,
-    Trajectory,
-    Turn,
-    Update,
-    Verdict,
-)
+from hacrl.types import Group, MicroBatch, Sample, Snapshot, Update
 
 CASES = json.loads((Path(__file__).parent.parent / "golden" / "hacpo_cases.json").read_text())[
     "cases"
@@ -36,32 +24,13 @@ def name(agent: int) -> str:
     return f"agent-{agent}"
 
 
-def trajectory(prompt: int, agent: int, index: int, reward: float, step: int) -> Trajectory:
-    return Trajectory(
-        problem_id=f"q{prompt}",
-        task="t",
-        agent=name(agent),
-        index=index,
-        step=step,
-        policy_version=step,
-        turns=(Turn("assistant", "x", True),),
-        finish=Finish.STOP,
-        mean_logprob=-0.5,
-        num_tokens=1,
-        verdict=Verdict(reward, Status.OK),
-        verifier="test/1",
-        sampling=Sampling(1.0, 8),
-        shareable=True,
-    )
-
-
 def groups_of(case: dict, step: int) -> tuple[Group, ...]:
     return tuple(
         Group(
             f"q{p}",
             "t",
             tuple(
-                trajectory(p, a, i, reward, step)
+                reply(name(a), reward, i, problem=f"q{p}", step=step)
                 for a, rewards in enumerate(by_agent)
                 for i, reward in enumerate(rewards)
             ),
@@ -70,12 +39,12 @@ def groups_of(case: dict, step: int) -> tuple[Group, ...]:
     )
 
 
-def history_cut(case: dict, step: int) -> Snapshot:
+def earlier_step(case: dict, step: int) -> Snapshot:
     """An earlier step in which each agent's mean reward is the one the case gives."""
     group = Group(
         "h",
         "t",
-        tuple(trajectory(0, a, 0, past[step], step) for a, past in enumerate(case["history"])),
+        tuple(reply(name(a), past[step], step=step) for a, past in enumerate(case["history"])),
     )
     members = tuple(name(a) for a in range(case["agents"]))
     return Snapshot(step, members, (group,))
@@ -88,7 +57,7 @@ def capability_of(case: dict) -> Capability:
     names = ("capability_window", "omega_min", "omega_max")
     window, low, high = (case["settings"][name] for name in names)
     history = CapabilityHistory(
-        partial(history_cut, case),
+        partial(earlier_step, case),
         CapabilitySettings(capability_window=window, ratio_min=low, ratio_max=high),
     )
     return history.at(Snapshot(now, members, groups_of(case, now)), members)
@@ -122,19 +91,13 @@ def flat(nested) -> list[float]:
     return [x for by_agent in nested for xs in by_agent for x in xs]
 
 
-def batch_of(samples: list[Sample], mean_logprob_B: torch.Tensor) -> MicroBatch:
-    return MicroBatch(
-        logprobs_BT=mean_logprob_B.unsqueeze(1),
-        mask_BT=torch.ones(len(samples), 1, dtype=torch.float64),
-        behaviour_B=torch.tensor([s.behaviour for s in samples], dtype=torch.float64),
-        old_logprobs_BT=None,
-        ref_logprobs_BT=None,
-        advantage_B=torch.tensor([s.advantage for s in samples], dtype=torch.float64),
-        weight_B=torch.tensor([s.weight for s in samples], dtype=torch.float64),
-        is_own_B=torch.tensor([s.is_own for s in samples]),
-        num_samples=len(samples),
-        num_own=sum(s.is_own for s in samples),
-        num_tokens=len(samples),
+def rows(samples: list[Sample], logprobs: list[float]) -> MicroBatch:
+    return batch_of(
+        [[x] for x in logprobs],
+        [s.is_own for s in samples],
+        behaviour=[s.behaviour for s in samples],
+        advantage=[s.advantage for s in samples],
+        weight=[s.weight for s in samples],
     )
 
 
@@ -169,14 +132,12 @@ def test_golden_case(case: dict) -> None:
     assert floor == pytest.approx(expected["peer_floor"], **CLOSE)
     update = Update(case["update"], case["update"] + 1, floor, "mixed", ())
 
-    logprob_B = torch.tensor(flat(case["learner_mean_logprob"]), dtype=torch.float64)
-    logprob_B.requires_grad_()
-    batch = batch_of(samples, logprob_B)
+    logprobs = flat(case["learner_mean_logprob"])
+    batch = rows(samples, logprobs)
     output = hacpo.loss(batch, update)
     assert output.ratio_B.tolist() == pytest.approx(flat(expected["ratio"]), **CLOSE)
     assert output.loss.item() == pytest.approx(expected["loss_mixture_mean"], **CLOSE)
-    (gradient_B,) = torch.autograd.grad(output.loss, logprob_B)
-    assert (-gradient_B * len(samples)).tolist() == pytest.approx(
+    assert [-g * len(samples) for (g,) in gradient(output, batch)] == pytest.approx(
         flat(expected["d_objective_d_mean_logprob"]), **CLOSE
     )
 
@@ -185,5 +146,5 @@ def test_golden_case(case: dict) -> None:
 
     # One row at a time, with the divisor of the whole, the losses are the objectives themselves.
     for row, objective in enumerate(flat(expected["objective"])):
-        one = batch_of(samples[row : row + 1], logprob_B[row : row + 1].detach())
+        one = rows(samples[row : row + 1], logprobs[row : row + 1])
         assert -hacpo.loss(one, update).loss.item() == pytest.approx(objective, **CLOSE)

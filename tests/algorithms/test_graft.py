@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, log, sqrt
 
 import pytest
-import torch
+from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 
-from hacrl.algorithms import Step, make_algorithm, make_settings
-from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.graft import candidates, exchange
 from hacrl.types import Update
 
 UPDATE = Update(0, 1, 0.8, "mixed", ("q",))
-NOBODY = Capability({})
 
 
-def graft(**settings):
-    return make_algorithm(make_settings("graft", **settings))
+graft = partial(rule, "graft")
 
 
 # ---------------------------------------------------------------- the exchange
 
 
-def test_candidates_are_failed_here_and_mixed_there(groups_of) -> None:
+def test_candidates_are_failed_here_and_mixed_there() -> None:
     """q1 counts with b's two successes. Not q2 (a solved it), q3 (b always solves it), q4 (b fails
     too), q5 (nothing of a was judged), q6 (b's one judged reply is no mixed group)."""
     groups = groups_of(
@@ -40,7 +37,7 @@ def test_candidates_are_failed_here_and_mixed_there(groups_of) -> None:
     assert candidates(groups, "b", "a") == {}
 
 
-def test_both_directions_exchange_the_smaller_count(groups_of) -> None:
+def test_both_directions_exchange_the_smaller_count() -> None:
     """a could take q1 (1 success of b), q2 (3) and q3 (2); b could take q4 and q5: two each. a takes
     the two where b succeeded most."""
     replies = {
@@ -62,7 +59,7 @@ def test_both_directions_exchange_the_smaller_count(groups_of) -> None:
     assert exchange(groups, "a") == exchange(groups, "b") == {}
 
 
-def test_ties_with_the_last_one_are_kept(groups_of) -> None:
+def test_ties_with_the_last_one_are_kept() -> None:
     """b gives one group, but q1 and q2 have the same count, so both; q3 has less."""
     groups = groups_of(
         {
@@ -75,7 +72,7 @@ def test_ties_with_the_last_one_are_kept(groups_of) -> None:
     assert exchange(groups, "a") == {"q1": "b", "q2": "b"}
 
 
-def test_three_agents_pair_by_pair(groups_of) -> None:
+def test_three_agents_pair_by_pair() -> None:
     """a failed q1 to q3. With b: a has q1 (1), q2 (1) and b has q4: one each, ties kept: q1, q2.
     With c: a has q1 (2), q3 (2) and c has q4 too: one each, ties kept: q1, q3. For q1 c offers more.
     b and c never exchange: neither has a candidate of the other's in both directions."""
@@ -102,7 +99,7 @@ def test_three_agents_pair_by_pair(groups_of) -> None:
 # ---------------------------------------------------------------- credit
 
 
-def test_the_peers_group_replaces_the_failed_one(groups_of, seen_by) -> None:
+def test_the_peers_group_replaces_the_failed_one() -> None:
     """b's group 1, 0, 0: mean 1/3, variance (4/9 + 1/9 + 1/9) / 2 = 1/3. A = (2/3) / sqrt(1/3) and
     -(1/3) / sqrt(1/3), as b computed them: a's three failures do not count. The samples of q1 are b's
     alone; q2's and q3's are a's own (1, 0, 0 and three failures, advantage 0)."""
@@ -115,7 +112,7 @@ def test_the_peers_group_replaces_the_failed_one(groups_of, seen_by) -> None:
     )
     std = sqrt(1 / 3) + 1e-6
     up, down = 2 / 3 / std, -1 / 3 / std
-    credited = graft().credit(Step("a", seen_by(groups, "a"), groups, NOBODY))
+    credited = graft().credit(step_of(groups))
     assert [(s.problem_id, s.source, s.index) for s in credited] == [
         *(("q1", "b", i) for i in range(3)),
         *(("q2", "a", i) for i in range(3)),
@@ -126,23 +123,23 @@ def test_the_peers_group_replaces_the_failed_one(groups_of, seen_by) -> None:
     )
 
 
-def test_what_the_view_lost(groups_of, seen_by) -> None:
+def test_what_the_view_lost() -> None:
     """A part of the peer's group: the rest keeps its advantages. All of it: the own group stays."""
     groups = groups_of({"q1": {"a": "000", "b": "100"}, "q2": {"a": "100", "b": "000"}})
     seen = seen_by(groups, "a")
     some = [s for s in seen if (s.problem_id, s.source) != ("q1", "b") or s.index == 2]
-    kept = [s for s in graft().credit(Step("a", some, groups, NOBODY)) if s.problem_id == "q1"]
+    kept = [s for s in graft().credit(step_of(groups, some)) if s.problem_id == "q1"]
     assert [(s.source, s.index) for s in kept] == [("b", 2)]
     assert kept[0].advantage == pytest.approx(-1 / 3 / (sqrt(1 / 3) + 1e-6), abs=1e-12)
     none = [s for s in seen if s.is_own]
-    kept = [s for s in graft().credit(Step("a", none, groups, NOBODY)) if s.problem_id == "q1"]
+    kept = [s for s in graft().credit(step_of(groups, none)) if s.problem_id == "q1"]
     assert [(s.source, s.advantage) for s in kept] == [("a", 0.0)] * 3
 
 
 # ---------------------------------------------------------------- loss
 
 
-def test_loss_by_hand(batch_of) -> None:
+def test_loss_by_hand() -> None:
     """Five rows of one token, five tokens in all. w of the old policy, r against the old policy.
 
     own:      r = 1.1, A = 1, w = 1 though its old mean lies far from behaviour: J = 1.1
@@ -160,14 +157,13 @@ def test_loss_by_hand(batch_of) -> None:
     )
     output = graft().loss(b, UPDATE)
     assert output.loss.item() == pytest.approx(-(1.1 + s * 2.2 - 1 + 1.28) / 5, abs=1e-12)
-    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
-    assert gradient.flatten().tolist() == pytest.approx(
+    assert [g for (g,) in gradient(output, b)] == pytest.approx(
         [-1.1 / 5, -2.2 * s / 5, 1 / 5, 0.0, 0.0], abs=1e-12
     )
     assert output.used_B.tolist() == [True, True, True, False, False]
 
 
-def test_weight_settings(batch_of) -> None:
+def test_weight_settings() -> None:
     """s = exp(0.5) = 1.65 and exp(-0.25) = 0.78; with threshold 0.5 and cap 1.5: 1.5 and 0.78. The
     mean is over each row's own tokens: -0.25 and -0.75 make -0.5, the padding nothing."""
     b = batch_of(
@@ -182,17 +178,15 @@ def test_weight_settings(batch_of) -> None:
     assert w.tolist() == pytest.approx([1.5, exp(-0.25)], abs=1e-12)
 
 
-def test_the_weight_is_fixed_for_the_step(batch_of) -> None:
+def test_the_weight_is_fixed_for_the_step() -> None:
     """A later update of the step moves log-probabilities, not w."""
     first = batch_of([[-1.1]], [False], old=[[-1.1]], advantage=[1.0])
     later = batch_of([[-1.4]], [False], old=[[-1.1]], advantage=[1.0])
     assert graft().weight(first).tolist() == graft().weight(later).tolist()
 
 
-def test_alone_it_is_grpo(groups_of, seen_by) -> None:
+def test_alone_it_is_grpo() -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = make_algorithm(make_settings("grpo"))
+    grpo = rule("grpo")
     seen = seen_by(groups, "a")
-    assert graft().credit(Step("a", seen, groups, NOBODY)) == grpo.credit(
-        Step("a", seen, groups, NOBODY)
-    )
+    assert graft().credit(step_of(groups, seen)) == grpo.credit(step_of(groups, seen))

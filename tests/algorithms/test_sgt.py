@@ -6,25 +6,22 @@ Two replies with rewards 1, 0: mean 1/2, std (ddof 1) sqrt(1/2), A = +-(1/2) / (
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import log, sqrt
 
 import pytest
-import torch
+from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 
-from hacrl.algorithms import Step, make_algorithm, make_settings
-from hacrl.algorithms.capability import Capability
 from hacrl.types import Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)
 UPDATE = Update(0, 1, 0.8, "mixed", ("q1", "q2", "q3", "q4"))
-NOBODY = Capability({})
 
 
-def sgt(**settings):
-    return make_algorithm(make_settings("sgt", **settings))
+sgt = partial(rule, "sgt")
 
 
-def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
+def test_which_peers_success_is_imitated() -> None:
     """a fails q1 whole and b solves it once: that reply. q2: a solved it itself. q3: everybody fails.
     q4: nothing of a was judged, so it did not fail. q5: b's group has nothing but successes; one."""
     groups = groups_of(
@@ -36,7 +33,7 @@ def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
             "q5": {"a": "0t", "b": "11"},
         }
     )
-    credited = sgt().credit(Step("a", seen_by(groups, "a"), groups, NOBODY))
+    credited = sgt().credit(step_of(groups))
     own = [s for s in credited if s.is_own]
     assert [(s.problem_id, s.index) for s in own] == [
         ("q1", 0), ("q1", 1), ("q2", 0), ("q2", 1), ("q3", 0), ("q3", 1), ("q5", 0)
@@ -48,7 +45,7 @@ def test_which_peers_success_is_imitated(groups_of, seen_by) -> None:
     assert all((s.advantage, s.weight) == (1.0, 0.1) for s in peers)
 
 
-def test_one_success_of_many_whoever_comes_first(groups_of, seen_by) -> None:
+def test_one_success_of_many_whoever_comes_first() -> None:
     """The choice is a hash: the same in any order of samples, another from step to step, and no
     member is always the chosen one. What the view lost cannot be chosen."""
     replies = {f"q{i}": {"a": "00", "b": "11", "c": "11"} for i in range(40)}
@@ -56,7 +53,7 @@ def test_one_success_of_many_whoever_comes_first(groups_of, seen_by) -> None:
     seen = seen_by(groups, "a")
 
     def chosen(samples, groups=groups):
-        credited = sgt().credit(Step("a", samples, groups, NOBODY))
+        credited = sgt().credit(step_of(groups, samples))
         return {s.problem_id: (s.source, s.index) for s in credited if not s.is_own}
 
     picked = chosen(seen)
@@ -70,7 +67,7 @@ def test_one_success_of_many_whoever_comes_first(groups_of, seen_by) -> None:
     assert not picked.items() & chosen(lost).items()
 
 
-def test_loss_by_hand(batch_of) -> None:
+def test_loss_by_hand() -> None:
     """Own row of two tokens, old (-1, -1), now ratios 1.1 and 1: J = (1.1 + 1) * 2 with A = 2; three
     own tokens in all, the other own row having A = 0. GRPO: -4.2 / 3.
     The success has tokens -0.5 and -1.5: NLL 1, times lambda 0.1, over the 4 prompts of the update.
@@ -87,8 +84,7 @@ def test_loss_by_hand(batch_of) -> None:
     )
     output = sgt().loss(b, UPDATE)
     assert output.loss.item() == pytest.approx(-1.4 + 0.025, abs=1e-12)
-    (gradient,) = torch.autograd.grad(output.loss, b.logprobs_BT)
-    assert gradient.tolist() == [
+    assert gradient(output, b) == [
         pytest.approx([-2.2 / 3, -2 / 3], abs=1e-12),
         [0.0, 0.0],
         pytest.approx([-0.0125, -0.0125], abs=1e-12),
@@ -97,12 +93,21 @@ def test_loss_by_hand(batch_of) -> None:
     assert output.ratio_B.isfinite().all()  # a source without log-probabilities
 
 
-def test_without_peers_it_is_grpo(groups_of, seen_by, batch_of) -> None:
+def test_a_success_needs_no_log_probabilities_of_the_learner() -> None:
+    """Peers' samples are not scored: nan beside own rows, none at all in a micro-batch of successes."""
+    rows = {"advantage": [1.0, 1.0], "weight": [1.0, 0.1]}
+    b = batch_of([[-1.0], [-0.5]], [True, False], old=[[-1.0], [float("nan")]], **rows)
+    assert gradient(sgt().loss(b, UPDATE), b) == [[-1.0], [pytest.approx(-0.1 / 4)]]
+    alone = batch_of([[-0.5]], [False], advantage=[1.0], weight=[0.1])
+    assert gradient(sgt().loss(alone, UPDATE), alone) == [[pytest.approx(-0.1 / 4)]]
+
+
+def test_without_peers_it_is_grpo() -> None:
     groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = make_algorithm(make_settings("grpo", beta=0.2))
+    grpo = rule("grpo", beta=0.2)
     seen = seen_by(groups, "a")
-    credited = sgt(beta=0.2).credit(Step("a", seen, groups, NOBODY))
-    assert credited == grpo.credit(Step("a", seen, groups, NOBODY))
+    credited = sgt(beta=0.2).credit(step_of(groups, seen))
+    assert credited == grpo.credit(step_of(groups, seen))
     b = batch_of(
         [[-1.3, -0.2], [-0.4, -0.9]],
         [True, True],
@@ -115,7 +120,7 @@ def test_without_peers_it_is_grpo(groups_of, seen_by, batch_of) -> None:
     assert ours.kl == theirs.kl
 
 
-def test_the_term_is_the_same_however_many_prompts_need_it(batch_of) -> None:
+def test_the_term_is_the_same_however_many_prompts_need_it() -> None:
     """Twice the same success in one update: twice the gradient of one."""
     one = batch_of([[-0.5]], [False], old=[[-0.5]], advantage=[1.0], weight=[0.1])
     two = batch_of(
