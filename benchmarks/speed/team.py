@@ -151,7 +151,7 @@ class Team:
         self.run = RunDirectory.create(folder / "run", self.config("gspo"))
         self.pool = Pool(self.run.pool_path)
 
-    def config(self, algorithm: str, *, prune: bool = True) -> Config:
+    def config(self, algorithm: str) -> Config:
         trace = next(iter(self.traces.values()))
         longest = max(n for t in self.traces.values() for _, n in t.rows)
         return parse_config(
@@ -167,7 +167,7 @@ class Team:
                 "sampler": {"tolerance": 100.0},
                 "log": {"samples": False, "tensorboard": False},
                 "agents": [
-                    {"name": name, "model": "bench/shape", "prune": prune, **self.fields[name]}
+                    {"name": name, "model": "bench/shape", **self.fields[name]}
                     for name in self.traces
                 ],
             }
@@ -177,14 +177,12 @@ class Team:
         self,
         algorithm: str,
         *,
-        prune: bool = True,
         behaviour: Mapping[str, Mapping[Key, float]] | None = None,
     ) -> dict[str, Agent]:
-        config = self.config(algorithm, prune=prune)
+        config = self.config(algorithm)
         made = {}
         for agent in config.agents:
             policy = self.policies[agent.name]
-            policy.agent = policy.agent.model_copy(update={"prune": prune})
             pool = self.pool
             if behaviour is not None:
                 pool = ChosenBehaviour(pool, agent.name, behaviour[agent.name])
@@ -236,11 +234,10 @@ def choose_prunable(scores: Mapping[Key, float], share: float) -> dict[Key, floa
 
 
 def agreement_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a step's metrics: sampler against trainer, own samples outside the clip, rows pruned."""
+    """Of a step's metrics: sampler against trainer, own samples outside the clip."""
     wanted = {
         "agreement/max_gap": "largest_gap",
         "agreement/mean_gap": "mean_gap",
         "own/clipped": "outside_clip",
-        "pruned/backward": "pruned_backward",
     }
     return {told: metrics[name] for name, told in wanted.items() if name in metrics}

@@ -47,8 +47,8 @@ class PairCase:
 
 
 def joint(setting: Setting, case: PairCase) -> None:
-    """A joint HACPO step over two separate GSPO steps on the same rollouts, by the share of peers'
-    rows that pruning can leave out, pruning on in both arms; and joint without pruning."""
+    """A joint HACPO step over two separate GSPO steps on the same rollouts, by the fraction of peers'
+    rows without gradient."""
     setting.log.say(f"joint: building {' + '.join(case.shapes)}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         team = _pair_team(setting, case, case.traces(), Path(folder))
@@ -80,16 +80,15 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
     add(Measurement("joint", f"{named}: rollouts of both", rolled, note=ways, facts=facts))
     told = f"{named}: two GSPO steps, learning"
     add(Measurement("joint", told, alone, tokens, peak, facts=alone_facts))
-    arms = [*((p, True) for p in case.shares), (max(case.shares), False)]
-    for share, prune in arms:
+    for share in case.shares:
         behaviour = {name: choose_prunable(s, share) for name, s in scores.items()}
-        arm = team.agents("hacpo", prune=prune, behaviour=behaviour)
+        arm = team.agents("hacpo", behaviour=behaviour)
         seconds, learned, peak = _learn(arm, device, setting.repeats)
         ratio, step = seconds / alone, (rolled + seconds) / (rolled + alone)
         bound = 1.1 * (1 + (3 - 2 * share) / 3)
         ratios = {"learning_ratio": ratio, "bound": bound, "step_ratio": step}
         note = f"learning {ratio:.2f} of two alone (bound {bound:.2f}), step {step:.2f}"
-        told = f"{named}: joint HACPO, learning, p = {share:g}, pruning {'on' if prune else 'off'}"
+        told = f"{named}: joint HACPO, learning, p = {share:g}"
         facts = {**ratios, **learned}
         add(Measurement("joint", told, seconds, 2 * tokens, peak, note=note, facts=facts))
 
@@ -120,11 +119,8 @@ def _warm_rollouts(team: Team, agents: Mapping[str, Agent]) -> None:
 def _learn(
     agents: Mapping[str, Agent], device: torch.device, repeats: int = 1, number: int = 1
 ) -> tuple[float, dict[str, Any], float | None]:
-    """Both agents' learning phases in turn, the faster of up to two times; how many rows each went
-    without. Nothing is known of earlier arms; the second time knows the first, as in a run."""
+    """Both agents' learning phases in turn, the faster of up to two times."""
     reset_peak(device)
-    for agent in agents.values():
-        agent.policy.survived.clear()
     refused = alloc_retries(device)
     best: tuple[float, dict[str, Any]] | None = None
     for _ in range(min(2, repeats)):
@@ -139,7 +135,6 @@ def _learn(
             facts[f"view_{name}_s"] = clock["samples"]
             facts[f"update_{name}_s"] = clock["update"]
             facts[f"rest_{name}_s"] = clock["offload"]
-            facts[f"pruned_{name}"] = metrics["pruned/backward"]
             facts[f"own_clipped_{name}"] = metrics["own/clipped"]
             facts[f"own_clipped_first_{name}"] = metrics["own/clipped_first"]
             if "peers/used" in metrics:

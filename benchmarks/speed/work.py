@@ -219,7 +219,6 @@ def _score_and_update(
                     **facts,
                     "first_s": done.first,
                     "spread": done.spread,
-                    "pruned_backward": report.pruned_backward,
                     "outside_clip": _outside(report.ratios),
                 },
             )
@@ -242,7 +241,7 @@ def _random_replies(trace: Trace, vocabulary: int) -> list[tuple[int, ...]]:
 def _samples(
     trace: Trace, replies: list[tuple[int, ...]], scores: list[list[float]]
 ) -> list[Sample]:
-    """With advantages of both signs and none of 0, so that nothing is pruned."""
+    """With advantages of both signs and none of 0, so that nothing is skipped."""
     keys = [(p, i) for p, ns in enumerate(trace.lengths) for i in range(len(ns))]
     return [
         Sample(

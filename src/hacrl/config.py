@@ -37,6 +37,7 @@ AlgorithmTable = Annotated[
 RENAMED: dict[str, str] = {
     "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",
     "task.held_out_share": "write task.held_out_fraction",
+    "agents.prune": "no longer exists: samples of advantage 0 are always skipped; delete the key",
     "sampler.cache_share": "write sampler.cache_fraction",
     "algorithm.sgt_lambda": "write algorithm.imitation_weight",
     "algorithm.graft_threshold": "write algorithm.threshold",
@@ -229,8 +230,6 @@ class AgentConfig(Table):
     microbatch_tokens: int = Field(16384, ge=1)
     """Most tokens in one forward pass; a shared prompt counts once, padding counts. It changes time and
     memory, not results."""
-    prune: bool = True
-    """Skip rows whose gradient is exactly zero. It changes time, and results only by rounding."""
     sampler_rows: int = Field(512, ge=1)
     """Most sequences sampled at a time."""
     sampler: str | None = None

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Run where one exists: python -m pytest -m gpu tests/gpu"""
+"""A team on a GPU, and a GPU against the CPU. Run: python -m pytest -m gpu tests/gpu"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hacrl.types import Message
 pytestmark = pytest.mark.gpu
 
 
-def test_noise_is_the_same_stream_on_both_devices() -> None:
+def test_noise_is_the_same_on_both_devices() -> None:
     keys = torch.tensor([stream_key(0, "wren", 0, f"p{i}", 0) for i in range(50)])
     positions = torch.arange(50)
     cpu = gumbel_noise(keys, positions, 1000)
@@ -29,8 +29,8 @@ def test_noise_is_the_same_stream_on_both_devices() -> None:
 
 
 @pytest.mark.parametrize("name", ["wren", "finch", "heron"])
-def test_float32_on_gpu_draws_what_the_cpu_draws(name: str) -> None:
-    """The same weights and streams: nearly every reply is the same, to the last token."""
+def test_float32_replies_are_those_of_the_cpu(name: str) -> None:
+    """Same weights and random streams: nearly all replies are equal to the last token."""
     replies = []
     for device in ("cpu", "cuda"):
         agent = AgentConfig(name="a", model=f"pocket:{name}", dtype="float32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ Spec = tuple[bool, float, float]
 """(is own, ratio s, advantage)"""
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
-PEERS = replace(UPDATE, part="peers")  # begins without a graph
 WIDE = {"epsilon_low": 0.1, "epsilon_high": 0.1}
 
 # With the clip at 0.1 and the floor at 0.8, hacpo gives the rows marked "zero" no gradient.
@@ -37,7 +35,6 @@ SPECS = [
     (False, 2.0, -0.4),  # zero: above 1
     (False, 0.3, 0.6),  # zero: below the floor
 ]
-DEAD, NOTHING = 6, 2
 
 
 def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Sample]:

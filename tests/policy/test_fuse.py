@@ -22,7 +22,6 @@ from hacrl.policy.batch import make_inputs
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.packing import attending_again
-from hacrl.policy.reuse import Draft
 from hacrl.study.doctor.activations import _measure
 
 SMALL = {
@@ -100,29 +99,6 @@ def test_one_compilation_serves_all_layers_and_lengths() -> None:
         learned(logprobs, lengths)
     # norms of two sizes, rotary embedding, gated product: not once per layer
     assert compiler.backend.frame_count == before <= 4
-
-
-def test_a_draft_is_recorded_and_used_again() -> None:
-    """Matrix products stay outside of what is compiled, where a draft sees them."""
-    torch._dynamo.reset()
-    model = build("qwen3")
-    logprobs = LogProbs(model, 1.0)
-    plain, gradients = learned(logprobs)
-    compiler = Counting()
-    logprobs.fusion = LearningFusion(model, compiler)
-    given = rows((9, 7, 12))
-    slope_BT = torch.linspace(-1, 2, plain.numel()).view_as(plain)
-    graphs = []
-    for _ in range(3):
-        draft = Draft(logprobs, given)
-        assert draft.usable and (draft.logprobs_BT - plain).abs().max() < 1e-5
-        again_BT = draft.again([0, 1, 2], rows((9, 7, 12)))
-        again_BT.backward(slope_BT)
-        for name, parameter in model.named_parameters():
-            assert (parameter.grad - gradients[name]).abs().max() < 1e-5, name
-        model.zero_grad()
-        graphs.append(compiler.backend.frame_count)
-    assert graphs[0] == graphs[-1] <= 8  # with and without gradient
 
 
 def test_compiled_operations_keep_only_their_inputs() -> None:

@@ -1,5 +1,5 @@
-"""A prompt that several sequences begin with is gone through once; each has the log-probabilities and
-gradients that it has with a prompt of its own."""
+"""A shared prompt is computed once; log-probabilities and gradients are the same as with one prompt
+each."""
 
 from __future__ import annotations
 
@@ -9,36 +9,30 @@ from typing import Any
 
 import pytest
 import torch
-from ratio_rows import PEERS, UPDATE, assert_equal_state, learn, policy, rows
+from ratio_rows import assert_equal_state, learn, policy, rows
 from small_models import model_of
 from torch import Tensor
 
 from hacrl.policy import packing
 from hacrl.policy.attention import Rule, causal
 from hacrl.policy.batch import Inputs, make_inputs
-from hacrl.policy.gradients import GradientPass
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.packing import Copies, Packed, pack
-from hacrl.policy.reuse import Draft
-from hacrl.types import Update
 
 CPU = torch.device("cpu")
 
-# ---------------------------------------------------------------- where they lie
+# ---------------------------------------------------------------- layout
 
 
-def test_where_sequences_lie() -> None:
-    """By hand: the third shares the first one's prompt, the second has its own; equal tokens that are no
-    prompt, and a prompt that only one has, are not shared."""
+def test_layout() -> None:
+    """The third sequence shares the first one's prompt. Equal tokens that are no prompt, and a prompt
+    of one sequence only, are not shared."""
     row = [(5, 6, 7), (4, 5, 6), (5, 6, 8, 9), (7, 7)]
     layout = pack(row, [2, 2, 2, 1])
     assert layout.lengths == (3, 3, 4, 2) and layout.prompts == (2, 0, 2, 0)
     assert layout.index_F.tolist() == [*(0, 1, 2), *(3, 4, 5), *(0, 1, 6, 7), *(8, 9)]
     assert layout.tokens == 10 and layout.shares
-    assert [layout.tokens_of(b) for b in ([0], [2], [0, 2], [1, 2], [0, 1, 2, 3], [])] == [
-        3, 4, 5, 7, 10, 0,
-    ]  # fmt: skip
     apart = pack(row)
     assert apart.tokens == 12 and not apart.shares and apart.index_F.tolist() == list(range(12))
 
@@ -47,7 +41,7 @@ def test_where_sequences_lie() -> None:
     assert inputs.ids_N.tolist() == [5, 6, 7, 4, 5, 6, 8, 9, 7, 7]
     assert inputs.position_N.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
     assert inputs.target_M.tolist() == [7, 6, 8, 9, 7]
-    assert inputs.predictor_M.tolist() == [1, 4, 1, 6, 8]  # 7 and 8 follow the same token
+    assert inputs.predictor_M.tolist() == [1, 4, 1, 6, 8]  # the same token predicts 7 and 8
     queries, keys, copies = Packed(inputs.layout, CPU).pieces
     assert queries.tolist() == [0, 2, 3, 6, 8, 10]
     assert keys.tolist() == [0, 2, 5, 8, 12, 14]
@@ -56,19 +50,19 @@ def test_where_sequences_lie() -> None:
 
 
 def test_a_prompt_is_counted_once_in_a_microbatch() -> None:
-    """By hand, of 20 tokens: the eight of a prompt and one of keys and values for each further row."""
+    """A further row costs its own tokens and an eighth of the prompt for keys and values."""
     a, b = (1,) * 8, (2,) * 8
     assert plan_microbatches([12] * 4, 20, prompts=[a] * 4) == [[0, 1], [2, 3]]  # 12 + 4 + 1
     assert plan_microbatches([12] * 3, 22, prompts=[a] * 3) == [[0, 1, 2]]  # + 4 + 1
     assert plan_microbatches([12] * 3, 21, prompts=[a] * 3) == [[0, 1], [2]]
     assert plan_microbatches([12] * 4, 22, prompts=[a] * 4) == [[0, 1, 2], [3]]  # + 4 + 1
     assert plan_microbatches([12] * 4, 22) == [[0], [1], [2], [3]]
-    # Rows of one prompt stand together, and where they leave room another prompt begins.
+    # Rows of one prompt are together; another prompt fills the rest.
     assert plan_microbatches([12, 13, 12, 13], 34, prompts=[a, b, a, b]) == [[1, 3, 0], [2]]
     assert plan_microbatches([12, 13, 12, 13], 36, prompts=[a, b, a, b]) == [[1, 3, 0, 2]]
     assert plan_microbatches([12, 13, 12, 33], 34, prompts=[a, b, a, b]) == [[3], [1, 0, 2]]
     assert plan_microbatches([12, 13, 12, 13], 18, prompts=[a, b, a, b]) == [[1], [3], [0, 2]]
-    # Without room beside its own prompt a row goes where there is any.
+    # A row that does not fit next to its prompt goes into any micro-batch with room.
     assert plan_microbatches([30, 9, 9], 30, prompts=[a, a, b]) == [[0], [1, 2]]
     assert plan_microbatches([12, 12], 20, padded=True, prompts=[a, a]) == [[0], [1]]
 
@@ -86,7 +80,7 @@ LAYOUT = pack(
 def by_hand(
     query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *most: int, **how: Any
 ) -> Tensor:
-    """What the kernel is documented to give: of each piece, the queries are the last of its keys."""
+    """The documented result of the kernel: the queries of a piece are the last of its keys."""
     window = how["window_size"][0]
     assert most[0] >= queries.diff().max() and most[1] >= keys.diff().max()
     rule = Rule(how["scale"], None if window < 0 else window + 1, None)
@@ -103,7 +97,7 @@ def by_hand(
 def test_attention_is_that_of_whole_sequences(
     window: int | None, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values and gradients, by the kernel's borders and one by one, against each sequence alone."""
+    """Values and gradients, with the kernel's boundaries and by length, against each sequence alone."""
     if kernel:
         monkeypatch.setattr(packing, "varlen_attn", by_hand)
         monkeypatch.setattr(packing, "kernel_serves", lambda *_: True)
@@ -125,7 +119,7 @@ def test_attention_is_that_of_whole_sequences(
 
 
 def some_inputs(share: bool) -> Inputs:
-    """Groups of three, two and one; prompts inside a window of six, at it and across."""
+    """Groups of three, two and one; prompts shorter than the window of six, equal to it and longer."""
     draw = torch.Generator().manual_seed(2)
     ids, masks = [], []
     for prompt, replies in ((6, (9, 1, 4)), (11, (5, 12)), (1, (3, 3)), (4, (7,))):
@@ -145,7 +139,7 @@ def test_models_give_the_same(family: str) -> None:
     found = []
     for share in (True, False):
         inputs = some_inputs(share)
-        assert inputs.tokens == (66 if share else 90)
+        assert inputs.layout.tokens == (66 if share else 90)
         model.zero_grad()
         values_BT = logprobs(inputs)
         weight_BT = torch.linspace(-1, 1, values_BT.numel()).view_as(values_BT)
@@ -158,58 +152,29 @@ def test_models_give_the_same(family: str) -> None:
         assert torch.allclose(ones[name], twos[name], atol=1e-5 * max(scale, 1)), name
 
 
-@pytest.mark.parametrize("kept", [[0, 2, 3], [1, 6], [4], [0, 1, 2, 3, 4, 5, 6, 7]])
-def test_survivors_of_a_draft_take_their_tokens_wherever_they_lie(kept: list[int]) -> None:
-    """Of some groups one sequence is left, of some the first is gone."""
-    model = model_of("qwen")
-    logprobs = LogProbs(model, 1.0)
-    inputs = some_inputs(True)
-    rows_ids = inputs.ids_N[inputs.layout.index_F].split(inputs.layout.lengths)
-    ids = [rows_ids[b].tolist() for b in kept]
-    masks = [
-        [0] * (len(row) - inputs.scored[b]) + [1] * inputs.scored[b]
-        for row, b in zip(ids, kept, strict=True)
-    ]
-    these = make_inputs(ids, masks, 0, CPU, share=True)
-    again_BT = Draft(logprobs, inputs).again(kept, these)
-    fresh_BT = logprobs(these)
-    assert torch.allclose(again_BT, fresh_BT, atol=1e-6)
-    weight = model.model.layers[0].self_attn.k_proj.weight
-    mine, theirs = (torch.autograd.grad(x.sum(), weight)[0] for x in (again_BT, fresh_BT))
-    assert torch.allclose(mine, theirs, atol=1e-5) and theirs.abs().max() > 0.1
-
-
 # ---------------------------------------------------------------- updates
 
 
-@pytest.mark.parametrize("scouts", [False, True])
-@pytest.mark.parametrize("update", [UPDATE, PEERS], ids=["mixed", "peers"])
 @pytest.mark.parametrize("tokens", [40, 16384])
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
-def test_updates_are_the_same(
-    llama: Path, changes: dict, tokens: int, update: Update, scouts: bool, monkeypatch
-) -> None:
-    """With prompts shared and rows pruned, against neither."""
-    monkeypatch.setattr(GradientPass, "scouts", scouts)
-    shared, apart = (
-        policy(llama, prune=x, microbatch_tokens=tokens, **changes) for x in (True, False)
-    )
+def test_updates_are_the_same(llama: Path, changes: dict, tokens: int) -> None:
+    shared, apart = (policy(llama, microbatch_tokens=tokens, **changes) for _ in range(2))
     assert shared.logprobs.shares
     apart.logprobs.shares = False
     samples = rows(apart, shared=True)
-    one, two = (learn(p, samples, update=update) for p in (shared, apart))
+    one, two = (learn(p, samples) for p in (shared, apart))
     assert_equal_state(shared, apart)
-    assert one.loss == pytest.approx(two.loss, abs=1e-6) and one.pruned_backward > 0
+    assert one.loss == pytest.approx(two.loss, abs=1e-6)
     pairs = [(s.token_ids[:3], s.token_ids[3:]) for s in samples[::2]]
     apart.restore(shared.checkpoint(1))
     for mine, theirs in zip(shared.score(pairs), apart.score(pairs), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_a_group_makes_the_work_of_one_prompt(llama: Path) -> None:
-    """Tokens that go through the layers: of twelve rows with two prompts, 114 reply tokens and 7 of
-    prompts, where there are 114 + 6 x 3 + 6 x 4 otherwise."""
-    p = policy(llama, prune=False)
+def test_a_shared_prompt_is_computed_once(llama: Path) -> None:
+    """Tokens in the layers: ten rows with two prompts (two have advantage 0) have 94 reply tokens and 7
+    of prompts, otherwise 95 + 5 x 3 + 5 x 4."""
+    p = policy(llama)
     seen: list[int] = []
     p.model.model.norm.register_forward_hook(lambda *a: seen.append(a[2].shape[1]))
     samples = rows(p, shared=True)
@@ -217,7 +182,7 @@ def test_a_group_makes_the_work_of_one_prompt(llama: Path) -> None:
     learn(p, samples)
     p.logprobs.shares = False
     learn(p, samples)
-    assert seen == [121, 156]
+    assert seen == [102, 130]
     pairs = [(s.prompt_ids, s.token_ids[len(s.prompt_ids) :]) for s in samples]
     p.score(pairs)
     p.logprobs.shares = True
@@ -241,8 +206,8 @@ def test_copies_row_by_row() -> None:
     assert start.tolist() == [0, 2, 2, 4, 5] and copy.tolist() == [0, 4, 1, 3, 2]
 
 
-def test_threads_do_not_make_it_another_run_each_time() -> None:
-    """64 replies of 100 tokens to one prompt of 100: values and gradients to the last bit."""
+def test_two_threads_give_the_same_bits_each_time() -> None:
+    """64 replies of 100 tokens to one prompt of 100: equal bits each time."""
     model = model_of("llama")
     logprobs = LogProbs(model, 1.0)
     draw = torch.Generator().manual_seed(0)

@@ -59,7 +59,7 @@ def outside(ratios: list[float]) -> int:
 @pytest.mark.parametrize("part", ["own", "mixed"])
 @pytest.mark.parametrize(
     ("beta", "changes"),
-    [(0.0, {}), (0.1, {}), (0.0, {"prune": False}), (0.0, {"lora": {"rank": 4}})],
+    [(0.0, {}), (0.1, {}), (0.0, {"lora": {"rank": 4}})],
 )
 def test_own_ratios_are_1_at_the_weights_of_scoring(
     llama: Path, part: str, beta: float, changes: dict

@@ -123,8 +123,6 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
             ratios=(1.0, 1.0),
             used=(used, used),
             learning_rate=1e-6,
-            pruned_forward=0,
-            pruned_backward=0,
         )
 
     plan = Plan((("own", 2),), (0.8, 0.8))

@@ -28,8 +28,6 @@ class Inputs:
 
     layout: Layout
     """Where the sequences are in the row."""
-    scored: tuple[int, ...]
-    """Number of scored tokens of each sequence."""
     ids_N: Tensor
     position_N: Tensor
     """Position of each token in its sequence."""
@@ -44,10 +42,6 @@ class Inputs:
     target_M: Tensor
     """Its id."""
     pad_id: int
-
-    @property
-    def tokens(self) -> int:
-        return self.layout.tokens
 
 
 def make_inputs(
@@ -74,7 +68,6 @@ def make_inputs(
     reply_mask_BT = (torch.arange(int(counts_B.max())) < counts_B.unsqueeze(1)).float()
     return Inputs(
         layout=layout,
-        scored=tuple(scored),
         ids_N=to_device(ids_N, device),
         position_N=to_device(position_N, device),
         reply_mask_BT=to_device(reply_mask_BT, device),

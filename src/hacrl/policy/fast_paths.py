@@ -75,13 +75,13 @@ def check_packing(logprobs: LogProbs) -> tuple[bool, float]:
         return False, allowed
     inputs = trial_inputs(model)
     with logprobs.switch.on("eager"):
-        eager_M = logprobs.of_tokens(inputs)[0]
+        eager_M = logprobs.of_tokens(inputs)
     if half:
-        rounding = difference(logprobs.of_tokens(inputs)[0], eager_M)  # sdpa is the same function
+        rounding = difference(logprobs.of_tokens(inputs), eager_M)  # sdpa is the same function
         allowed = min(max(ROUNDED, SLACK * rounding), MISTAKEN)
     logprobs.packs = True
     try:
-        packed_M = logprobs.of_tokens(inputs)[0]
+        packed_M = logprobs.of_tokens(inputs)
     except (
         AttributeError,
         TypeError,
@@ -98,7 +98,7 @@ def check_packing(logprobs: LogProbs) -> tuple[bool, float]:
 def _sharing_is_right(logprobs: LogProbs, allowed: float) -> bool:
     """Compares sequences that share a prompt with sequences that each have their own."""
     apart_M, shared_M = (
-        logprobs.of_tokens(trial_inputs(logprobs.model, prompt=5, share=share))[0]
+        logprobs.of_tokens(trial_inputs(logprobs.model, prompt=5, share=share))
         for share in (False, True)
     )
     consequence = "shared prompts disabled for this model (slower)"
@@ -110,14 +110,14 @@ def checked_fusion(logprobs: LogProbs, allowed: float) -> LearningFusion | None:
     inputs = trial_inputs(logprobs.model)
     trained = [p for p in logprobs.model.parameters() if p.requires_grad]
     with torch.no_grad():
-        plain_M = logprobs.of_tokens(inputs)[0]
+        plain_M = logprobs.of_tokens(inputs)
     try:
         logprobs.fusion = fusion = LearningFusion(logprobs.model)
         with torch.no_grad():
-            fused_M = logprobs.of_tokens(inputs)[0]
+            fused_M = logprobs.of_tokens(inputs)
         if trained:
             with torch.enable_grad():
-                total = logprobs.of_tokens(inputs)[0].sum()
+                total = logprobs.of_tokens(inputs).sum()
             torch.autograd.grad(total, min(trained, key=Tensor.numel), allow_unused=True)
     except torch.OutOfMemoryError:
         raise

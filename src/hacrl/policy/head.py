@@ -5,15 +5,13 @@
 The forward keeps only logsumexp, one number per token. The backward computes the logits of a chunk
 again and turns them in place into the derivative by the logits, (1[target] - p) / T times the incoming
 gradient. Both of its matrix products use that chunk, so the peak is one chunk for any vocabulary. The
-backward skips tokens whose incoming gradient is exactly zero, unless the forward was skipped: those
-tokens are survivors, and selecting among them would wait for the GPU.
+backward skips tokens whose incoming gradient is exactly zero.
 
 Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -33,20 +31,16 @@ def head_logprobs(
     bias_V: Tensor | None,
     target_N: Tensor,
     temperature: float,
-    known: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """log p of each target (differentiable) and logsumexp (not), both float32. If they are `known` from
-    an earlier pass they are not computed again."""
-    return _Head.apply(hidden_ND, weight_VD, bias_V, target_N, temperature, known)
+) -> Tensor:
+    """log p of each target in float32, differentiable by hidden states, weight and bias."""
+    found: Tensor = _Head.apply(hidden_ND, weight_VD, bias_V, target_N, temperature)
+    return found
 
 
-def logits_logprobs(
-    logits_NV: Tensor, target_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def logits_logprobs(logits_NV: Tensor, target_N: Tensor, temperature: float) -> Tensor:
     """The same from full logits, for models whose head is not a plain matrix product."""
     scaled_NV = logits_NV.float() / temperature
-    lse_N = scaled_NV.logsumexp(1)
-    return scaled_NV.gather(1, target_N.unsqueeze(1)).squeeze(1) - lse_N, lse_N.detach()
+    return scaled_NV.gather(1, target_N.unsqueeze(1)).squeeze(1) - scaled_NV.logsumexp(1)
 
 
 class _Head(torch.autograd.Function):
@@ -58,24 +52,29 @@ class _Head(torch.autograd.Function):
         bias_V: Tensor | None,
         target_N: Tensor,
         temperature: float,
-        known: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        logprob_N, lse_N = known or _chunked(hidden_ND, weight_VD, bias_V, target_N, temperature)
+    ) -> Tensor:
+        lse_N = torch.empty(len(hidden_ND), dtype=torch.float32, device=hidden_ND.device)
+        chosen_N = torch.empty_like(lse_N)
+        size = chunk_tokens(weight_VD)
+        for first in range(0, len(hidden_ND), size):
+            part = slice(first, first + size)
+            logits_nV = linear(hidden_ND[part], weight_VD, bias_V)
+            lse_N[part], chosen_N[part] = _summary(logits_nV, target_N[part], temperature)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N)
-        ctx.temperature, ctx.was_known = temperature, known is not None
-        ctx.mark_non_differentiable(lse_N)
-        return logprob_N, lse_N
+        ctx.temperature = temperature
+        return chosen_N.sub_(lse_N)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N = ctx.saved_tensors
         gradient_N = gradient_N.contiguous()
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
-        total = _Total(weight_VD) if wants_weight else None
+        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
         d_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
-        for kept_n in _chunks(gradient_N, chunk_tokens(weight_VD), ctx.was_known):
+        kept_N = gradient_N.nonzero().squeeze(1)
+        for kept_n in kept_N.split(chunk_tokens(weight_VD)) if len(kept_N) else ():
             hidden_nD = hidden_ND[kept_n]
             slope_nV = _slope(
                 linear(hidden_nD, weight_VD, bias_V),
@@ -86,66 +85,17 @@ class _Head(torch.autograd.Function):
             )
             if d_hidden_ND is not None:
                 d_hidden_ND[kept_n] = slope_nV @ weight_VD
-            if total is not None:
-                total.add(slope_nV, hidden_nD)
+            if d_weight_VD is not None:  # summed in float32
+                d_weight_VD += slope_nV.t() @ hidden_nD
             if d_bias_V is not None:
                 d_bias_V += slope_nV.float().sum(0)
         return (
             d_hidden_ND,
-            total.value() if total is not None else None,
+            d_weight_VD.to(weight_VD.dtype) if d_weight_VD is not None else None,
             d_bias_V.to(bias_V.dtype) if d_bias_V is not None else None,
             None,
             None,
-            None,
         )
-
-
-def _chunks(gradient_N: Tensor, size: int, whole: bool) -> Iterator[Tensor | slice]:
-    """Tokens of the backward, `size` at a time: all if `whole`, otherwise those with a gradient."""
-    if whole:
-        for first in range(0, len(gradient_N), size):
-            yield slice(first, first + size)
-    elif len(kept_N := gradient_N.nonzero().squeeze(1)):
-        yield from kept_N.split(size)
-
-
-def _chunked(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    target_N: Tensor,
-    temperature: float,
-) -> tuple[Tensor, Tensor]:
-    """log p and logsumexp, chunk by chunk."""
-    lse_N = torch.empty(len(hidden_ND), dtype=torch.float32, device=hidden_ND.device)
-    chosen_N = torch.empty_like(lse_N)
-    size = chunk_tokens(weight_VD)
-    for first in range(0, len(hidden_ND), size):
-        part = slice(first, first + size)
-        logits_nV = linear(hidden_ND[part], weight_VD, bias_V)
-        lse_N[part], chosen_N[part] = _summary(logits_nV, target_N[part], temperature)
-    return chosen_N.sub_(lse_N), lse_N
-
-
-class _Total:
-    """The sum over chunks of slope^T hidden, in float32 if there are several."""
-
-    def __init__(self, weight_VD: Tensor) -> None:
-        self.weight_VD = weight_VD
-        self.sum_VD: Tensor | None = None
-
-    def add(self, slope_nV: Tensor, hidden_nD: Tensor) -> None:
-        if self.sum_VD is None:
-            self.sum_VD = slope_nV.t() @ hidden_nD
-        elif self.sum_VD.dtype == slope_nV.dtype == torch.float32:
-            self.sum_VD.addmm_(slope_nV.t(), hidden_nD)
-        else:
-            self.sum_VD = self.sum_VD.float().add_(slope_nV.t() @ hidden_nD)
-
-    def value(self) -> Tensor:
-        if self.sum_VD is None:
-            return torch.zeros_like(self.weight_VD)
-        return self.sum_VD.to(self.weight_VD.dtype)
 
 
 def chunk_tokens(weight_VD: Tensor) -> int:

@@ -6,7 +6,6 @@ tokens, L tokens of a padded row, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from hacrl.policy.fast_paths import choose_fast_paths, head_is_plain
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.head import head_logprobs, logits_logprobs
 from hacrl.policy.packing import Copies, Packed, attending
-
-NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class LogProbs:
@@ -51,22 +48,16 @@ class LogProbs:
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """[B, T], 0 where padded; with gradient if gradients are enabled."""
-        return spread(self.of_tokens(inputs)[0], inputs)
+        grid_BT = torch.zeros_like(inputs.reply_mask_BT)
+        return grid_BT.index_put((inputs.row_M, inputs.slot_M), self.of_tokens(inputs))
 
-    def of_tokens(
-        self,
-        inputs: Inputs,
-        known: tuple[Tensor, Tensor] | None = None,
-        decoding: AbstractContextManager[Any] = NOTHING,
-    ) -> tuple[Tensor, Tensor]:
-        """[M] log-probability and logsumexp of each scored token. If both are `known` from a pass
-        without gradient, the head's forward is skipped; the decoder runs inside `decoding`."""
+    def of_tokens(self, inputs: Inputs) -> Tensor:
+        """[M], of each scored token."""
         if self.plain_head:
             head = self.model.get_output_embeddings()
-            with decoding:
-                hidden_MD = self._forward(self.model.base_model, inputs, "last_hidden_state")
+            hidden_MD = self._forward(self.model.base_model, inputs, "last_hidden_state")
             return head_logprobs(
-                hidden_MD, head.weight, head.bias, inputs.target_M, self.temperature, known
+                hidden_MD, head.weight, head.bias, inputs.target_M, self.temperature
             )
         logits_MV = self._forward(self.model, inputs, "logits")
         return logits_logprobs(logits_MV, inputs.target_M, self.temperature)
@@ -83,7 +74,9 @@ class LogProbs:
                 use_cache=False,
             )[output]
         if inputs.layout.shares:  # the last token of a shared prompt predicts several tokens
-            return Copies(inputs.predictor_M, of=inputs.tokens).taken_from(found_1ND.squeeze(0))
+            return Copies(inputs.predictor_M, of=inputs.layout.tokens).taken_from(
+                found_1ND.squeeze(0)
+            )
         return found_1ND.squeeze(0)[inputs.predictor_M]
 
     def _padded_forward(self, module: Any, inputs: Inputs, output: str) -> Tensor:
@@ -97,9 +90,3 @@ class LogProbs:
         mask_BL[row_N, inputs.position_N] = 1
         found_BLD = module(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)[output]
         return found_BLD[row_N[inputs.predictor_M], inputs.position_N[inputs.predictor_M]]
-
-
-def spread(value_M: Tensor, inputs: Inputs) -> Tensor:
-    """[B, T]: the values of scored tokens by sequence, 0 where padded."""
-    grid_BT = value_M.new_zeros(inputs.reply_mask_BT.shape)
-    return grid_BT.index_put((inputs.row_M, inputs.slot_M), value_M)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,12 +64,6 @@ class Layout:
     """Length of the row."""
     index_F: Tensor
     """Index in the row of every token of every sequence; on the host."""
-
-    def tokens_of(self, rows: Iterable[int]) -> int:
-        """Length of a row with these sequences only."""
-        prompts = {self.prompt_start[b]: self.prompts[b] for b in rows}
-        rests = sum(self.lengths[b] - self.prompts[b] for b in rows)
-        return rests + sum(prompts.values())
 
     @property
     def shares(self) -> bool:

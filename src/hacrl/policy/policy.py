@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.errors import UserError
 from hacrl.policy.batch import make_inputs
-from hacrl.policy.gradients import GradientPass, microbatches
+from hacrl.policy.gradients import accumulate_gradient, microbatches
 from hacrl.policy.load import (
     choose_device,
     load_model,
@@ -28,7 +28,6 @@ from hacrl.policy.load import (
 from hacrl.policy.lora import add_adapter, merge_into
 from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank
-from hacrl.policy.reuse import recordable
 from hacrl.policy.update import AtScores, Loss, UpdateReport, merge_rows
 from hacrl.sampling.base import Sampler, make_sampler
 from hacrl.store.checkpoint import Checkpoint
@@ -87,9 +86,6 @@ class Policy:
         )
         self.updates_made = 0
         self.skipped_in_a_row = 0
-        self.survived: dict[str, float] = {}
-        """Fraction of the last update's tokens in rows with a gradient, by part (own, peers, mixed)."""
-        self.recordable = recordable(self.logprobs.model)
         self._scored_step: int | None = None
         """Step whose own replies carry scores of the present weights; None once the weights change."""
 
@@ -144,13 +140,11 @@ class Policy:
     ) -> UpdateReport:
         """One optimizer step on a minibatch, in micro-batches whose losses add up to its loss.
 
-        With `prune`, rows without gradient are left out of the backward pass, and rows with advantage 0
-        also of the forward pass (unless there is a KL term). Divisors and the optimizer's step are
+        Rows of advantage 0 are skipped unless there is a KL term. Divisors and the optimizer step are
         the same as with these rows.
         """
         self.offloader.begin_update()
-        backward = GradientPass(self, samples, loss, update)
-        sums = backward.run(range(len(samples)))
+        sums = accumulate_gradient(self, samples, range(len(samples)), loss, update)
         rate = self.learning_rate()
         norm = self._clip_gradient()
         finite = isfinite(sums.loss) and isfinite(norm)
@@ -160,8 +154,6 @@ class Policy:
             self.optimizer.step()
             self._weights_changed()
             self.updates_made += 1
-            if backward.expected.tokens:
-                self.survived[update.part] = backward.expected.share
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         return UpdateReport(
             loss=sums.loss,
@@ -171,8 +163,6 @@ class Policy:
             ratios=sums.ratios,
             used=sums.used,
             learning_rate=rate,
-            pruned_forward=sums.pruned_forward,
-            pruned_backward=sums.pruned_backward,
         )
 
     def gradient(
@@ -185,7 +175,7 @@ class Policy:
         """The part of a minibatch's gradient that comes from the samples `rows`, not clipped. For
         diagnostics: weights, optimizer and counters do not change."""
         self.offloader.begin_update()
-        GradientPass(self, samples, loss, update).run(rows)
+        accumulate_gradient(self, samples, rows, loss, update)
         found = {}
         for name, parameter in self.master.items():
             zero = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -242,7 +232,6 @@ class Policy:
             state={
                 "updates_made": self.updates_made,
                 "skipped_in_a_row": self.skipped_in_a_row,
-                "survived": dict(self.survived),
             },
         )
 
@@ -286,7 +275,6 @@ class Policy:
         self._weights_changed()
         self.updates_made = int(checkpoint.state["updates_made"])
         self.skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
-        self.survived = dict(checkpoint.state.get("survived", {}))
 
     def export(self, folder: Path) -> None:
         """Write an ordinary model folder: full weights (adapters merged), tokenizer, chat template."""

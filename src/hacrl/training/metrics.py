@@ -82,7 +82,7 @@ def learning_metrics(
     """What the updates of a step did, for own samples and for each source.
 
     Ratios and clips are known only of samples that went through the model. Samples with advantage 0 do
-    not (see `prune`): pruned/forward counts them, and peers/forwarded counts the other peers' samples.
+    not: pruned/forward counts them, and peers/forwarded counts the other peers' samples.
     own/clipped_first is of the first update, at the weights that sampled, so it is 0 but for rounding;
     None if that update has no own samples. Gradient norms are before clipping.
     """
@@ -100,8 +100,7 @@ def learning_metrics(
         "updates": sum(not report.skipped for report in reports),
         "updates_planned": len(plan.floors),
         "updates_skipped": sum(report.skipped for report in reports),
-        "pruned/forward": sum(report.pruned_forward for report in reports),
-        "pruned/backward": sum(report.pruned_backward for report in reports),
+        "pruned/forward": sum(report.ratios.count(None) for report in reports),
         "own/samples": len(own),
         "own/advantage_zero": _mean(s.advantage == 0 for s in own),
         "own/clipped": _mean(not r.used for r in mine),
@@ -152,7 +151,7 @@ def effective_samples(weights: Sequence[float]) -> float:
 
 def sample_rows(done: Done) -> list[dict[str, Any]]:
     """Return one row per training sample, for `hacrl samples RUN`. Ratio and used are null where
-    the sample did not go through the model (advantage 0, `prune`)."""
+    the sample did not go through the model (advantage 0)."""
     return [
         {
             "problem": s.problem_id,

@@ -112,7 +112,6 @@ def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
     assert one.ratios == pytest.approx(two.ratios, abs=1e-5)
     assert one.used == two.used
     assert (one.skipped, one.learning_rate) == (two.skipped, two.learning_rate)
-    assert one.pruned_forward == two.pruned_forward
 
 
 def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -> None:
@@ -135,7 +134,7 @@ def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -
     ("family", "beta", "changes"),
     [
         ("llama", 0.0, {"microbatch_tokens": 30}),  # tied embeddings; several rounds
-        ("llama", 0.0, {"microbatch_tokens": 1, "prune": False}),  # 9 rows: rank 1 idles once
+        ("llama", 0.0, {"microbatch_tokens": 1}),  # 7 rows: rank 1 idles once
         ("qwen", 0.1, {"microbatch_tokens": 30}),  # a second, frozen, sharded model
         ("llama", 0.1, {"lora": {"rank": 4}, "microbatch_tokens": 1}),
         ("qwen", 0.0, {"gradient_checkpointing": True, "warmup_updates": 3}),
@@ -168,18 +167,17 @@ def test_gradients_are_summed_over_ranks_not_averaged(pair, llama: Path) -> None
     assert sharded.updates_made == 0
 
 
-@pytest.mark.parametrize("part", ["mixed", "peers"])  # with a graph at first, and without one
-def test_pruning_is_agreed_on(pair, llama: Path, part: str) -> None:
+def test_rows_without_gradient_on_one_rank(pair, llama: Path) -> None:
     """Rank 0 has dead rows alone and rank 1 living ones, or all rows of both are dead: nobody waits
     for a pass that the other does not make, and the optimizer steps all the same."""
     sharded, whole = pair(llama, microbatch_tokens=1, weight_decay=0.5)
     for specs in (DEAD[:1] + SPECS[:1] + DEAD[1:], SPECS, DEAD):
         rows = samples(whole, specs)
-        mine, theirs = (learn(p, rows, part=part) for p in (sharded, whole))
+        mine, theirs = (learn(p, rows) for p in (sharded, whole))
         assert_same_report(mine, theirs)
         assert_same_state(sharded, whole, 1e-5)
         whole.restore(sharded.checkpoint(1))
-    assert mine.pruned_backward == len(DEAD) and mine.grad_norm == 0.0
+    assert mine.grad_norm == 0.0
     assert sharded.updates_made == 3
 
 
@@ -299,11 +297,10 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
         learn(p, rows)
     assert_same_state(sharded, whole, 1e-5)
     learn(whole, rows)
-    whole.survived["peers"] = 1.0  # every rank must expect it, or they go different ways
     sharded.restore(whole.checkpoint(3))
     assert_same_state(sharded, whole, 0.0)
     for p in (sharded, whole):
-        learn(p, rows, part="peers")
+        learn(p, rows)
     assert_same_state(sharded, whole, 1e-5)
     sharded.export(tmp_path / "out")
     exported = Policy(
@@ -341,15 +338,7 @@ def test_samples_of_one_prompt_stay_together() -> None:
 
 
 def test_sums_of_ranks() -> None:
-    one = Sums(loss=0.5, kl=0.1, ratios=(1.0, None, None), used=(True, None, None), **_counts(1, 2))
-    two = Sums(
-        loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None), **_counts(1, 1)
-    )
-    both = Sums(
-        loss=0.75, kl=0.1, ratios=(1.0, 0.9, None), used=(True, False, None), **_counts(1, 3)
-    )
+    one = Sums(loss=0.5, kl=0.1, ratios=(1.0, None, None), used=(True, None, None))
+    two = Sums(loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None))
+    both = Sums(loss=0.75, kl=0.1, ratios=(1.0, 0.9, None), used=(True, False, None))
     assert merge_sums([one, two]) == both
-
-
-def _counts(forward: int, backward: int) -> dict[str, int]:
-    return {"pruned_forward": forward, "pruned_backward": backward}

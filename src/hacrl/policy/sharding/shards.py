@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from hacrl.policy.batch import Inputs
 from hacrl.policy.logprobs import LogProbs
 
 T = TypeVar("T")
@@ -72,8 +73,8 @@ class ShardedLogProbs(LogProbs):
         with torch.no_grad():
             self._in_frame(super().__init__, frame.model, temperature)
 
-    def of_tokens(self, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        return self._in_frame(super().of_tokens, *arguments, **named)
+    def of_tokens(self, inputs: Inputs) -> Tensor:
+        return self._in_frame(super().of_tokens, inputs)
 
     def _in_frame(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """With the weights gathered; they are already while the object makes its first measurements."""

@@ -1,0 +1,224 @@
+"""Skipping samples of advantage 0 changes the time of an update, not its result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ratio_rows import SPECS, UPDATE, algorithm, assert_equal_state, learn, policy, rows
+
+import hacrl
+from hacrl.algorithms import ALGORITHMS
+from hacrl.algorithms.capability import Capability
+from hacrl.policy.batch import divisors_of, make_batch, make_inputs
+from hacrl.policy.policy import Policy
+from hacrl.policy.update import UpdateReport
+from hacrl.training.metrics import learning_metrics
+from hacrl.training.plan import Plan
+from hacrl.types import MicroBatch, Sample
+
+PEERS = replace(UPDATE, part="peers")
+ZERO_ADVANTAGE = [i for i, (_, _, advantage) in enumerate(SPECS) if advantage == 0]
+
+
+def whole_gradient(p: Policy, samples: list[Sample], loss) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradient of all samples in one plain forward and backward, nothing skipped."""
+    ids, masks = [s.token_ids for s in samples], [s.loss_mask for s in samples]
+    inputs = make_inputs(ids, masks, p.renderer.pad_id, p.device)
+    start_BT = p.start_logprobs(inputs).detach() if p.start_logprobs else None
+    batch = make_batch(samples, inputs, p.logprobs(inputs), start_BT, divisors_of(samples))
+    total = loss(batch, UPDATE).loss
+    found = torch.autograd.grad(total, list(p.master.values()), materialize_grads=True)
+    return total.item(), dict(zip(p.master, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("tokens", [16384, 40])
+def test_loss_and_gradient_are_those_of_all_samples(
+    llama: Path, name: str, beta: float, tokens: int
+) -> None:
+    """In one micro-batch and in several, at the start weights and after an update."""
+    p = policy(llama, beta, microbatch_tokens=tokens, max_grad_norm=1e9)
+    loss = algorithm(name, beta=beta).loss
+    for _ in range(2):
+        samples = rows(p)
+        total, wanted = whole_gradient(p, samples, loss)
+        found = p.gradient(samples, range(len(samples)), loss, UPDATE)
+        for key, gradient in wanted.items():
+            assert torch.allclose(found[key], gradient, atol=1e-6, rtol=0), key
+        report = p.update(samples, loss, UPDATE)
+        assert report.loss == pytest.approx(total, abs=1e-6)
+        assert report.grad_norm > 1e-3
+        skipped = [i for i, ratio in enumerate(report.ratios) if ratio is None]
+        assert skipped == ([] if beta else ZERO_ADVANTAGE)
+        assert [i for i, used in enumerate(report.used) if used is None] == skipped
+
+
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
+def test_the_same_with_checkpointing_and_adapters(llama: Path, changes: dict) -> None:
+    p = policy(llama, microbatch_tokens=40, **changes)
+    samples, loss = rows(p), algorithm().loss
+    _, wanted = whole_gradient(p, samples, loss)
+    found = p.gradient(samples, range(len(samples)), loss, UPDATE)
+    for key, gradient in wanted.items():
+        assert torch.allclose(found[key], gradient, atol=1e-6, rtol=0), key
+
+
+def test_an_update_of_peers_has_no_kl_term(llama: Path) -> None:
+    """The KL term is of own samples. An update of peers only equals the one without the term, also in
+    the skipped samples, and the start weights are not used."""
+    with_term, without = policy(llama, beta=0.1), policy(llama)
+    learn(with_term, rows(with_term), beta=0.1)  # away from the start weights
+    without.restore(with_term.checkpoint(1))
+    samples = [s for s in rows(without) if not s.is_own]
+    calls = []
+    with_term.start_model.model.register_forward_hook(lambda *a: calls.append(a))
+    one = learn(with_term, samples, update=PEERS, beta=0.1)
+    two = learn(without, samples, update=PEERS)
+    assert_equal_state(with_term, without)
+    assert one.kl == 0.0 and one.ratios.count(None) == two.ratios.count(None) == 1
+    assert not calls
+    learn(with_term, rows(with_term), beta=0.1)
+    assert calls
+
+
+@pytest.mark.parametrize("spec", [(True, 1.5, 1.0), (True, 1.0, 0.0)])
+def test_without_any_gradient_the_optimizer_steps(llama: Path, spec) -> None:
+    """Clipped samples or samples of advantage 0. From fresh moments only weight decay moves the weights:
+    w * (1 - lr * decay). After an update with a gradient the moments shrink by 0.9 and 0.999."""
+    p = policy(llama, weight_decay=0.5)
+    before = {n: m.detach().clone() for n, m in p.master.items()}
+    report = learn(p, rows(p, [spec] * 4))
+    assert not report.skipped and report.grad_norm == 0 and p.updates_made == 1
+    for name, parameter in p.master.items():
+        assert torch.allclose(parameter, before[name] * (1 - 1e-3 * 0.5), atol=1e-7)
+    learn(p, rows(p))
+    moments = {n: p.optimizer.state[m]["exp_avg"].clone() for n, m in p.master.items()}
+    learn(p, rows(p, [spec] * 4))
+    for name, parameter in p.master.items():
+        state = p.optimizer.state[parameter]
+        assert state["step"] == 3
+        assert torch.allclose(state["exp_avg"], 0.9 * moments[name], atol=1e-8)
+
+
+# ---------------------------------------------------------------- the rule of advantage 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
+    """Anywhere, not only near ratio 1: no gradient at such rows, and none of it elsewhere."""
+    method = algorithm(name)
+    generator = torch.Generator().manual_seed(0)
+    logprobs, old, source = (
+        -3 * torch.rand(6, 5, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    whole = MicroBatch(
+        logprobs_BT=logprobs.requires_grad_(),
+        mask_BT=torch.ones(6, 5),
+        behaviour_B=source.mean(1),
+        old_logprobs_BT=old,
+        ref_logprobs_BT=None,
+        advantage_B=torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 1.0], dtype=torch.float64),
+        weight_B=torch.full((6,), 1.3, dtype=torch.float64),
+        is_own_B=torch.tensor([True, True, False, False, True, False]),
+        num_samples=6,
+        num_own=3,
+        num_tokens=30,
+        num_own_tokens=15,
+        source_logprobs_BT=source,
+    )
+    kept = whole.advantage_B != 0
+    part = replace(
+        whole,
+        **{
+            key: value[kept].detach()
+            for key, value in vars(whole).items()
+            if isinstance(value, torch.Tensor)
+        },
+    )
+    part.logprobs_BT.requires_grad_()
+    losses = [method.loss(batch, UPDATE).loss for batch in (whole, part)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-12)
+    gradient, rest = (
+        torch.autograd.grad(loss, batch.logprobs_BT)[0]
+        for loss, batch in zip(losses, (whole, part), strict=True)
+    )
+    assert not gradient[~kept].any()
+    assert torch.allclose(gradient[kept], rest, atol=1e-12)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_means_are_over_the_samples_that_were_not_skipped() -> None:
+    """Own: s 1.0 and skipped. Peers: 0.7 (below 0.8, so not used), 0.9 and skipped: half of the two are
+    below the floor and half are used; 0.9 alone has weight, worth one sample."""
+    blank = Sample("p", 0, "a", True, (1, 2), (0, 1), -0.5, advantage=1.0)
+    peer = replace(blank, source="b", is_own=False)
+    batch = [
+        blank,
+        replace(blank, advantage=0.0),
+        peer,
+        replace(peer, token_ids=(1, 2, 3), loss_mask=(0, 1, 1)),
+        replace(peer, advantage=0.0),
+    ]
+    report = UpdateReport(
+        loss=0.1,
+        grad_norm=0.2,
+        kl=0.0,
+        skipped=False,
+        ratios=(1.0, None, 0.7, 0.9, None),
+        used=(True, None, False, True, None),
+        learning_rate=1e-3,
+    )
+    capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
+    plan = Plan((("mixed", 1),), (0.8,))
+    found = learning_metrics([(UPDATE, batch, report)], plan, capability, ("a", "b"), "a")
+    wanted = {
+        "pruned/forward": 2,
+        "own/samples": 2,
+        "own/advantage_zero": 0.5,
+        "own/ratio": 1.0,
+        "own/clipped": 0.0,
+        "peers/samples": 3,
+        "peers/forwarded": 2,
+        "peers/below_floor": 0.5,
+        "peers/used": 0.5,
+        "peers/effective_samples": 1.0,
+        "ratio/b": 0.8,
+        "ratio/b/short": 0.7,
+        "ratio/b/long": 0.9,
+    }
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+
+    unseen = replace(report, ratios=(None,) * 5, used=(None,) * 5)
+    found = learning_metrics([(UPDATE, batch, unseen)], plan, capability, ("a", "b"), "a")
+    assert found["peers/forwarded"] == 0
+    for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b", "ratio/b/long"):
+        assert found[key] is None
+
+
+def test_skipped_samples_are_null_in_the_samples_file(tmp_path: Path) -> None:
+    config = {
+        "steps": 1, "prompts_per_step": 6, "samples_per_prompt": 2, "minibatch_samples": 12,
+        "max_prompt_tokens": 64, "max_response_tokens": 24, "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number", "workers": 0}, "evaluation": {"every": 0, "problems": 2},
+        "runtime": {"threads": 1, "device": "cpu"}, "log": {"tensorboard": False},
+        "agents": [
+            {"name": n, "model": f"pocket:{n}", "learning_rate": 2e-4} for n in ("wren", "finch")
+        ],
+    }  # fmt: skip
+    run = hacrl.train(config, tmp_path / "run")
+    metrics = [row for row in run.metrics() if row["kind"] == "train"]
+    for row in metrics:
+        path = run.path / f"samples/{row['agent']}/step-{row['step']:06d}.jsonl"
+        stored = [json.loads(line) for line in path.read_text().splitlines()]
+        skipped = [s["advantage"] == 0 for s in stored]
+        assert [s["ratio"] is None for s in stored] == skipped
+        assert [s["used"] is None for s in stored] == skipped
+        assert row["pruned/forward"] == sum(skipped)
+    assert sum(row["pruned/forward"] for row in metrics) > 0
