@@ -1,8 +1,8 @@
 """Verifiers that misbehave, run by the pool's tests in real worker processes.
 
-What they do is chosen by the reply, so that good and bad calls mix in one batch. Seconds that a call
-is to have taken are not waited for: `take` notes them in the actor's folder, and the tests put that
-worker's clock back by as many. So every other call may be as slow as the machine is.
+The reply chooses what they do, so that good and bad calls mix in one batch. Slow calls do not wait:
+`take` writes their seconds to a file, and the tests move that worker's clock back by as much. So the
+tests do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOREVER = 2 * LIMIT
 
 @dataclass
 class Actor:
-    """Does what the reply says; the detail of an honest answer is the reply itself."""
+    """Does what the reply says; the detail of a normal verdict is the reply."""
 
     folder: str = ""
     slow_start: float = 0.0
@@ -50,7 +50,7 @@ class Odd(Exception):
 
 
 def take(actor: Actor, seconds: float, wait: bool = True) -> None:
-    """Be `seconds` slower than the machine; `wait` until the tests have seen to it."""
+    """Take `seconds` on the clock of the pool; `wait` until the tests have moved the clock."""
     if not actor.folder:
         return
     note, draft = (Path(actor.folder, f"{os.getpid()}{end}") for end in ("", ".draft"))
@@ -71,14 +71,14 @@ def nap(actor: Actor) -> None:
 
 
 def wait(actor: Actor) -> None:
-    """Until somebody interrupts the tests."""
+    """Waits until the test interrupts the batch."""
     Path(actor.folder, "waits").touch()
     while True:
         time.sleep(1)
 
 
 def deep_hang(actor: Actor) -> None:
-    """Never leaves C code, so no Python timer, signal handler or thread could stop it."""
+    """Never leaves C code, so no Python timer, signal handler or thread can stop it."""
     take(actor, FOREVER, wait=False)
     re.match(r"(a+)+$", "a" * 60 + "b")
 
@@ -120,7 +120,7 @@ def ask(actor: Actor) -> None:
 
 
 def fork_and_die(actor: Actor) -> None:
-    """A child keeps the worker's socket open; the death must be seen all the same."""
+    """A child keeps the worker's socket open; the pool must notice the death all the same."""
     if os.fork() == 0:
         time.sleep(300)
         os._exit(0)
@@ -135,13 +135,8 @@ def with_child(actor: Actor) -> None:
     child.wait()
 
 
-ACTS = {
-    f.__name__: f
-    for f in (
-        *(spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask),
-        *(fork_and_die, with_child, nap, wait),
-    )
-}
+_ACTS = (spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask, nap, wait)
+ACTS = {act.__name__: act for act in (*_ACTS, fork_and_die, with_child)}
 
 
 class TooMuch:

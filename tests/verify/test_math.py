@@ -1,4 +1,4 @@
-"""The `math` verifier: what it reads out of a reply, and what it holds for equal."""
+"""The `math` verifier: how it finds answers in replies and compares them."""
 
 from __future__ import annotations
 
@@ -88,23 +88,20 @@ def judge(gold: str, answer: str, box: bool = True, **options: object) -> Verdic
     return verifier.judge(reply, Problem("p", (), gold, "t"))
 
 
+# A gold answer, then answers that equal it (SAME) or do not (DIFFERENT).
 SAME = [
-    (r"\frac{3}{4}", "0.75"),
-    (r"\frac{3}{4}", "6/8"),
+    (r"\frac{3}{4}", "0.75", "6/8"),
     (r"\frac{7}{4}", r"1\frac{3}{4}"),
-    ("12345", "12,345"),
-    ("12345", r"12{,}345.0"),
+    ("12345", "12,345", r"12{,}345.0"),
     ("-1./3", r"-\frac13"),
     (r"\frac{1}{3}", "0.333333"),
-    ("4.5e33", r"4.5 \times 10^{33}"),
-    ("4.5e33", r"45 \cdot 10^{32}"),
+    ("4.5e33", r"4.5 \times 10^{33}", r"45 \cdot 10^{32}"),
     ("10^{-5}", "1e-5"),
     ("8", r"8\%"),
     ("0.08", r"8\%"),
     (r"8 \%", "8%"),
-    ("10", r"10\text{ cm}^2"),
+    ("10", r"10\text{ cm}^2", "10 m"),
     (r"10\text{ cm}", "10"),
-    ("10", "10 m"),
     ("18", "18 eggs a day"),
     (r"\$3.60", "3.60"),
     (r"60^\circ", "60"),
@@ -114,8 +111,7 @@ SAME = [
     ("(x,y)=(1,2)", "(1,2)"),
     ("x=1,y=2", "y=2, x=1"),
     ("1,2,3", "3, 1, 2"),
-    ("1,2", r"\{2, 1\}"),
-    ("1,2", r"1 \text{ and } 2"),
+    ("1,2", r"\{2, 1\}", r"1 \text{ and } 2"),
     ("2,-2", r"\pm 2"),
     (r"1+\sqrt{2},1-\sqrt{2}", r"1 \pm \sqrt2"),
     ("(1, 2)", r"\left(1,2\right)"),
@@ -125,8 +121,7 @@ SAME = [
     ("k \\geqslant 2", r"k \ge 2"),
     (r"\begin{pmatrix} 1 \\ 1/2 \end{pmatrix}", r"\begin{bmatrix}1\\0.5\end{bmatrix}"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(1,2)"),
-    ("66_8", "66_{8}"),
-    ("66_8", "66"),
+    ("66_8", "66_{8}", "66"),
     (r"\text{Evelyn}", "evelyn"),
     (r"\text{(C)}", "C"),
     (r"\text{June 20}", "June 20"),
@@ -146,22 +141,18 @@ SAME = [
     ("np.arcsin(10/13)", r"\arcsin\frac{10}{13}"),
     ("9:24", r"9:24\text{ p.m.}"),
     ("1:4", "2:8"),
-    (r"\frac{2}{3}", "0.666667"),
-    (r"\frac{2}{3}", "0.666666"),
+    (r"\frac{2}{3}", "0.666667", "0.666666"),
     (r"\frac{1}{2}", r"\\frac{1}{2}"),
 ]
 DIFFERENT = [
     (r"\frac{3}{4}", r"\frac{4}{3}"),
-    (r"\frac{1}{3}", "0.33"),
-    (r"\frac{1}{3}", "0.333334"),
-    ("1.6e-19", "1.8e-19"),
-    ("1.6e-19", "1.6e-20"),
+    (r"\frac{1}{3}", "0.33", "0.333334"),
+    ("1.6e-19", "1.8e-19", "1.6e-20"),
     ("6.6e-34x", "6.7e-34x"),
     ("4.5e33", "4.5e32"),
     ("4t", "4"),
     ("4", "4t"),
-    ("a+b+c", "a+d"),
-    ("a+b+c", "a+b"),
+    ("a+b+c", "a+d", "a+b"),
     ("2RC+R+C", "2rc+r+c"),
     (r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}", r"\frac{2}{3}"),
     ("8", "-8"),
@@ -184,18 +175,17 @@ DIFFERENT = [
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(2,1)"),
     ("9:24", "3:8"),
     ("12345", "12,346"),
-    ("42", r"\text{forty}"),
-    ("42", r"\frac{(}{)}"),
-]  # fmt: skip
+    ("42", r"\text{forty}", r"\frac{(}{)}"),
+]
 
 
-@pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_the_same_written_otherwise(gold: str, answer: str) -> None:
+@pytest.mark.parametrize(("gold", "answer"), [(g, a) for g, *more in SAME for a in more])
+def test_equal_in_another_notation(gold: str, answer: str) -> None:
     assert judge(gold, answer).status is Status.OK
 
 
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_near_but_different(gold: str, answer: str) -> None:
+@pytest.mark.parametrize(("gold", "answer"), [(g, a) for g, *more in DIFFERENT for a in more])
+def test_close_but_different(gold: str, answer: str) -> None:
     assert judge(gold, answer).status is Status.WRONG
 
 
@@ -210,14 +200,9 @@ def test_statuses() -> None:
     assert judge("5", "I give up", box=False).status is Status.UNPARSED
     assert judge("5", "the answer is 5", box=False, box_only=True).status is Status.UNPARSED
     assert judge("5", "").status is Status.UNPARSED
-    for reply in ("5", r"\frac{(", "t(0,4]"):  # an unreadable gold is never judged by halves
+    assert judge("5", "", box=False).status is Status.UNPARSED
+    for reply in ("5", r"\frac{(", "t(0,4]"):  # an unreadable gold answer is ERROR for every reply
         assert judge("t(0,4]", reply).status is Status.ERROR
-
-
-def test_the_question_is_not_looked_at() -> None:
-    """The answer comes from the reply even when it is empty and the gold is in the question."""
-    verifier = make_verifier(VerifierConfig(kind="math"))
-    assert verifier.judge("", Problem("p", (), "5", "t")).status is Status.UNPARSED
 
 
 def test_poison_costs_one_time_out_and_nothing_else() -> None:
@@ -232,30 +217,26 @@ def test_poison_costs_one_time_out_and_nothing_else() -> None:
             assert verdict.status is (Status.OK if i % 3 == 1 else Status.WRONG)
 
 
+def run_python(code: str, *paths: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *filter(None, sys.path)])}
+    return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+
+
 def test_without_the_extra(tmp_path: Path) -> None:
-    """A Python that cannot import math-verify says how to get it, from the worker as well."""
+    """Without math-verify the error names the package to install, also from the worker."""
     (tmp_path / "math_verify.py").write_text("raise ImportError('not installed')")
     code = (
-        "from hacrl.verify import VerifierConfig, VerifierPool, make_verifier\n"
+        "from hacrl.verify import VerifierConfig, VerifierPool\n"
         "for workers in (0, 1):\n"
         "    try:\n"
         "        VerifierPool(VerifierConfig(kind='math', workers=workers)).label\n"
         "    except ValueError as error:\n"
         "        print(type(error).__name__, error)\n"
     )
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
+    lines = run_python(code, str(tmp_path)).splitlines()
     assert len(lines) == 2
-    assert all(
-        line.startswith("UserError") and "pip install 'hacrl[math]'" in line for line in lines
-    )
+    for line in lines:
+        assert line.startswith("UserError") and "pip install 'hacrl[math]'" in line
 
 
 def test_nothing_heavy_in_the_trainer() -> None:
@@ -267,8 +248,4 @@ def test_nothing_heavy_in_the_trainer() -> None:
         "    assert pool.label == 'math/1'\n"
         "print(sorted({'torch', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"
