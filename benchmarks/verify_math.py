@@ -1,16 +1,16 @@
-"""How good is the `math` verifier? False negatives and false positives beside plain math-verify.
+"""Accuracy of the `math` verifier: false negatives and false positives beside plain math-verify.
 
     python benchmarks/verify_math.py --data DIR [--seed 0] [--altered 2000] [--misses 20]
 
-DIR holds files NAME.jsonl or NAME.jsonl.gz, one JSON object a line with `id` and `answer`. Three
+DIR has files NAME.jsonl or NAME.jsonl.gz, one JSON object per line with `id` and `answer`. Three
 judges see the same replies:
 
     math     hacrl's verifier
     boxed    verify(parse("\\boxed{gold}"), parse(reply)) of math-verify
     plain    verify(parse(gold), parse(reply)) of math-verify
 
-Checks: every gold against itself; altered answers, half right but written otherwise, half wrong but
-near; eight workers on however few cores; poisoned expressions among good ones.
+Checks: every gold answer against itself; altered answers, half right in another notation, half wrong
+but close; eight workers on any number of cores; expressions that never return among normal ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from altered_answers import RIGHT, WRONG, Change
+from altered_right import RIGHT, Change
+from altered_wrong import WRONG
 
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify import VerifierConfig, VerifierPool, count_statuses
@@ -34,7 +35,7 @@ JUDGES = {"math": "math", "boxed": "verify_math:Boxed", "plain": "verify_math:Pl
 
 
 class Plain:
-    """math-verify as its README shows it."""
+    """math-verify as in its README."""
 
     name, version, reward_range = "plain", "1", (0.0, 1.0)
     gold = "{}"
@@ -52,7 +53,7 @@ class Plain:
 
 
 class Boxed(Plain):
-    """The same with the gold in a box."""
+    """The same with the gold answer in a box."""
 
     name = "boxed"
     gold = r"\boxed{{}}"
@@ -67,7 +68,6 @@ SENTENCES = [
 """{} is the answer. The last has no box."""
 
 
-# --- running -------------------------------------------------------------------------------------
 def golds(folder: Path) -> Iterator[tuple[str, str, str]]:
     """(set, id, answer) of all rows."""
     for path in sorted(folder.glob("*.jsonl*")):
@@ -79,7 +79,7 @@ def golds(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def altered(rows: list[tuple[str, str, str]], changes: list[Change], count: int, seed: int):
-    """`count` altered answers, as evenly over the kinds of change and the sets as they allow."""
+    """`count` altered answers, spread evenly over the kinds of change and the sets."""
     draw = random.Random(seed)
     kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, _, gold in rows:
@@ -137,8 +137,8 @@ def check_golds(rows: list[tuple[str, str, str]], workers: int, misses: int) -> 
 
 def check_altered(rows: list, count: int, seed: int, workers: int, misses: int) -> None:
     for title, changes, wanted in [
-        ("Right but written otherwise: false negatives", RIGHT, True),
-        ("Wrong but near: false positives", WRONG, False),
+        ("Right in another notation: false negatives", RIGHT, True),
+        ("Wrong but close: false positives", WRONG, False),
     ]:
         cases = altered(rows, changes, count // 2, seed)
         pairs = [(gold, reply) for _, gold, reply, _ in cases]

@@ -3,45 +3,43 @@
     python scripts/make_pocket_team.py                        the three, into the package
     python scripts/make_pocket_team.py wren --out /tmp/team   one of them, elsewhere
     python scripts/make_pocket_team.py goldfinch linnet wren-2 wren-3 wren-4 wren-5
-                                                              those of the suites
+                                                              the models of the suites
 
-wren (Llama, tied embeddings) reads with a SentencePiece-like tokenizer, finch (Qwen3, grouped
-heads) and heron (Llama) with a byte-level one. All three answer in the same form, so that one
-agent's text is plausible to the others: worked out ("7+8=15 2+5+1=8 so 85") or guessed ("so 83").
-The last number of a reply is its answer.
+wren (Llama, tied embeddings) has a SentencePiece-like tokenizer, finch (Qwen3, grouped heads) and heron
+(Llama) a byte-level one. All three reply in the same form, so that one agent's text is plausible to the
+others: worked out ("7+8=15 2+5+1=8 so 85") or guessed ("so 83"). The last number of a reply is its
+answer.
 
-RL can only amplify what a model sometimes does. So each is taught in two lessons of supervised
-training, on training problems only:
+RL can only amplify what a model sometimes does. So each model is pretrained in two lessons, on training
+problems only:
   1. the right procedure, every time, until it is known;
-  2. briefly, demonstrations of mixed quality: the right procedure in 5 to 45 percent, otherwise
-     slips (a carry forgotten or invented, a wrong digit, carried on faithfully) or plain guesses.
-     The shares differ by agent and operation: wren is best at add, finch at sub, heron at mul, so
-     that each has something to give to the others.
+  2. briefly, demonstrations of mixed quality: the right procedure in 5 to 45 percent, otherwise slips (a
+     carry forgotten or invented, a wrong digit, then continued correctly) or guesses. The fractions
+     differ by agent and operation: wren is best at add, finch at sub, heron at mul, so that each can
+     teach the others something.
 
-What was found on the way (GSPO alone, 32 prompts x 8, learning rate 3e-4, clip 3e-3, two updates a
-step; sampled accuracy at temperature 1 on 120 held-out problems x 4, one seed):
-  - How well the procedure is known decides what RL can reach. With a first lesson of 400 steps (64
-    percent right on held-out problems after it) wren went from 0.16 to 0.49 in 40 steps of RL; with
-    900 steps (89 percent) and nearly the same habits from 0.21 to 0.82 in 30.
-  - The models as shipped, in 30 steps: wren 0.25 to 0.76, finch 0.25 to 0.85, heron 0.24 to 0.70.
-    Products stay behind (0.6 to 0.8 of the held-out ones right after the first lesson, against 1.0
-    of the training ones): there are just 559 of them to learn from.
-  - A second lesson of 100 steps left 3 to 6 percent of replies with a stray byte in them; after
-    200 steps it is about 1 percent.
+Findings (GSPO alone, 32 prompts x 8, learning rate 3e-4, clip 3e-3, two updates per step; sampled
+accuracy at temperature 1 on 120 held-out problems x 4, one seed):
+  - How well the procedure is known limits RL. With a first lesson of 400 steps (64 percent right on
+    held-out problems after it) wren went from 0.16 to 0.49 in 40 steps of RL; with 900 steps (89
+    percent) and nearly the same habits from 0.21 to 0.82 in 30.
+  - The models of the package, in 30 steps: wren 0.25 to 0.76, finch 0.25 to 0.85, heron 0.24 to 0.70.
+    Products are worst (0.6 to 0.8 of the held-out ones right after the first lesson, 1.0 of the
+    training ones): there are only 559 to learn from.
+  - A second lesson of 100 steps left a stray byte in 3 to 6 percent of the replies; after 200 steps it
+    is about 1 percent.
 
-The suites' models are one of the three, taught otherwise (sampled accuracy at temperature 1 on 100
-held-out problems x 4 of each operation, as add / sub / mul; greedy on 100 in all):
+The other models are variants of the three (sampled accuracy at temperature 1 on 100 held-out problems
+x 4 of each operation, as add / sub / mul; greedy on 100 in all):
   - goldfinch: finch's first lesson, then better habits: the same model after more training.
     0.49 / 0.60 / 0.36, greedy 0.95.
-  - linnet: finch's body and a stream of its own; good at add where finch is good at sub.
+  - linnet: finch's architecture with other demonstrations; good at add where finch is good at sub.
     0.47 / 0.13 / 0.13, greedy 0.42.
-  - wren-2 to wren-5: wren, with the first lesson broken off after 450, 250, 150 and 80 of 900 steps,
-    so that RL cannot bring it up to the others. Means 0.19, 0.08, 0.04, 0.01, greedy 0.53, 0.35, 0.23,
-    0.04.
+  - wren-2 to wren-5: wren with a first lesson of 450, 250, 150 and 80 instead of 900 steps, so that RL
+    cannot bring it up to the others. Means 0.19, 0.08, 0.04, 0.01, greedy 0.53, 0.35, 0.23, 0.04.
 
-One thread, one seed: the same machine and versions give the same weights. Other processors may
-round differently and give models that differ in detail. About seven minutes for the three on one
-free core.
+One thread, one seed: the same machine and versions give the same weights. Other processors may round
+differently. About seven minutes for the three on one free core.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from pocket_tokenizers import byte_tokenizer, piece_tokenizer
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -77,16 +75,12 @@ REPLY_LIMIT = 24  # no demonstration is longer, in either tokenizer
 ROWS = 192  # demonstrations in a batch
 MIXED_STEPS = 200
 
-# ------------------------------------------------------------------------------------------------
-# Demonstrations: what a reply looks like, right and wrong
-# ------------------------------------------------------------------------------------------------
-
 
 def worked(problem: Problem, rng: random.Random, slip: str = "") -> str:
-    """The procedure of school, units first: "27+58" -> "7+8=15 2+5+1=8 so 85".
+    """The school procedure, units first: "27+58" -> "7+8=15 2+5+1=8 so 85".
 
-    A slip is one wrong step, carried on faithfully: "carry" forgets the carry (or invents one),
-    "units" gets the first result wrong by one.
+    A slip is one wrong step, then continued correctly: "carry" forgets or invents a carry, "units"
+    gets the first result wrong by one.
     """
     operation, a, b = problem.id.split("-")
     tens, units, other = int(a) // 10, int(a) % 10, int(b)
@@ -115,7 +109,7 @@ def worked(problem: Problem, rng: random.Random, slip: str = "") -> str:
 
 
 def guess(problem: Problem, rng: random.Random) -> str:
-    """A confident answer without work, near the truth but not it: "so 83"."""
+    """A wrong answer without work, close to the right one: "so 83"."""
     answer = int(problem.answer)
     near = [answer + d for d in (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)]
     return f"so {rng.choice([n for n in near if n >= 0])}"
@@ -123,7 +117,7 @@ def guess(problem: Problem, rng: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Habits:
-    """How an agent was taught one operation: shares of right work and of slips; the rest guesses.
+    """Demonstrations of one operation: fractions of right work and of slips; the rest are guesses.
 
     Example: Habits(right=0.3, slip=0.3)
     """
@@ -142,141 +136,35 @@ def demonstrate(problem: Problem, habits: Habits, rng: random.Random) -> str:
     return guess(problem, rng)
 
 
-# ------------------------------------------------------------------------------------------------
-# Two tokenizers
-# ------------------------------------------------------------------------------------------------
-
-SPEECH = [
-    "You are a careful helper. Work the problem out step by step and give the number at the end.",
-    "Answer the question of the user with one number; think before you answer.",
-    "Add the units first, then the tens and the carry, so that the answer is right.",
-]
-"""A few words for the merges; any other text falls apart into bytes and comes back whole."""
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-BRACKETS = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'system' %}<sys>{{ message['content'] }}"
-    "{% elif message['role'] == 'user' %}<q>{{ message['content'] }}"
-    "{% else %}<a>{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<a>{% endif %}"
-)
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A: byte-level BPE as in GPT-2 and Qwen, every digit a token of its own, ChatML turns."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    turns = ["user\n", "assistant\n", "system\n", "so ", " so "] * 50
-    tokenizer.train_from_iterator(turns + SPEECH, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=CHATML,
-        model_max_length=512,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def piece_tokenizer() -> PreTrainedTokenizerFast:
-    """B: BPE in the manner of SentencePiece: spaces are letters, unknown characters fall back to
-    bytes, a BOS token, a space put before (and stripped from) a text that stands alone; numbers
-    are read in pieces of up to two digits."""
-    special = ["<unk>", "<s>", "</s>", "<pad>", "<sys>", "<q>", "<a>"]
-    pieces = special + [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces += ["\u2581"] + [chr(c) for c in range(33, 127)]
-    merges: list[tuple[str, str]] = []
-    digits = [(a, b) for a in "0123456789" for b in "0123456789"]
-    for pair in [*digits, ("s", "o"), ("\u2581", "so"), ("t", "h"), ("\u2581", "th"), ("e", "r")]:
-        merges.append(pair)
-        pieces.append("".join(pair))
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
-    )
-    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in special])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(prepend_scheme="first", split=True),
-            pre_tokenizers.Split(Regex("[0-9]{1,2}"), behavior="isolated"),
-        ]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
-        ]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-        additional_special_tokens=["<sys>", "<q>", "<a>"],
-        chat_template=BRACKETS,
-        model_max_length=512,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-# ------------------------------------------------------------------------------------------------
-# Three models
-# ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Member:
-    """All that makes one model: its body, its tokenizer, and how it was taught.
+    """One model: tokenizer, architecture and pretraining.
 
     Example: see TEAM below.
     """
 
     tokenizer: str
     family: type[PretrainedConfig]
-    body: dict[str, int | bool]
+    body: dict[str, int]
     habits: dict[str, Habits]
     steps: int
     learning_rate: float
     stream: str = ""
-    """Whose stream of demonstrations it is taught with; its own where empty. With the same body and
-    the same first lesson it is the same model up to there."""
+    """Name of the model whose demonstrations it gets; empty: its own. With the same architecture and
+    first lesson it is the same model after that lesson."""
+
+
+def _body(hidden: int, intermediate: int, key_value_heads: int, **more: int) -> dict[str, int]:
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": key_value_heads}
+    return {**sizes, **heads, **more}
 
 
 TEAM = {
     "wren": Member(
         tokenizer="pieces",
         family=LlamaConfig,
-        body={
-            "hidden_size": 64,
-            "intermediate_size": 160,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": True,
-        },
+        body=_body(64, 160, 4, tie_word_embeddings=True),
         habits={"add": Habits(0.45, 0.30), "sub": Habits(0.15, 0.35), "mul": Habits(0.05, 0.35)},
         steps=900,
         learning_rate=6e-3,
@@ -284,15 +172,7 @@ TEAM = {
     "finch": Member(
         tokenizer="bytes",
         family=Qwen3Config,
-        body={
-            "hidden_size": 96,
-            "head_dim": 24,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": False,
-        },
+        body=_body(96, 256, 2, tie_word_embeddings=False, head_dim=24),
         habits={"add": Habits(0.05, 0.35), "sub": Habits(0.45, 0.30), "mul": Habits(0.15, 0.35)},
         steps=600,
         learning_rate=4e-3,
@@ -300,21 +180,15 @@ TEAM = {
     "heron": Member(
         tokenizer="bytes",
         family=LlamaConfig,
-        body={
-            "hidden_size": 128,
-            "intermediate_size": 288,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": False,
-        },
+        body=_body(128, 288, 4, tie_word_embeddings=False),
         habits={"add": Habits(0.15, 0.35), "sub": Habits(0.05, 0.35), "mul": Habits(0.45, 0.30)},
         steps=400,
         learning_rate=3e-3,
     ),
 }
 
-# The suites' further models: one of the three, taught otherwise.
+# The models of the suites: variants of the three.
+RIGHT_ONLY = dict.fromkeys(OPERATIONS, Habits(right=1.0, slip=0.0))
 BETTER = {"add": Habits(0.45, 0.35), "sub": Habits(0.55, 0.30), "mul": Habits(0.50, 0.30)}
 OTHER = {"add": Habits(0.50, 0.30), "sub": Habits(0.03, 0.35), "mul": Habits(0.15, 0.35)}
 TEAM["goldfinch"] = replace(TEAM["finch"], habits=BETTER, stream="finch")
@@ -338,29 +212,12 @@ def build(member: Member, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel
     return model
 
 
-# ------------------------------------------------------------------------------------------------
-# Teaching
-# ------------------------------------------------------------------------------------------------
-
-
 @cache
 def prompt_of(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
     """The question as the model's chat template puts it, up to where the reply begins."""
     messages = [{"role": "user", "content": question}]
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """One stretch of supervised training.
-
-    Example: Lesson(member.habits, steps=200, learning_rate=1e-3)
-    """
-
-    habits: dict[str, Habits]
-    steps: int
-    learning_rate: float
 
 
 def demonstrations(
@@ -374,8 +231,7 @@ def demonstrations(
         prompt = prompt_of(tokenizer, problem.messages[0].content)
         reply = demonstrate(problem, habits[operation], rng)
         rows.append((prompt, prompt + reply + str(tokenizer.eos_token)))
-    # The end of the prompt is a token boundary in both tokenizers (a control token, or the end of
-    # a control token's line), so the reply's ids are what follows the prompt's.
+    # The prompt ends at a token boundary in both tokenizers, so its ids are a prefix.
     before = tokenizer([prompt for prompt, _ in rows], add_special_tokens=False)["input_ids"]
     whole = tokenizer([text for _, text in rows], add_special_tokens=False)["input_ids"]
     width = max(map(len, whole))
@@ -389,47 +245,35 @@ def demonstrations(
     return ids, labels
 
 
-def lessons(member: Member) -> dict[str, Lesson]:
-    """First the right procedure alone, until it is known by heart; then, briefly and gently, the
-    mixture, so that it is rarely used."""
-    right_only = dict.fromkeys(OPERATIONS, Habits(right=1.0, slip=0.0))
-    return {
-        "the procedure": Lesson(right_only, member.steps, member.learning_rate),
-        "the habits": Lesson(member.habits, MIXED_STEPS, member.learning_rate / 4),
-    }
-
-
 def teach(
-    lesson: Lesson, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rng: random.Random
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    habits: dict[str, Habits],
+    steps: int,
+    learning_rate: float,
+    rng: random.Random,
 ) -> None:
-    """Supervised training on the demonstrations: AdamW, warm-up, cosine to a twentieth."""
+    """Supervised training on demonstrations: AdamW, warm-up, cosine decay to a twentieth."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     begin = time.perf_counter()
-    for step in range(1, lesson.steps + 1):
-        scale = 0.05 + 0.475 * (1 + math.cos(math.pi * step / lesson.steps))
-        optimizer.param_groups[0]["lr"] = lesson.learning_rate * scale * min(1.0, step / 30)
-        ids, labels = demonstrations(lesson.habits, tokenizer, rng)
+    for step in range(1, steps + 1):
+        scale = 0.05 + 0.475 * (1 + math.cos(math.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = learning_rate * scale * min(1.0, step / 30)
+        ids, labels = demonstrations(habits, tokenizer, rng)
         logits = model(input_ids=ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 50 == 0 or step == lesson.steps:
+        if step % 50 == 0 or step == steps:
             seconds = time.perf_counter() - begin
-            print(
-                f"  step {step}/{lesson.steps} loss {loss.item():.3f} {seconds:.0f} s", flush=True
-            )
-
-
-# ------------------------------------------------------------------------------------------------
-# Measuring and saving
-# ------------------------------------------------------------------------------------------------
+            print(f"  step {step}/{steps} loss {loss.item():.3f} {seconds:.0f} s", flush=True)
 
 
 @torch.no_grad()
 def accuracy(folder: Path, problems: list[Problem], samples: int, greedy: bool = False) -> float:
-    """Share of replies whose last number is the answer, at temperature 1, from the saved folder."""
+    """Fraction of replies whose last number is the answer, at temperature 1, from the saved folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [
@@ -499,7 +343,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="held-out problems in the table")
     args = parser.parse_args()
     if unknown := set(args.members) - set(TEAM):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TEAM)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(TEAM)}")
     torch.set_num_threads(args.threads)
     tokenizers = {"bytes": byte_tokenizer(), "pieces": piece_tokenizer()}
     for name in args.members:
@@ -507,11 +351,15 @@ def main() -> None:
         torch.manual_seed(args.seed)
         tokenizer = tokenizers[member.tokenizer]
         model = build(member, tokenizer)
-        for title, lesson in lessons(member).items():
+        lessons = [
+            ("the procedure", RIGHT_ONLY, member.steps, member.learning_rate),
+            ("the habits", member.habits, MIXED_STEPS, member.learning_rate / 4),
+        ]
+        for title, habits, steps, learning_rate in lessons:
             print(f"{name}: {title}", flush=True)
-            # Each lesson begins its own stream: one can be changed without touching the other.
+            # A new stream for each lesson: one can be changed without changing the other.
             stream = random.Random(f"{args.seed} {member.stream or name}")
-            teach(lesson, model, tokenizer, stream)
+            teach(model, tokenizer, habits, steps, learning_rate, stream)
         save(args.out / name, model, tokenizer)
     report(args.out, args.members, args.count)
 

@@ -1,7 +1,7 @@
-"""Ways to write a right answer otherwise, and to get one nearly right: for verify_math.py.
+"""Ways to write a right answer in another notation, for verify_math.py.
 
-Each takes a gold and a random generator and returns the altered answer, or None where it does not
-apply. They know nothing of the verifier: plain text surgery on golds of a known form.
+Each function takes a gold answer and a random generator and returns the altered answer, or None if it
+does not apply. The functions edit the text of gold answers and know nothing of the verifier.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from fractions import Fraction
 Change = Callable[[str, random.Random], str | None]
 
 
-# --- right, but written otherwise ---------------------------------------------------------------
-NUMBER = r"(?<![\w.,\\{}^])-?\d+(?![\w.,\\{}^/:])"
 FRACTION = re.compile(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}")
 
 
@@ -119,7 +117,7 @@ def sized_brackets(gold: str, draw: random.Random) -> str | None:
     return None
 
 
-def _list(gold: str) -> list[str] | None:
+def list_parts(gold: str) -> list[str] | None:
     if re.search(r"text|mbox|[A-Za-z]{4}|\d,\\?!?\d{3}|=", gold):
         return None
     parts, depth, start = [], 0, 0
@@ -134,7 +132,7 @@ def _list(gold: str) -> list[str] | None:
 
 def permuted(gold: str, draw: random.Random) -> str | None:
     """1, 2, 3 -> 3, 1, 2"""
-    parts = _list(gold)
+    parts = list_parts(gold)
     if not parts:
         return None
     new = draw.sample(parts, len(parts))
@@ -143,19 +141,19 @@ def permuted(gold: str, draw: random.Random) -> str | None:
 
 def braces(gold: str, draw: random.Random) -> str | None:
     """1, 2 -> \\{1, 2\\}"""
-    parts = _list(gold)
+    parts = list_parts(gold)
     return rf"\{{{', '.join(parts)}\}}" if parts else None
 
 
 def joined_by_and(gold: str, draw: random.Random) -> str | None:
     """1, 2 -> 1 \\text{ and } 2"""
-    parts = _list(gold)
+    parts = list_parts(gold)
     if not parts:
         return None
     return ", ".join(parts[:-1]) + draw.choice([r" \text{ and } ", r"\text{ or }"]) + parts[-1]
 
 
-def _terms(gold: str) -> list[str] | None:
+def terms_of(gold: str) -> list[str] | None:
     if re.search(r"[=<>,:]|text|mbox|\\(?:pm|cup|begin|le|ge|in)|[A-Za-z]{5}|\de-?\d", gold):
         return None
     terms, depth, start = [], 0, 0
@@ -170,7 +168,7 @@ def _terms(gold: str) -> list[str] | None:
 
 def reordered(gold: str, draw: random.Random) -> str | None:
     """a + b - c -> b - c + a"""
-    terms = _terms(gold)
+    terms = terms_of(gold)
     if not terms:
         return None
     signed = [t if t[0] in "+-" else f"+{t}" for t in terms[1:] + terms[:1]]
@@ -280,190 +278,4 @@ RIGHT: list[Change] = [
     label, no_label, sized_brackets, permuted, braces, joined_by_and, reordered, power_of_ten,
     rewritten_words, other_matrix, under_root, rational_root, factor_outside, other_union,
     inequality, as_point, factored, evaluated, apples,
-]  # fmt: skip
-
-
-# --- wrong, but near ----------------------------------------------------------------------------
-def other_digit(gold: str, draw: random.Random) -> str | None:
-    """one digit changed"""
-    places = [m.start() for m in re.finditer(r"(?<![_\d.e^{-])\d", gold) if "_" not in gold]
-    if not places or "text" in gold:
-        return None
-    at = draw.choice(places)
-    return gold[:at] + draw.choice([d for d in "123456789" if d != gold[at]]) + gold[at + 1 :]
-
-
-def off_by_one(gold: str, draw: random.Random) -> str | None:
-    """42 -> 43 or 41"""
-    return str(int(gold) + draw.choice([-1, 1])) if re.fullmatch(r"-?\d+", gold) else None
-
-
-def other_sign(gold: str, draw: random.Random) -> str | None:
-    """5 -> -5"""
-    if not re.fullmatch(r"-?(\d+(\.\d+)?|\\d?frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}|\d*\\pi)", gold):
-        return None
-    return (gold[1:] if gold[0] == "-" else f"-{gold}") if re.search(r"[1-9]", gold) else None
-
-
-def upside_down(gold: str, draw: random.Random) -> str | None:
-    """\\frac{3}{4} -> \\frac{4}{3}"""
-    match = FRACTION.fullmatch(gold)
-    if not match or match[2] == match[3] or int(match[2]) == 0:
-        return None
-    return rf"{match[1]}\frac{{{match[3]}}}{{{match[2]}}}"
-
-
-def moved_point(gold: str, draw: random.Random) -> str | None:
-    """42 -> 4.2, 1.5 -> 15"""
-    if re.fullmatch(r"[1-9]\d+", gold):
-        return f"{gold[:-1]}.{gold[-1]}"
-    return str(float(gold) * 10) if re.fullmatch(r"[1-9]\d*\.\d+", gold) else None
-
-
-def dropped(gold: str, draw: random.Random) -> str | None:
-    """1, 2, 3 -> 1, 2"""
-    parts = _list(gold)
-    return ", ".join(parts[:-1]) if parts and len(set(parts)) == len(parts) else None
-
-
-def added(gold: str, draw: random.Random) -> str | None:
-    """1, 2 -> 1, 2, 77"""
-    parts = _list(gold)
-    return f"{gold}, 77" if parts and "(" not in gold else None
-
-
-def other_brackets(gold: str, draw: random.Random) -> str | None:
-    """[1, 2) -> (1, 2)"""
-    if not re.fullmatch(r"\[[^()\[\]]*[)\]]|\([^()\[\]]*\]", gold):
-        return None
-    return ("(" if gold[0] == "[" else "[") + gold[1:]
-
-
-def swapped(gold: str, draw: random.Random) -> str | None:
-    """(1, 2) -> (2, 1)"""
-    match = re.fullmatch(r"\(([^(),]+),([^(),]+)\)", gold)
-    if not match or match[1].strip() == match[2].strip() or "infty" in gold:
-        return None
-    return f"({match[2].strip()}, {match[1].strip()})"
-
-
-def other_exponent(gold: str, draw: random.Random) -> str | None:
-    """4.5e33 -> 4.5e34, x^2 -> x^3"""
-    match = re.fullmatch(r"(-?[\d.]+)e(-?\d+)", gold)
-    if match:
-        return f"{match[1]}e{int(match[2]) + draw.choice([-1, 1])}"
-    powers = list(re.finditer(r"(?<=[a-z])\^\{?(\d)\}?", gold))
-    if not powers:
-        return None
-    at = draw.choice(powers)
-    return f"{gold[: at.start()]}^{int(at[1]) + 1}{gold[at.end() :]}"
-
-
-def other_mantissa(gold: str, draw: random.Random) -> str | None:
-    """1.6e-19 -> 1.8e-19"""
-    match = re.fullmatch(r"(-?[\d.]+)e(-?\d+)", gold)
-    return f"{float(match[1]) + draw.choice([0.2, 1.0]):.4g}e{match[2]}" if match else None
-
-
-def other_variable(gold: str, draw: random.Random) -> str | None:
-    """4x + 1 -> 4z + 1"""
-    letters = re.findall(r"(?<![A-Za-z\\])[xyzntabk](?![A-Za-z(])", gold)
-    if not letters or re.search(r"[=<>]|text|mbox|[\\A-Za-z]{5}", gold):
-        return None
-    new = draw.choice([c for c in "wvuq" if c not in gold])
-    return re.sub(rf"(?<![A-Za-z\\]){draw.choice(letters)}(?![A-Za-z(])", new, gold)
-
-
-def lost_letter(gold: str, draw: random.Random) -> str | None:
-    """4t -> 4"""
-    match = re.fullmatch(r"(\d+)\s*[a-z]", gold)
-    return match[1] if match else None
-
-
-def plus_minus(gold: str, draw: random.Random) -> str | None:
-    """a + b -> a - b"""
-    terms = _terms(gold)
-    if not terms:
-        return None
-    last = terms[-1]
-    if not last.strip("+-0 "):
-        return None
-    return " ".join(terms[:-1]) + (" - " if last[0] == "+" else " + ") + last[1:].strip()
-
-
-def fewer_terms(gold: str, draw: random.Random) -> str | None:
-    """a + b + c -> a + b"""
-    terms = _terms(gold)
-    return " ".join(terms[:-1]) if terms and terms[-1].strip("+-0 ") else None
-
-
-def other_base(gold: str, draw: random.Random) -> str | None:
-    """66_8 -> 66_9"""
-    match = re.fullmatch(r"(\w+)_\{?(\d)\}?", gold)
-    return f"{match[1]}_{int(match[2]) + 1}" if match else None
-
-
-def rounded(gold: str, draw: random.Random) -> str | None:
-    """\\frac{1}{3} -> 0.33"""
-    match = FRACTION.fullmatch(gold)
-    if not match or int(match[3]) == 0:
-        return None
-    value = Fraction(int(match[2]), int(match[3]))
-    short = f"{float(value):.2f}"
-    return f"{match[1]}{short}" if Fraction(short) != value else None
-
-
-def other_word(gold: str, draw: random.Random) -> str | None:
-    """\\text{Evelyn} -> \\text{Carla}"""
-    match = re.fullmatch(r"\\(?:text|mbox)\{([A-Za-z ]+)\}", gold)
-    names = ["Carla", "odd", "even", "Monday", "parabola", "B", "Yes", "No"]
-    new = draw.choice(names)
-    return rf"\text{{{new}}}" if match and match[1].strip().lower() != new.lower() else None
-
-
-def lost_constant(gold: str, draw: random.Random) -> str | None:
-    """2\\pi -> 2, 3\\sqrt{2} -> 3"""
-    match = re.fullmatch(r"(\d+)\s*(?:\\pi|\\sqrt\{\d+\}|i)", gold)
-    return match[1] if match else None
-
-
-def transposed(gold: str, draw: random.Random) -> str | None:
-    """rows and columns of a matrix exchanged"""
-    match = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", gold)
-    if not match or "&" not in gold:
-        return None
-    rows = [[cell.strip() for cell in row.split("&")] for row in match[1].split(r"\\")]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    if columns == rows:
-        return None
-    inner = r" \\ ".join(" & ".join(column) for column in columns)
-    return rf"\begin{{pmatrix}} {inner} \end{{pmatrix}}"
-
-
-def strict_inequality(gold: str, draw: random.Random) -> str | None:
-    """[4, \\infty) -> x > 4"""
-    right = inequality(gold, draw)
-    if right is None:
-        return None
-    return right.replace(r"\geq", ">") if "geq" in right else right.replace(">", r"\geq")
-
-
-def other_function(gold: str, draw: random.Random) -> str | None:
-    """sin -> cos"""
-    if r"\sin" not in gold and r"\cos" not in gold:
-        return None
-    new = gold.replace(r"\sin", "#").replace(r"\cos", r"\sin").replace("#", r"\cos")
-    return new if not (r"\sin" in gold and r"\cos" in gold) else None
-
-
-def two_answers(gold: str, draw: random.Random) -> str | None:
-    """42 -> 42 or 17"""
-    return rf"{gold} \text{{ or }} 17" if re.fullmatch(r"\d+", gold) and gold != "17" else None
-
-
-WRONG: list[Change] = [
-    other_digit, off_by_one, other_sign, upside_down, moved_point, dropped, added, other_brackets,
-    swapped, other_exponent, other_mantissa, other_variable, lost_letter, plus_minus, fewer_terms,
-    other_base, rounded, other_word, lost_constant, transposed, strict_inequality, other_function,
-    two_answers,
 ]  # fmt: skip
