@@ -21,7 +21,7 @@ def rollout(reward: float, status: Status, tokens: int, finish: Finish = Finish.
 
 def test_rollout_metrics_by_hand() -> None:
     """Judged rewards 1, 0, 0 (the time-out does not count): mean 1/3. Lengths 2, 4, 2, 4: mean 3; one
-    of four was cut."""
+    of four reached the limit."""
     made = rollout_metrics(
         [
             rollout(1.0, Status.OK, 2),

@@ -92,7 +92,7 @@ class AlgorithmSettings(BaseModel):
     )
 
     name: str = "hacpo"
-    """A name in ALGORITHMS, or the import path `package.module:Class` of your own algorithm."""
+    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, or an import path `package.module:Class`."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
 
