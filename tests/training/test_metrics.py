@@ -79,10 +79,8 @@ def test_learning_metrics_by_hand() -> None:
     own = [sample("a", 2)]
     peers = [sample("b", n) for n in (1, 2, 3, 4)]
     reports = [
-        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3, 0, 0),
-        UpdateReport(
-            0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3, 0, 0
-        ),
+        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3),
+        UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3),
     ]
     done = [
         (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),
