@@ -29,6 +29,26 @@ NUM_WARPS, NUM_STAGES = 4, 2
 
 
 @triton.jit
+def _soft_cap(scores, cap):
+    """cap * tanh(scores / cap)"""
+    return cap * (2.0 / (1.0 + tl.exp(-2.0 * scores / cap)) - 1.0)
+
+
+@triton.jit
+def _add_token(q, k, v, top, total, acc, scale, cap, CAPPED: tl.constexpr):
+    """Add one key and value to an online softmax."""
+    scores = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+    if CAPPED:
+        scores = _soft_cap(scores, cap)
+    new_top = tl.maximum(top, scores)
+    shrink = tl.exp(top - new_top)
+    weight = tl.exp(scores - new_top)
+    total = total * shrink + weight
+    acc = acc * shrink[:, None] + weight[:, None] * v.to(tl.float32)[None, :]
+    return new_top, total, acc
+
+
+@triton.jit
 def _attend_kernel(
     query, key, value, keys, values, table, position, out, part_out, part_max, part_sum,
     scale, window, cap,
@@ -38,8 +58,7 @@ def _attend_kernel(
     SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one row and key head over one split of the row's pages. `position` is the position
-    of the new token."""
+    """Attention of one row's new token, at `position`, with one key head over one split of its pages."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     g, d, o = tl.arange(0, GROUP_PAD), tl.arange(0, SIZE_PAD), tl.arange(0, PAGE)
     real = (g < GROUP)[:, None] & (d < SIZE)[None, :]
@@ -64,8 +83,7 @@ def _attend_kernel(
         v = tl.load(values + at, mask=stored, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:
-            squeezed = 2.0 / (1.0 + tl.exp(-2.0 * scores / cap)) - 1.0
-            scores = cap * squeezed
+            scores = _soft_cap(scores, cap)
         scores = tl.where(seen[None, :], scores, FAR)
         new_top = tl.maximum(top, tl.max(scores, 1))
         shrink = tl.exp(top - new_top)
@@ -80,15 +98,7 @@ def _attend_kernel(
         at = page * page_stride + head * head_stride + (length % PAGE) * SIZE + d
         tl.store(keys + at, k, mask=d < SIZE)
         tl.store(values + at, v, mask=d < SIZE)
-        own = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
-        if CAPPED:
-            own = cap * (2.0 / (1.0 + tl.exp(-2.0 * own / cap)) - 1.0)
-        new_top = tl.maximum(top, own)
-        shrink = tl.exp(top - new_top)
-        weight = tl.exp(own - new_top)
-        total = total * shrink + weight
-        acc = acc * shrink[:, None] + weight[:, None] * v.to(tl.float32)[None, :]
-        top = new_top
+        top, total, acc = _add_token(q, k, v, top, total, acc, scale, cap, CAPPED)
     all_heads = HEADS * GROUP
     if SPLITS == 1:
         at = (row * all_heads + heads)[:, None] * SIZE + d[None, :]
