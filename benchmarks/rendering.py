@@ -2,13 +2,13 @@
 
     python benchmarks/rendering.py --data DATA --tokenizers QWEN3 LLAMA3_2 GEMMA3 ...
 
-DATA holds math_train.jsonl.gz and gsm8k_train.jsonl.gz (fields question and solution). Each folder
-holds a tokenizer.json and its config; one without a chat template is asked the plain way. The
-source's reply is a published solution as the source's own tokenizer writes it; the learner's view
-of it is made as in training, then decoded by transformers and compared with what it should be.
+DATA has math_train.jsonl.gz and gsm8k_train.jsonl.gz (fields question and solution). Each folder
+has a tokenizer.json and its config; without a chat template the template "plain" is used. The
+source's reply is a published solution, encoded by the source's tokenizer. The learner's sample is made
+as in training, then decoded by transformers and compared with prompt, text and end token.
 
-Prints markdown: for every pair the share kept, the drops by reason, and the learner's tokens per
-token of the source; then the ratios as a matrix and the time of a view.
+Prints markdown: for every pair the fraction kept, the drops by reason, and the learner's tokens per
+token of the source; then the ratios as a matrix and the time per sample.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def name_of(folder: Path) -> str:
 def write(
     name: str, renderer: Renderer, problems: dict[str, Problem], rows: Sequence[dict[str, str]]
 ) -> tuple[list[Group], Counter[str]]:
-    """The solutions as this source would have sampled them, one group a problem."""
+    """The solutions as if this source had sampled them, one group per problem."""
     lost: Counter[str] = Counter()
     groups = []
     for row in rows:
@@ -91,7 +91,7 @@ def write(
 def check_law(
     groups: Sequence[Group], problems: dict[str, Problem], renderer: Renderer, learner: str
 ) -> SampleReport:
-    """One pair's view; every kept sample is decoded without our code and compared."""
+    """The samples of one pair; each is decoded without code of hacrl and compared."""
     samples, report = make_samples(
         groups, [], problems, renderer, learner, LIMITS, peers=True, needs_behaviour=True
     )
@@ -148,7 +148,7 @@ def main() -> None:
         cells = (f" {ratios[source, x]:.2f} |" if x != source else " |" for x in team)
         print(f"| {source} |" + "".join(cells))
     per_view = {n: 1000 * s / (len(rows) * (len(team) - 1)) for n, s in seconds.items()}
-    print("\nMilliseconds a view, check included: ", end="")
+    print("\nMilliseconds per sample, check included: ", end="")
     print(", ".join(f"{n} {ms:.2f}" for n, ms in per_view.items()))
 
 

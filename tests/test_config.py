@@ -158,7 +158,8 @@ def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> No
         load_config(path)  # in the file it is an error
 
 
-def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path, monkeypatch) -> None:
+def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path) -> None:
+    """Import paths start at the config's folder, and the stored config keeps that folder."""
     (tmp_path / "my_rule.py").write_text(
         "from hacrl.algorithms import Algorithm\n"
         "class Free(Algorithm):\n"
@@ -167,13 +168,21 @@ def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path, monkeypat
         "    class Settings(Algorithm.Settings):\n"
         "        cap: float = 2.0\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     free = load_config(path, ["algorithm.name=my_rule:Free", "algorithm.options.mine=[1, 2]"])
     assert free.algorithm.options == {"mine": [1, 2]}
     own = load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cap=3"])
     assert own.algorithm.cap == 3.0
-    (tmp_path / "again.toml").write_text(dump_config(own))
-    assert load_config(tmp_path / "again.toml") == own
+    assert own.algorithm.name == f"{tmp_path}/my_rule:Own"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(dump_config(own))
+    assert load_config(tmp_path / "run" / "config.toml") == own
+    options = ["verifier.kind=function", "verifier.options={path='../x/my_rule:f'}"]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "my_rule.py").touch()
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "config.toml").write_text(path.read_text())
+    other = load_config(tmp_path / "y" / "config.toml", options)
+    assert other.verifier.options == {"path": f"{tmp_path}/x/my_rule:f"}
     with pytest.raises(UserError, match=r"algorithm\.cup: unknown key; did you mean 'cap'"):
         load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cup=3"])
 

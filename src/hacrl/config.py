@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from hacrl.algorithms import AlgorithmSettings, make_settings
-from hacrl.config_file import apply_overrides, explain, read_toml
+from hacrl.config_file import apply_overrides, explain, read_toml, resolve_imports
 from hacrl.errors import UserError
 from hacrl.tasks.settings import TaskConfig
 from hacrl.verify.settings import VerifierConfig
@@ -361,12 +361,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None = None) -> Config:
-    """Validate a plain dict. Errors name the key and the way out."""
+    """Validate a plain dict. Data paths and import paths start at `base` (default: current folder)."""
+    base = (base or Path.cwd()).resolve()
+    tree = resolve_imports(tree, base)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"{source}: {explain(error, Config, tree, RENAMED)}") from error
-    return resolve_paths(config, (base or Path.cwd()).resolve())
+    return resolve_paths(config, base)
 
 
 def resolve_paths(config: Config, base: Path) -> Config:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from hacrl.algorithms import ALGORITHMS, algorithm_class
 from hacrl.errors import UserError
+from hacrl.importing import add_folder
 
 ARMS = "arms"
 """The folder with arm files, beside the config file."""
@@ -28,6 +29,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def resolve_imports(tree: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A copy of the tree in which import paths of modules in `base` have their folder."""
+    tree = deepcopy(tree)
+    keys = [("task", "kind"), ("verifier", "kind"), ("algorithm", "name"), ("sampler", "kind")]
+    tables = [(tree.get(table), key) for table, key in keys]
+    if isinstance(verifier := tree.get("verifier"), dict) and verifier.get("kind") == "function":
+        tables.append((verifier.get("options"), "path"))
+    agents = tree.get("agents")
+    tables += [(agent, "sampler") for agent in (agents if isinstance(agents, list) else [])]
+    for table, key in tables:
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = add_folder(table[key], base)
+    return tree
 
 
 # ---------------------------------------------------------------- overrides
@@ -45,7 +61,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], folder: Path
             merge(tree, read_toml(_arm(override, folder)))
         else:
             set_key(tree, override)
-    given = tree.get("algorithm", {})
+    given = resolve_imports(tree, folder).get("algorithm", {})
     if isinstance(before, dict) and isinstance(given, dict):
         name = given.get("name")
         if name is not None and name != before.get("name"):

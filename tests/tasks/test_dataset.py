@@ -256,7 +256,6 @@ def test_more_problems_than_there_are(tmp_path: Path) -> None:
         ({"kind": "jsonl", "train": "x", "subset": "main"}, "task.subset has no meaning"),
         ({"kind": "jsonl", "train": "x", "exclude_kinds": ["a"]}, "needs task.exclude"),
         ({"kind": "jsonl", "train": "x", "held_out_fraction": 1.0}, "less than 1"),
-        ({"kind": "jsonl", "train": "x", "held_out_share": 0.1}, "is now task.held_out_fraction"),
         ({"kind": "jsonl", "train": "x", "colums": {}}, "colums"),
     ],
 )

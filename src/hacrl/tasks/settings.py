@@ -102,13 +102,6 @@ class TaskConfig(BaseModel):
     gym: str | tuple[GymConfig, ...] = ()
     """gym: the datasets to mix, or the name of a predefined mixture ("arithmetic-ladder")."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "held_out_share" in data:
-            raise ValueError("task.held_out_share is now task.held_out_fraction")
-        return data
-
     @model_validator(mode="after")
     def _fits_kind(self) -> TaskConfig:
         if self.kind not in TASKS and ":" not in self.kind:

@@ -38,7 +38,7 @@ class FunctionVerifier:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     path: str
-    """Import path "module:function"."""
+    """Import path "module:function"; a module beside the config file needs no folder."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest reward of the function; any other value is ERROR. hacpo needs a smallest
     reward of 0 or more."""
@@ -54,7 +54,7 @@ class FunctionVerifier:
 
     @property
     def name(self) -> str:
-        return f"function({self.path})"
+        return f"function({self.path.rpartition('/')[2]})"  # without the folder
 
     def prepare(self) -> None:
         """Import the function; UserError if that fails."""
