@@ -51,6 +51,7 @@ def test_the_plan_of_every_learner(path: Path, arm: str) -> None:
     assert config.algorithm.name == {"": "hacpo", "gspo_x2": "gspo"}.get(arm, arm)
     for agent in config.agents:
         plan = plan_of(config, agent, algorithm)
+        assert all(plan.floors) == (not arm)  # only hacpo has a floor
         updates = plan.updates([f"p{i}" for i in range(128)], seed=0, step=0)
         assert len(updates) == UPDATES[arm]
         own = [u for u in updates if u.part == "own"]

@@ -312,7 +312,7 @@ class Update:
     count: int
     """Number of updates planned in the step."""
     floor: float
-    """Lower end of the trust interval for peers' ratios at this update."""
+    """Lower end of the trust interval for peers' ratios at this update; 0 without a floor."""
     part: str
     """own, peers or mixed."""
     problems: tuple[str, ...]

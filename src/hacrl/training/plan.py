@@ -91,8 +91,8 @@ def plan_of(config: Config, agent: AgentConfig, algorithm: Algorithm) -> Plan:
         algorithm.needs,
         prompts=config.prompts_per_step,
         minibatch_samples=config.minibatch_samples,
-        floor=getattr(config.algorithm, "floor", 0.8),
-        last_floor=getattr(config.algorithm, "last_floor", 0.875),
+        floor=getattr(config.algorithm, "floor", 0.0),  # 0: the algorithm has no floor
+        last_floor=getattr(config.algorithm, "last_floor", 0.0),
     )
 
 

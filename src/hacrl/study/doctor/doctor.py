@@ -243,6 +243,6 @@ def plan_texts(plan: Plan | None) -> list[str]:
         return ["none (frozen)", "-"]
     updates = " + ".join(f"{count} {name}" for name, count in plan.parts)
     kinds = [name for name, count in plan.parts for _ in range(count)]
-    floors = [f for name, f in zip(kinds, plan.floors, strict=True) if name != "own"]
+    floors = [f for name, f in zip(kinds, plan.floors, strict=True) if name != "own" and f]
     ends = dict.fromkeys((floors[0], floors[-1])) if floors else {}
     return [updates, " to ".join(f"{floor:.4g}" for floor in ends) or "-"]
