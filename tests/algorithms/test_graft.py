@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt
 
@@ -9,7 +10,7 @@ import pytest
 from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 
 from hacrl.algorithms.graft import candidates, exchange
-from hacrl.types import Update
+from hacrl.types import Sample, Update
 
 UPDATE = Update(0, 1, 0.8, "mixed", ("q",))
 
@@ -136,53 +137,55 @@ def test_what_the_view_lost() -> None:
     assert [(s.source, s.advantage) for s in kept] == [("a", 0.0)] * 3
 
 
-# ---------------------------------------------------------------- loss
+# ---------------------------------------------------------------- weight and loss
+
+
+def scored_credit(*means: float, **settings) -> list[Sample]:
+    """The second credit of a's samples of q1, taken from b, with these old mean log-probabilities on
+    b's; b wrote each with -1 per token."""
+    step = step_of({"q1": {"a": "0000", "b": "1000"}, "q2": {"a": "1000", "b": "0000"}})
+    kept = graft(**settings).credit(step)
+    old = dict(enumerate(means))
+    scored = [s if s.is_own else replace(s, old_logprobs=(old[s.index],)) for s in kept]
+    credited = graft(**settings).credit(replace(step, samples=scored))
+    return [s for s in credited if s.problem_id == "q1"]
+
+
+def test_weights_and_refusals_by_hand() -> None:
+    """Old means -1.1, -0.5, -1.25, -1: s = 0.905, 1.649, 0.779 and 1. The third is at or below 0.8:
+    refused, and not in the minibatch. The second is capped at 1. Advantages are those of b's whole
+    group 1, 0, 0, 0: mean 1/4, std 1/2."""
+    credited = scored_credit(-1.1, -0.5, -1.25, -1.0)
+    assert [s.index for s in credited] == [0, 1, 3]
+    assert [s.weight for s in credited] == pytest.approx([exp(-0.1), 1.0, 1.0])
+    assert [s.advantage for s in credited] == pytest.approx([1.5, -0.5, -0.5], abs=1e-5)
+    loose = scored_credit(-1.1, -0.5, -1.25, -1.0, threshold=0.5, cap=1.5)
+    assert [s.weight for s in loose] == pytest.approx([exp(-0.1), 1.5, exp(-0.25), 1.0])
+    assert scored_credit(-2.0, -2.0, -2.0, -2.0) == []  # the own group does not come back
 
 
 def test_loss_by_hand() -> None:
-    """Five rows of one token, five tokens in all. w of the old policy, r against the old policy.
+    """Four rows of one token: the refused sample of the test above is not among them, so the mean is
+    over 4 tokens, not 5. r against the old policy.
 
-    own:      r = 1.1, A = 1, w = 1 though its old mean lies far from behaviour: J = 1.1
-    peer 1:   old -1.1, behaviour -1: s = exp(-0.1) = 0.905 > 0.8: w = 0.905; r = 1.1, A = 2: w 2.2
-    peer 2:   old -0.5: s = exp(0.5) > 1: w = 1; r = 1, A = -1: J = -1
-    peer 3:   old -1.25: s = 0.779 <= 0.8: w = 0, no gradient
+    own:      r = 1.1, A = 1, w = 1: J = 1.1
+    peer 1:   w = 0.905, r = 1.1, A = 2: J = 0.905 * 2.2
+    peer 2:   w = 1, r = 1, A = -1: J = -1
     peer 4:   w = 1, r = 1.5 > 1.28 with A = 1: clipped, J = 1.28, no gradient"""
     s = exp(-0.1)
     b = batch_of(
-        [[-2 + log(1.1)], [-1.1 + log(1.1)], [-0.5], [-1.25], [-1 + log(1.5)]],
-        [True, False, False, False, False],
-        old=[[-2.0], [-1.1], [-0.5], [-1.25], [-1.0]],
-        behaviour=[-1.0] * 5,
-        advantage=[1.0, 2.0, -1.0, 5.0, 1.0],
+        [[-2 + log(1.1)], [-1.1 + log(1.1)], [-0.5], [-1 + log(1.5)]],
+        [True, False, False, False],
+        old=[[-2.0], [-1.1], [-0.5], [-1.0]],
+        advantage=[1.0, 2.0, -1.0, 1.0],
+        weight=[1.0, s, 1.0, 1.0],
     )
     output = graft().loss(b, UPDATE)
-    assert output.loss.item() == pytest.approx(-(1.1 + s * 2.2 - 1 + 1.28) / 5, abs=1e-12)
+    assert output.loss.item() == pytest.approx(-(1.1 + s * 2.2 - 1 + 1.28) / 4, abs=1e-12)
     assert [g for (g,) in gradient(output, b)] == pytest.approx(
-        [-1.1 / 5, -2.2 * s / 5, 1 / 5, 0.0, 0.0], abs=1e-12
+        [-1.1 / 4, -2.2 * s / 4, 1 / 4, 0.0], abs=1e-12
     )
-    assert output.used_B.tolist() == [True, True, True, False, False]
-
-
-def test_weight_settings() -> None:
-    """s = exp(0.5) = 1.65 and exp(-0.25) = 0.78; with threshold 0.5 and cap 1.5: 1.5 and 0.78. The
-    mean is over each row's own tokens: -0.25 and -0.75 make -0.5, the padding nothing."""
-    b = batch_of(
-        [[-0.25, -0.75], [-1.25, 0.0]],
-        [False, False],
-        mask=[[1.0, 1.0], [1.0, 0.0]],
-        old=[[-0.25, -0.75], [-1.25, 0.0]],
-        behaviour=[-1.0, -1.0],
-    )
-    assert graft().weight(b).tolist() == [1.0, 0.0]
-    w = graft(threshold=0.5, cap=1.5).weight(b)
-    assert w.tolist() == pytest.approx([1.5, exp(-0.25)], abs=1e-12)
-
-
-def test_the_weight_is_fixed_for_the_step() -> None:
-    """A later update of the step moves log-probabilities, not w."""
-    first = batch_of([[-1.1]], [False], old=[[-1.1]], advantage=[1.0])
-    later = batch_of([[-1.4]], [False], old=[[-1.1]], advantage=[1.0])
-    assert graft().weight(first).tolist() == graft().weight(later).tolist()
+    assert output.used_B.tolist() == [True, True, True, False]
 
 
 def test_alone_it_is_grpo() -> None:

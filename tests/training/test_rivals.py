@@ -80,8 +80,10 @@ def test_graft_puts_the_peers_groups_last(tmp_path: Path) -> None:
     for learner, peer in PAIR:
         found = rows(run, learner)
         place = {(r["problem"], r["source"]): r["update"] for r in found}
-        assert len(place) == 12 and len(found) == 48
         taken[learner] = {p for p, source in place if source == peer}
+        own = [r for r in found if r["source"] == learner]
+        assert len(place) == 12 and len(own) == 4 * (12 - len(taken[learner]))
+        assert all(0.8 < r["weight"] <= 1 for r in found if r["source"] == peer)  # others: refused
         assert taken[learner]
         assert metrics(run, learner)["updates_planned"] == metrics(run, learner)["updates"] == 4
         for problem in taken[learner]:

@@ -36,7 +36,7 @@ class Needs:
     log-probabilities, from peers with the learner's vocabulary only."""
     score_peers: ScorePeers = "never"
     """When the learner scores peers' samples (`Sample.old_logprobs`): all before `credit`, or those that
-    `credit` keeps. Own samples always have them."""
+    `credit` keeps, after which `credit` runs again on them. Own samples always have them."""
     updates: Updates = "own_first"
     """How samples become updates. own_first, peers_first: separate updates for own and peers' samples.
     mixed: own and peers' samples of a problem in one update. with_own: as many updates as the learner

@@ -5,7 +5,8 @@
                          most often, including ties with the last one
     A(y)   = the source's: (R(y) - mean of its own group) / (std of its own group, ddof 1, + 1e-6)
     s(y)   = exp( mean_k log pi_k,old(y) - mean_j log pi_j,old(y) ),  each mean over its own tokens
-    w(y)   = 1[s > threshold] * min(s, cap) for a peer's sample, 1 for an own one
+    w(y)   = min(s, cap) for a peer's sample, 1 for an own one; a peer's sample with s <= threshold is
+             refused: it leaves the minibatch and the divisor of the mean
     r_t    = pi_k(y_t) / pi_k,old(y_t), on the learner's tokens, for every source
     J_t    = w * min( r_t A, clip(r_t, 1 - token_epsilon_low, 1 + token_epsilon_high) A )
     loss   = - mean over all tokens of the minibatch of J_t   [+ beta * KL, own samples only]
@@ -13,26 +14,23 @@
 With more than two agents the exchange is computed for every pair, and a failed group is replaced by
 the candidate with most successes (ties: the first name). Every learner computes it from the step's
 snapshot, which holds all verdicts. The updates are GRPO's in number and size, those with peers' groups
-come last. w uses the old policy, so it is fixed for the step; a sample of weight 0 has no gradient but
-counts in the mean. With one agent, or where one direction has no candidate, it equals grpo. A prompt
-that both fail, or that the peer always solves, gives no signal. See docs/rivals.md.
+come last. w uses the old policy, so it is fixed for the step. With one agent, or where one direction
+has no candidate, it equals grpo. A prompt that both fail, or that the peer always solves, gives no
+signal. See docs/rivals.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from math import exp
 
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.functional import all_failed, loss_output, sequence_ratio, successes
+from hacrl.algorithms.functional import all_failed, loss_output, mean, sequence_ratio, successes
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def candidates(groups: Sequence[Group], taker: str, giver: str) -> dict[str, int]:
@@ -61,7 +59,7 @@ def exchange(groups: Sequence[Group], learner: str) -> dict[str, str]:
 
 class GraftSettings(GrpoSettings):
     threshold: float = Field(0.8, ge=0)
-    """A peer's sample with a ratio s at or below it has weight 0."""
+    """A peer's sample with a ratio s at or below it is refused."""
     cap: float = Field(1.0, gt=0)
     """Largest weight of a peer's sample."""
 
@@ -72,26 +70,26 @@ class Graft(Grpo):
     needs = Needs("logprob", "after_credit", "with_own")
 
     def credit(self, step: Step) -> list[Sample]:
-        """Each sample against its author's group. Replaced own groups and unused peers' groups are
-        left out."""
+        """Each sample against its author's group. Replaced own groups, unused peers' groups and, once
+        they are scored, refused samples are left out."""
         giver = exchange(step.groups, step.learner)
         authors = {
             s.problem_id: s.source for s in step.samples if giver.get(s.problem_id) == s.source
         }
         kept = [s for s in step.samples if s.source == authors.get(s.problem_id, step.learner)]
-        return super().credit(replace(step, samples=kept))
+        credited = super().credit(replace(step, samples=kept))
+        return [replace(s, weight=w) for s in credited if (w := self.weight(s)) > 0]
 
-    def weight(self, batch: MicroBatch) -> Tensor:
-        """w of every row."""
-        assert batch.old_logprobs_BT is not None
-        old_B = (batch.old_logprobs_BT * batch.mask_BT).sum(1) / batch.mask_BT.sum(1)
-        s_B = (old_B - batch.behaviour_B).exp()
-        peer_B = (s_B > self.settings.threshold) * s_B.clamp(max=self.settings.cap)
-        return peer_B.masked_fill(batch.is_own_B, 1.0)
+    def weight(self, sample: Sample) -> float:
+        """w, or 0 for a refused sample. A peer's sample has it from the second `credit` on."""
+        if sample.is_own or sample.old_logprobs is None:
+            return 1.0
+        assert sample.behaviour is not None
+        s = exp(mean(sample.old_logprobs) - sample.behaviour)
+        return min(s, self.settings.cap) if s > self.settings.threshold else 0.0
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         objective_BT, used_B = self.objective(batch)
-        weight_B = self.weight(batch)
-        loss = -(weight_B.unsqueeze(1) * objective_BT).sum() / batch.num_tokens
-        s_B, used_B = sequence_ratio(batch), used_B & (weight_B > 0)
+        loss = -(batch.weight_B.unsqueeze(1) * objective_BT).sum() / batch.num_tokens
+        s_B = sequence_ratio(batch)
         return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)

@@ -263,17 +263,17 @@ class Agent:
     def _credited(
         self, samples: Sequence[Sample], snapshot: Snapshot, capability: Capability
     ) -> list[Sample]:
-        """The samples with advantage and weight. Peers' samples get the learner's log-probabilities
-        before or after credit, as the algorithm needs."""
+        """Return the samples with advantage and weight. Peers' samples are scored before or after
+        credit, as the algorithm needs."""
         when = self.algorithm.needs.score_peers
         if when == "before_credit":
             samples = self._score_peers(samples)
+        step = Step(self.name, samples, snapshot.groups, capability)
         with self.clock("samples"):
-            credit = Step(self.name, samples, snapshot.groups, capability)
-            samples = self.algorithm.credit(credit)
+            credited = self.algorithm.credit(step)
         if when == "after_credit":
-            samples = self._score_peers(samples)
-        return samples
+            credited = self.algorithm.credit(replace(step, samples=self._score_peers(credited)))
+        return credited
 
     def _score_peers(self, samples: Sequence[Sample]) -> list[Sample]:
         """My own log-probabilities on peers' samples, before the first update of the step."""
