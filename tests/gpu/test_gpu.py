@@ -35,14 +35,9 @@ def test_float32_replies_are_those_of_the_cpu(name: str) -> None:
     for device in ("cpu", "cuda"):
         agent = AgentConfig(name="a", model=f"pocket:{name}", dtype="float32")
         policy = Policy(agent, device=device, temperature=1.0, beta=0.0)
-        asked = [
-            Request(
-                policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]),
-                stream_key(0, "a", 0, str(i), 0),
-                24,
-            )
-            for i in range(100)
-        ]
+        prompts = [policy.renderer.prompt([Message("user", f"{i}+{i + 7}")]) for i in range(100)]
+        keys = [stream_key(0, "a", 0, str(i), 0) for i in range(100)]
+        asked = [Request(p, key, 24) for p, key in zip(prompts, keys, strict=True)]
         replies.append([r.token_ids for r in policy.sampler.sample(asked, 1.0)])
     same = sum(a == b for a, b in zip(*replies, strict=True))
     assert same >= 98
@@ -55,12 +50,9 @@ def test_a_team_in_bfloat16_on_one_gpu_learns_and_replays_its_journal(tmp_path: 
     run = hacrl.train(config, tmp_path / "run")
     rewards = [r["reward"] for r in run.metrics() if r["kind"] == "train"]
     assert sum(rewards[-6:]) > sum(rewards[:6])  # the last two steps against the first two
-    before = {
-        (a, s): Journal(run.journal(a)).read(s)
-        for a in ("wren", "finch", "heron")
-        for s in range(6)
-    }
-    for name in ("wren", "finch", "heron"):  # lose the newest checkpoint: step 5 is replayed
+    names = ("wren", "finch", "heron")
+    before = {(a, s): Journal(run.journal(a)).read(s) for a in names for s in range(6)}
+    for name in names:  # without the newest checkpoint step 5 is replayed
         shutil.rmtree(run.checkpoints(name) / "step-000006")
     hacrl.resume(run.path)
     after = {key: Journal(run.journal(key[0])).read(key[1]) for key in before}

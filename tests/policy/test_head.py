@@ -117,8 +117,6 @@ def test_a_long_sum_of_bfloat16_chunks_does_not_stall(monkeypatch) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor of any operation."""
-
     elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -171,14 +171,6 @@ def test_a_restored_agent_is_offloaded_for_the_first_learner(gpu: Gpu, llama: Pa
 # ---------------------------------------------------------------- host memory
 
 
-def test_slabs_by_hand() -> None:
-    """Slabs of 1024, sizes rounded up to 256. 2560 needs a slab of 4096, whose last 1536 bytes take the
-    1024 and one 300 (as 512). 512 + 256 are left: a slab of 512 for the other 300, one of 256 for 10."""
-    slabs, places = plan_slabs([10, 300, 2560, 300, 1024], slab=1024)
-    assert slabs == [4096, 512, 256]
-    assert places == [(2, 0), (0, 3584), (0, 0), (1, 0), (0, 2560)]
-
-
 def test_slabs_waste_little_and_do_not_overlap() -> None:
     """Master and moments of Qwen3-4B: 48 GB. One power of two per tensor would take 68 GB."""
     layer = [(2560, 4096), (2560, 1024), (2560, 1024), (4096, 2560)] + 3 * [(2560, 9728)]

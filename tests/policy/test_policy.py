@@ -129,7 +129,7 @@ def test_limits_and_end_tokens(llama: Path) -> None:
 
 def test_temperature_zero_is_greedy(llama: Path) -> None:
     p = policy(llama)
-    request = requests(p, 1, limit=8)[0]
+    (request,) = requests(p, 1, limit=8)
     (reply,) = p.sampler.sample([request], 0.0)
     model, ids = AutoModelForCausalLM.from_pretrained(p.source), list(request.prompt_ids)
     for token in reply.token_ids:
@@ -281,7 +281,7 @@ def test_bfloat16_has_a_float32_master(llama: Path) -> None:
 
 
 def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
-    """Like `from_pretrained`: 2^-9 of an angle of 500 is most of a radian."""
+    # 2^-9 of an angle of 500 is most of a radian
     exact, rounded = policy(llama), policy(llama, dtype="bfloat16")
     frequencies = dict(exact.model.named_buffers())
     assert any("inv_freq" in name for name in frequencies)
@@ -296,7 +296,6 @@ def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
 def test_export_is_an_ordinary_model_folder(
     llama: Path, tmp_path: Path, template: str | None
 ) -> None:
-    """With the chat template of the training."""
     p = policy(llama, template=template)
     p.update(samples(p), loss_of(), UPDATE)
     p.export(tmp_path / "out")

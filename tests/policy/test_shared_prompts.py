@@ -200,12 +200,6 @@ def test_gradients_of_copies_are_added_in_float32() -> None:
     assert values.grad is not None and values.grad.flatten().tolist() == [320.0, 1.0]
 
 
-def test_copies_row_by_row() -> None:
-    """Of rows 0 to 3: row 0 is taken first and last, row 1 never."""
-    start, copy = Copies(torch.tensor([0, 2, 3, 2, 0]), of=4).by_row
-    assert start.tolist() == [0, 2, 2, 4, 5] and copy.tolist() == [0, 4, 1, 3, 2]
-
-
 def test_two_threads_give_the_same_bits_each_time() -> None:
     """64 replies of 100 tokens to one prompt of 100: equal bits each time."""
     model = model_of("llama")

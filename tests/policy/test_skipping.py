@@ -12,12 +12,8 @@ from ratio_rows import SPECS, UPDATE, algorithm, assert_equal_state, learn, poli
 
 import hacrl
 from hacrl.algorithms import ALGORITHMS
-from hacrl.algorithms.capability import Capability
 from hacrl.policy.batch import divisors_of, make_batch, make_inputs
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import UpdateReport
-from hacrl.training.metrics import learning_metrics
-from hacrl.training.plan import Plan
 from hacrl.types import MicroBatch, Sample
 
 PEERS = replace(UPDATE, part="peers")
@@ -149,57 +145,6 @@ def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
     )
     assert not gradient[~kept].any()
     assert torch.allclose(gradient[kept], rest, atol=1e-12)
-
-
-# ---------------------------------------------------------------- metrics
-
-
-def test_means_are_over_the_samples_that_were_not_skipped() -> None:
-    """Own: s 1.0 and skipped. Peers: 0.7 (below 0.8, so not used), 0.9 and skipped: half of the two are
-    below the floor and half are used; 0.9 alone has weight, worth one sample."""
-    blank = Sample("p", 0, "a", True, (1, 2), (0, 1), -0.5, advantage=1.0)
-    peer = replace(blank, source="b", is_own=False)
-    batch = [
-        blank,
-        replace(blank, advantage=0.0),
-        peer,
-        replace(peer, token_ids=(1, 2, 3), loss_mask=(0, 1, 1)),
-        replace(peer, advantage=0.0),
-    ]
-    report = UpdateReport(
-        loss=0.1,
-        grad_norm=0.2,
-        kl=0.0,
-        skipped=False,
-        ratios=(1.0, None, 0.7, 0.9, None),
-        used=(True, None, False, True, None),
-        learning_rate=1e-3,
-    )
-    capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
-    plan = Plan((("mixed", 1),), (0.8,))
-    found = learning_metrics([(UPDATE, batch, report)], plan, capability, ("a", "b"), "a")
-    wanted = {
-        "pruned/forward": 2,
-        "own/samples": 2,
-        "own/advantage_zero": 0.5,
-        "own/ratio": 1.0,
-        "own/clipped": 0.0,
-        "peers/samples": 3,
-        "peers/forwarded": 2,
-        "peers/below_floor": 0.5,
-        "peers/used": 0.5,
-        "peers/effective_samples": 1.0,
-        "ratio/b": 0.8,
-        "ratio/b/short": 0.7,
-        "ratio/b/long": 0.9,
-    }
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
-
-    unseen = replace(report, ratios=(None,) * 5, used=(None,) * 5)
-    found = learning_metrics([(UPDATE, batch, unseen)], plan, capability, ("a", "b"), "a")
-    assert found["peers/forwarded"] == 0
-    for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b", "ratio/b/long"):
-        assert found[key] is None
 
 
 def test_skipped_samples_are_null_in_the_samples_file(tmp_path: Path) -> None:

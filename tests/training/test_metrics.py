@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hacrl.algorithms.capability import Capability
@@ -127,3 +129,45 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
     done = [(Update(m, 2, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
     found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
     assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)
+
+
+def test_means_are_over_the_samples_that_were_not_skipped() -> None:
+    """Own: s 1.0 and skipped. Peers: 0.7 (below 0.8, so not used), 0.9 and skipped: half of the two are
+    below the floor and half are used; 0.9 alone has weight, worth one sample."""
+    blank = Sample("p", 0, "a", True, (1, 2), (0, 1), -0.5, advantage=1.0)
+    peer = replace(blank, source="b", is_own=False)
+    batch = [
+        blank,
+        replace(blank, advantage=0.0),
+        peer,
+        replace(peer, token_ids=(1, 2, 3), loss_mask=(0, 1, 1)),
+        replace(peer, advantage=0.0),
+    ]
+    ratios, used = (1.0, None, 0.7, 0.9, None), (True, None, False, True, None)
+    report = UpdateReport(0.1, 0.2, 0.0, False, ratios, used, 1e-3)
+    update = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+    capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
+    plan = Plan((("mixed", 1),), (0.8,))
+    found = learning_metrics([(update, batch, report)], plan, capability, ("a", "b"), "a")
+    wanted = {
+        "pruned/forward": 2,
+        "own/samples": 2,
+        "own/advantage_zero": 0.5,
+        "own/ratio": 1.0,
+        "own/clipped": 0.0,
+        "peers/samples": 3,
+        "peers/forwarded": 2,
+        "peers/below_floor": 0.5,
+        "peers/used": 0.5,
+        "peers/effective_samples": 1.0,
+        "ratio/b": 0.8,
+        "ratio/b/short": 0.7,
+        "ratio/b/long": 0.9,
+    }
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+
+    unseen = replace(report, ratios=(None,) * 5, used=(None,) * 5)
+    found = learning_metrics([(update, batch, unseen)], plan, capability, ("a", "b"), "a")
+    assert found["peers/forwarded"] == 0
+    for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b", "ratio/b/long"):
+        assert found[key] is None

@@ -7,8 +7,8 @@ of all sequences with shared prompts repeated, M scored tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -84,23 +84,19 @@ def _concatenated(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class Divisors:
-    """Counts of the whole minibatch; the fields are those of `MicroBatch`.
+def divisors_of(minibatch: Sequence[Sample]) -> dict[str, int]:
+    """The counts of a whole minibatch that its micro-batches divide by; the keys are fields of
+    `MicroBatch`.
 
-    Example: Divisors(num_samples=512, num_own=512, num_tokens=410_000, num_own_tokens=410_000)
+    Example: {"num_samples": 512, "num_own": 512, "num_tokens": 410_000, "num_own_tokens": 410_000}
     """
-
-    num_samples: int
-    num_own: int
-    num_tokens: int
-    num_own_tokens: int
-
-
-def divisors_of(minibatch: Sequence[Sample]) -> Divisors:
-    tokens = [s.num_reply_tokens for s in minibatch]
-    own = [n for n, s in zip(tokens, minibatch, strict=True) if s.is_own]
-    return Divisors(len(minibatch), len(own), sum(tokens), sum(own))
+    own = [s for s in minibatch if s.is_own]
+    return {
+        "num_samples": len(minibatch),
+        "num_own": len(own),
+        "num_tokens": sum(s.num_reply_tokens for s in minibatch),
+        "num_own_tokens": sum(s.num_reply_tokens for s in own),
+    }
 
 
 def make_batch(
@@ -108,7 +104,7 @@ def make_batch(
     inputs: Inputs,
     logprobs_BT: Tensor,
     start_BT: Tensor | None,
-    divisors: Divisors,
+    divisors: Mapping[str, int],
 ) -> MicroBatch:
     """What the loss gets. `inputs` are of the same samples; `start_BT` are the log-probabilities at the
     start weights, for the KL term."""
@@ -140,5 +136,5 @@ def make_batch(
         weight_B=column([s.weight for s in samples]),
         is_own_B=to_device(torch.tensor([s.is_own for s in samples]), device),
         source_logprobs_BT=grid([s.source_logprobs for s in samples]),
-        **asdict(divisors),
+        **divisors,
     )

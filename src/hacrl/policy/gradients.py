@@ -15,7 +15,7 @@ import torch
 
 from hacrl.policy.batch import divisors_of, make_batch, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
-from hacrl.policy.update import Loss, Sums, merge_sums
+from hacrl.policy.update import Loss, Sums, merge_rows
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def accumulate_gradient(
     """Add the gradient of the samples `chosen` to the policy's master. Losses are divided by the counts
     of the whole minibatch `samples`, so micro-batches and skipped rows do not change the sum."""
     divisors = divisors_of(samples)
-    has_kl = policy.start_logprobs is not None and divisors.num_own > 0  # it is of own samples
+    has_kl = policy.start_logprobs is not None and divisors["num_own"] > 0  # it is of own samples
     forward = [i for i in chosen if samples[i].advantage != 0 or has_kl]
     prompts, lengths = [s.prompt_ids for s in samples], [len(s.token_ids) for s in samples]
     mine = policy.ranks.split([prompts[i] for i in forward], [lengths[i] for i in forward])
@@ -61,8 +61,13 @@ def accumulate_gradient(
         values = zip(rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=False)
         for i, ratio, has_gradient in values:
             ratios[i], used[i] = ratio, has_gradient
-    sums = Sums(total, kl, tuple(ratios), tuple(used))
-    return merge_sums(policy.ranks.gather(sums))
+    parts = policy.ranks.gather(Sums(total, kl, ratios, used))
+    return Sums(
+        loss=sum(p.loss for p in parts),
+        kl=sum(p.kl for p in parts),
+        ratios=merge_rows([p.ratios for p in parts]),
+        used=merge_rows([p.used for p in parts]),
+    )
 
 
 def microbatches(

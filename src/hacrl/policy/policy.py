@@ -160,8 +160,8 @@ class Policy:
             grad_norm=norm,
             kl=sums.kl,
             skipped=not finite,
-            ratios=sums.ratios,
-            used=sums.used,
+            ratios=tuple(sums.ratios),
+            used=tuple(sums.used),
             learning_rate=rate,
         )
 

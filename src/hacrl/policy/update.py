@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hacrl.types import LossOutput, MicroBatch, Update
 
@@ -12,24 +12,13 @@ Loss = Callable[[MicroBatch, Update], LossOutput]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Sums:
-    """The micro-batches' results added up; the fields are those of `UpdateReport`."""
+class Sums(NamedTuple):
+    """The results of all micro-batches; the fields are those of `UpdateReport`."""
 
     loss: float
     kl: float
-    ratios: tuple[float | None, ...]
-    used: tuple[bool | None, ...]
-
-
-def merge_sums(parts: Sequence[Sums]) -> Sums:
-    """The sums of all ranks: numbers added, each row's values from the rank that had the row."""
-    return Sums(
-        loss=sum(p.loss for p in parts),
-        kl=sum(p.kl for p in parts),
-        ratios=tuple(merge_rows([p.ratios for p in parts])),
-        used=tuple(merge_rows([p.used for p in parts])),
-    )
+    ratios: Sequence[float | None]
+    used: Sequence[bool | None]
 
 
 def merge_rows(parts: Sequence[Sequence[T | None]]) -> list[Any]:

@@ -22,7 +22,7 @@ from hacrl.policy.sharding import group as group_module
 from hacrl.policy.sharding.dealing import deal, deal_prompts
 from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
-from hacrl.policy.update import Sums, UpdateReport, merge_sums
+from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
@@ -335,10 +335,3 @@ def test_samples_of_one_prompt_stay_together() -> None:
     assert deal_prompts([(5,) * 20] * 4 + [(6,)] * 4, costs, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     by_rows = deal_prompts(prompts, [10] * 12, 2, at_least=2)  # three are too few for two each
     assert sorted(map(len, by_rows)) == [6, 6] and by_rows[0] != [0, 1, 2, 3, 8, 9]
-
-
-def test_sums_of_ranks() -> None:
-    one = Sums(loss=0.5, kl=0.1, ratios=(1.0, None, None), used=(True, None, None))
-    two = Sums(loss=0.25, kl=0.0, ratios=(None, 0.9, None), used=(None, False, None))
-    both = Sums(loss=0.75, kl=0.1, ratios=(1.0, 0.9, None), used=(True, False, None))
-    assert merge_sums([one, two]) == both
