@@ -46,7 +46,7 @@ class OneRank:
         return [value]
 
     def full(self, tensor: Tensor) -> Tensor:
-        """The whole tensor of which this rank may hold a shard."""
+        """The whole tensor, gathered if this rank holds a shard."""
         return tensor
 
     def shard(self, parameter: Tensor, full: Tensor) -> Tensor:
