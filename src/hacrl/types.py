@@ -359,14 +359,15 @@ class LossOutput:
     """The result of a loss. Values stay tensors: reading one waits for the GPU, and the update reads
     all of them once, at its end.
 
-    Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), used_B=tensor([True, False]))
+    Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), weight_B=tensor([1.0, 0.0]))
     """
 
     loss: Tensor
     """A scalar with gradient; the other fields have none."""
     ratio_B: Tensor
     """s of every row, for metrics and `hacrl samples`."""
-    used_B: Tensor
-    """Boolean: False for rows whose gradient a clip sets to exactly zero."""
+    weight_B: Tensor
+    """The factor of each row's gradient beside its advantage (for token-wise losses a mean over tokens):
+    the part of d loss / d log pi. Exactly 0 if a clip removes the gradient."""
     kl: Tensor | float = 0.0
     """This micro-batch's part of the KL, before beta."""

@@ -47,7 +47,7 @@ def test_loss_by_hand() -> None:
         pytest.approx([-1 / 3, -4 / 3], abs=1e-12),
         pytest.approx([1.2 / 3, 0.0], abs=1e-12),
     ]
-    assert output.used_B.tolist() == [True, True]
+    assert output.weight_B.tolist() == pytest.approx([1.25, 1.2])
 
 
 def test_a_far_failure_of_a_peer_is_dropped() -> None:
@@ -62,11 +62,11 @@ def test_a_far_failure_of_a_peer_is_dropped() -> None:
         advantage=[-1.0, 1.0, -1.0, -1.0],
     )
     output = f_tis().loss(b, UPDATE)
-    assert output.used_B.tolist() == [False, True, True, True]
+    assert output.weight_B.tolist() == pytest.approx([0.0, exp(-26), exp(-26), exp(-24)])
     dropped, *kept = gradient(output, b)
     assert dropped == [0.0, 0.0] and all(g for row in kept for g in row)
     assert kept[2] == pytest.approx([exp(-24) / 8] * 2, rel=1e-9)
-    assert f_tis(kl_threshold=53.0).loss(b, UPDATE).used_B.all()
+    assert f_tis(kl_threshold=53.0).loss(b, UPDATE).weight_B.all()
 
 
 def test_the_cap_is_a_setting_and_an_unlikely_source_does_no_harm() -> None:

@@ -140,6 +140,9 @@ def test_golden_case(case: dict) -> None:
     assert [-g * len(samples) for (g,) in gradient(output, batch)] == pytest.approx(
         flat(expected["d_objective_d_mean_logprob"]), **CLOSE
     )
+    assert (output.weight_B * batch.advantage_B).tolist() == pytest.approx(
+        flat(expected["d_objective_d_mean_logprob"]), **CLOSE
+    )
 
     paper = hacpo_of(case, normaliser="paper").loss(batch, update)
     assert paper.loss.item() == pytest.approx(expected["loss_paper_sum"], **CLOSE)

@@ -185,7 +185,7 @@ def test_loss_by_hand() -> None:
     assert [g for (g,) in gradient(output, b)] == pytest.approx(
         [-1.1 / 4, -2.2 * s / 4, 1 / 4, 0.0], abs=1e-12
     )
-    assert output.used_B.tolist() == [True, True, True, False]
+    assert output.weight_B.tolist() == pytest.approx([1.1, 1.1 * s, 1.0, 0.0])
 
 
 def test_alone_it_is_grpo() -> None:

@@ -33,7 +33,7 @@ def test_one_agent_under_hacpo_is_gspo_exactly() -> None:
     ours, theirs = (rule(name).loss(b, FIRST) for name in ("hacpo", "gspo"))
     assert ours.loss.item() == theirs.loss.item()
     assert gradient(ours, b) == gradient(theirs, b)
-    assert torch.equal(ours.used_B, theirs.used_B)
+    assert torch.equal(ours.weight_B, theirs.weight_B)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_the_ceiling_of_peers_is_a_setting() -> None:
         behaviour=[-1 - log(s) for s in (0.5, 1.2, 1.5)],
         advantage=[1.0] * 3,
     )
-    assert rule("hacpo").loss(b, FIRST).used_B.tolist() == [False, False, False]
+    assert not rule("hacpo").loss(b, FIRST).weight_B.any()
     wide = rule("hacpo", ceiling=1.3).loss(b, FIRST)
-    assert wide.used_B.tolist() == [False, True, False]
+    assert wide.weight_B.tolist() == pytest.approx([0.0, 1.44, 0.0])
     assert gradient(wide, b) == [pytest.approx([g]) for g in (0.0, -1.44 / 3, 0.0)]
     none = rule("hacpo", ceiling=1e9).loss(b, replace(FIRST, floor=1e-9))
-    assert none.used_B.tolist() == [True, True, True]
+    assert none.weight_B.tolist() == pytest.approx([0.25, 1.44, 2.25])
     assert gradient(none, b) == [pytest.approx([-s * s / 3]) for s in (0.5, 1.2, 1.5)]
 
 

@@ -37,7 +37,7 @@ def test_grpo_by_hand() -> None:
     output = rule("grpo").loss(b, FIRST)
     assert output.loss.item() == pytest.approx(-(1.1 + 1.28 - 0.8) / 3, abs=1e-12)
     assert gradient(output, b) == [pytest.approx([-1.1 / 3, 0.0], abs=1e-12), [0.0, 0.0]]
-    assert output.used_B.tolist() == [True, False]
+    assert output.weight_B.tolist() == pytest.approx([0.55, 0.0])
 
 
 def test_gspo_by_hand() -> None:
@@ -50,7 +50,7 @@ def test_gspo_by_hand() -> None:
     s = exp(0.0002)
     assert output.loss.item() == pytest.approx(-(1.5 * s - 2 * (1 - 3e-4)) / 2, abs=1e-12)
     assert gradient(output, b) == [pytest.approx([-s * 1.5 / 4] * 2, abs=1e-12), [0.0, 0.0]]
-    assert output.used_B.tolist() == [True, False]
+    assert output.weight_B.tolist() == pytest.approx([s, 0.0])
 
 
 def test_gspo_credits_own_group_only() -> None:

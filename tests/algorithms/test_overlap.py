@@ -129,7 +129,7 @@ def test_loss_by_hand() -> None:
     wanted = [1 / 4, -1 / 4, -1 / 4, 0.0]
     assert gradient(output, b) == [pytest.approx([g, g], abs=1e-9) for g in wanted]
     assert output.ratio_B.tolist() == pytest.approx([0.5, 1.0, 1.0, exp(0.1)])
-    assert output.used_B.tolist() == [True, True, True, False]
+    assert output.weight_B.tolist() == pytest.approx([0.5, 1.0, 1.0, 0.0])
 
 
 def test_an_update_of_peers_alone_is_a_mean_over_them() -> None:
@@ -137,7 +137,7 @@ def test_an_update_of_peers_alone_is_a_mean_over_them() -> None:
     b = batch_of([[-1.0], [-1.0]], [False, False], advantage=[1.0, -1.0], weight=[1.0, 0.5])
     output = overlap().loss(b, MIXED)
     assert [g for (g,) in gradient(output, b)] == pytest.approx([-1 / 2, 1 / 4])
-    assert output.used_B.tolist() == [True, True]
+    assert output.weight_B.tolist() == pytest.approx([1.0, 0.5])
 
 
 def test_the_kl_term_is_of_own_samples() -> None:
@@ -217,7 +217,7 @@ def test_far_replies_leave_a_finite_gradient() -> None:
     )
     output = overlap().loss(b, MIXED)
     assert [g for (g,) in gradient(output, b)] == pytest.approx([-1.0, -1.0])
-    assert output.loss.isfinite() and output.used_B.all()
+    assert output.loss.isfinite() and output.weight_B.all()
 
 
 def test_a_truncated_reply_and_an_unknown_level_take_no_part() -> None:
@@ -243,7 +243,7 @@ def test_alone_it_is_gspo_also_where_the_view_lost_a_reply() -> None:
         assert overlap().credit(step_of(groups, view)) == gspo.credit(step_of(groups, view))
     b = batch_of([[-1.0, -2.0], [-1.1, -1.9]], [True, True], advantage=[1.0, -2.0])
     one, two = overlap().loss(b, MIXED), gspo.loss(b, MIXED)
-    assert one.loss.item() == two.loss.item() and torch.equal(one.used_B, two.used_B)
+    assert one.loss.item() == two.loss.item() and torch.equal(one.weight_B, two.weight_B)
 
 
 def test_its_order_is_mixed_unless_one_is_set() -> None:

@@ -89,7 +89,7 @@ def test_loss_by_hand() -> None:
         [0.0, 0.0],
         pytest.approx([-0.0125, -0.0125], abs=1e-12),
     ]
-    assert output.used_B.tolist() == [True, True, True]
+    assert output.weight_B.tolist() == pytest.approx([1.05, 1.0, 0.1])
     assert output.ratio_B.isfinite().all()  # a source without log-probabilities
 
 

@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_those_of_all_samples(
         assert report.grad_norm > 1e-3
         skipped = [i for i, ratio in enumerate(report.ratios) if ratio is None]
         assert skipped == ([] if beta else ZERO_ADVANTAGE)
-        assert [i for i, used in enumerate(report.used) if used is None] == skipped
+        assert [i for i, used in enumerate(report.weights) if used is None] == skipped
 
 
 @pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"lora": {"rank": 4}}])

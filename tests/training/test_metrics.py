@@ -81,8 +81,8 @@ def test_learning_metrics_by_hand() -> None:
     own = [sample("a", 2)]
     peers = [sample("b", n) for n in (1, 2, 3, 4)]
     reports = [
-        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (True,), 1e-3),
-        UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (False, True, False, True), 1e-3),
+        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (1.0,), 1e-3),
+        UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (0.0, 1.62, 0.0, 1.28), 1e-3),
     ]
     done = [
         (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),
@@ -96,12 +96,11 @@ def test_learning_metrics_by_hand() -> None:
         0.25,
         0.5,
     )
-    # used weights: 0.9 * 2 and 0.8 * 2 -> (3.4)^2 / (1.8^2 + 1.6^2)
-    assert made["peers/effective_samples"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2))
-    plain = learning_metrics(done, plan, capability, ("a", "b"), "a", by_ratio=False)
-    assert plain["peers/effective_samples"] == pytest.approx(2)  # two of weight 2, the ratio aside
+    # weights of the gradient, with alpha 1: 0.9^2 * 2 and 0.8^2 * 2
+    effective = 2.9**2 / (1.62**2 + 1.28**2)
+    assert made["peers/effective_samples"] == pytest.approx(effective)
     assert made["peers/used/b"] == 0.5
-    assert made["peers/effective/b"] == pytest.approx(3.4**2 / (1.8**2 + 1.6**2) / 4)
+    assert made["peers/effective/b"] == pytest.approx(effective / 4)
     assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 3.0)
     assert made["ratio/b"] == pytest.approx(0.875)
     assert made["ratio/b/short"] == pytest.approx(0.8)  # lengths 1 and 2, at most the median 2.5
@@ -121,7 +120,7 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
             kl=0.0,
             skipped=False,
             ratios=(1.0, 1.0),
-            used=(used, used),
+            weights=(float(used), float(used)),
             learning_rate=1e-6,
         )
 
@@ -166,7 +165,7 @@ def test_means_are_over_the_samples_that_were_not_skipped() -> None:
     }
     assert {key: found[key] for key in wanted} == pytest.approx(wanted)
 
-    unseen = replace(report, ratios=(None,) * 5, used=(None,) * 5)
+    unseen = replace(report, ratios=(None,) * 5, weights=(None,) * 5)
     found = learning_metrics([(update, batch, unseen)], plan, capability, ("a", "b"), "a")
     assert found["peers/forwarded"] == 0
     for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b", "ratio/b/long"):

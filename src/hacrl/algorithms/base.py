@@ -123,8 +123,6 @@ class Algorithm(ABC):
     needs = Needs()
     settings: Any
     """An instance of `Settings`."""
-    weighs_by_ratio = True
-    """Whether the loss multiplies a peer's sample by its ratio, for the metrics."""
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         """`reward_range` is the range that the verifier declares."""

@@ -46,5 +46,6 @@ class FTis(Algorithm):
         dropped_B = ~batch.is_own_B & (batch.advantage_B < 0) & far_B
         kept_B = batch.advantage_B.masked_fill(dropped_B, 0.0)
         objective_BT = weight_BT * kept_B.unsqueeze(1) * batch.logprobs_BT
+        weight_B = weight_BT.sum(1) / batch.mask_BT.sum(1) * ~dropped_B
         loss, s_B = -objective_BT.sum() / batch.num_tokens, sequence_ratio(batch)
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=~dropped_B)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

@@ -62,7 +62,7 @@ def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[
 
 
 def loss_output(
-    loss: Tensor, batch: MicroBatch, beta: float, *, ratio_B: Tensor, used_B: Tensor
+    loss: Tensor, batch: MicroBatch, beta: float, *, ratio_B: Tensor, weight_B: Tensor
 ) -> LossOutput:
     """Add beta * KL to the start weights. The KL is a mean over the minibatch's own samples of the mean
     over tokens of k3 = r - log r - 1 >= 0 with r = pi_start / pi, an unbiased estimate."""
@@ -73,4 +73,4 @@ def loss_output(
         k3_B = k3_BT.sum(1) / batch.mask_BT.sum(1)
         kl = (k3_B * batch.is_own_B).sum() / max(batch.num_own, 1)
         loss, kl = loss + beta * kl, kl.detach()
-    return LossOutput(loss, ratio_B.detach(), used_B.detach(), kl)
+    return LossOutput(loss, ratio_B.detach(), weight_B.detach(), kl)

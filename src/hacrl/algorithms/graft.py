@@ -89,7 +89,7 @@ class Graft(Grpo):
         return min(s, self.settings.cap) if s > self.settings.threshold else 0.0
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
-        objective_BT, used_B = self.objective(batch)
+        objective_BT, weight_B = self.objective(batch)
         loss = -(batch.weight_B.unsqueeze(1) * objective_BT).sum() / batch.num_tokens
-        s_B = sequence_ratio(batch)
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)
+        s_B, weight_B = sequence_ratio(batch), weight_B * batch.weight_B
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

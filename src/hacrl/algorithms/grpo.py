@@ -33,15 +33,16 @@ class Grpo(Algorithm):
     settings: GrpoSettings
 
     def objective(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return J_t of every token (0 where padded), and the rows with a token that the clip leaves
-        a gradient."""
+        """Return J_t of every token (0 where padded), and each row's weight: the mean over its tokens
+        of r_t, 0 for a clipped token."""
         assert batch.old_logprobs_BT is not None
         low, high = self.settings.token_epsilon_low, self.settings.token_epsilon_high
         ratio_BT = ((batch.logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT).exp()
         objective_BT, used_BT = clipped(ratio_BT, batch.advantage_B.unsqueeze(1), low, high)
-        return objective_BT * batch.mask_BT, (used_BT & (batch.mask_BT > 0)).any(1)
+        weight_B = (ratio_BT.where(used_BT, 0.0) * batch.mask_BT).sum(1) / batch.mask_BT.sum(1)
+        return objective_BT * batch.mask_BT, weight_B
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
-        objective_BT, used_B = self.objective(batch)
+        objective_BT, weight_B = self.objective(batch)
         loss, s_B = -objective_BT.sum() / batch.num_tokens, sequence_ratio(batch)
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

@@ -35,4 +35,5 @@ class Gspo(Algorithm):
         s_B = sequence_ratio(batch)
         objective_B, used_B = clipped(s_B, batch.advantage_B, low, high)
         loss = -objective_B.sum() / batch.num_samples
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)
+        weight_B = s_B.where(used_B, 0.0)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

@@ -114,6 +114,7 @@ class Hacpo(Algorithm):
         paper = self.settings.normaliser == "paper" and update.part == "mixed" and batch.num_own
         divisor = batch.num_own if paper else batch.num_samples  # (53)
         inside_B = (s_B >= update.floor) & (s_B <= self.settings.ceiling)
-        used_B = left_B.where(batch.is_own_B, inside_B)
+        peer_weight_B = exponential_B * batch.weight_B * inside_B
+        weight_B = s_B.where(left_B, 0.0).where(batch.is_own_B, peer_weight_B)
         loss = -objective_B.sum() / divisor
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

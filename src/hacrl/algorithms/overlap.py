@@ -62,7 +62,6 @@ class Overlap(Gspo):
     Settings = OverlapSettings
     settings: OverlapSettings
     needs = Needs("logprob", "before_credit", "mixed")
-    weighs_by_ratio = False
 
     def credit(self, step: Step) -> list[Sample]:
         weighted = [(s, v) for s in step.samples if (v := self.weight(step, s)) is not None]
@@ -104,8 +103,11 @@ class Overlap(Gspo):
         mine_B, left_B = clipped(s_B, batch.advantage_B, low, high)
         peer_B = batch.weight_B * batch.advantage_B * mean_B
         loss = -mine_B.where(own_B, peer_B).sum() / (batch.num_own or batch.num_samples)
-        ratio_B, used_B = sequence_ratio(batch), left_B.where(own_B, batch.weight_B > 0)
-        return loss_output(loss, batch, self.settings.beta, ratio_B=ratio_B, used_B=used_B)
+        ratio_B, weight_B = (
+            sequence_ratio(batch),
+            s_B.where(left_B, 0.0).where(own_B, batch.weight_B),
+        )
+        return loss_output(loss, batch, self.settings.beta, ratio_B=ratio_B, weight_B=weight_B)
 
 
 def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -58,9 +58,10 @@ class Sgt(Grpo):
         # Peers' samples have no old log-probabilities (nan); the imitation term needs none.
         old_BT = current_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
         old_BT = old_BT.where(own_B.unsqueeze(1), current_BT)
-        objective_BT, used_B = self.objective(replace(batch, old_logprobs_BT=old_BT))
+        objective_BT, own_weight_B = self.objective(replace(batch, old_logprobs_BT=old_BT))
         grpo = -(objective_BT * own_B.unsqueeze(1)).sum() / max(batch.num_own_tokens, 1)
         nll_B = -batch.mean_logprob_B * batch.advantage_B * batch.weight_B
         loss = grpo + (nll_B * ~own_B).sum() / max(len(update.problems), 1)
         s_B = sequence_ratio(batch).nan_to_num(1.0)  # nan: no behaviour published
-        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, used_B=used_B | ~own_B)
+        weight_B = own_weight_B.where(own_B, batch.weight_B)
+        return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

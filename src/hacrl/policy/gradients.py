@@ -54,19 +54,19 @@ def accumulate_gradient(
     # Read after the last micro-batch: reading waits for the GPU.
     total, kl = 0.0, 0.0
     ratios: list[float | None] = [None] * len(samples)
-    used: list[bool | None] = [None] * len(samples)
+    weights: list[float | None] = [None] * len(samples)
     for rows, output in outputs:
         total += output.loss.item()
         kl += float(output.kl)
-        values = zip(rows, output.ratio_B.tolist(), output.used_B.tolist(), strict=False)
-        for i, ratio, has_gradient in values:
-            ratios[i], used[i] = ratio, has_gradient
-    parts = policy.ranks.gather(Sums(total, kl, ratios, used))
+        values = zip(rows, output.ratio_B.tolist(), output.weight_B.tolist(), strict=False)
+        for i, ratio, weight in values:
+            ratios[i], weights[i] = ratio, weight
+    parts = policy.ranks.gather(Sums(total, kl, ratios, weights))
     return Sums(
         loss=sum(p.loss for p in parts),
         kl=sum(p.kl for p in parts),
         ratios=merge_rows([p.ratios for p in parts]),
-        used=merge_rows([p.used for p in parts]),
+        weights=merge_rows([p.weights for p in parts]),
     )
 
 
@@ -96,7 +96,7 @@ def idle_sample(pad_id: int) -> Sample:
 def _no_loss(batch: MicroBatch) -> LossOutput:
     """The loss of an empty micro-batch: zero, with a graph."""
     nothing = torch.zeros(0)
-    return LossOutput((batch.logprobs_BT * 0.0).sum(), nothing, nothing.bool())
+    return LossOutput((batch.logprobs_BT * 0.0).sum(), nothing, nothing)
 
 
 @contextlib.contextmanager

@@ -161,7 +161,7 @@ class Policy:
             kl=sums.kl,
             skipped=not finite,
             ratios=tuple(sums.ratios),
-            used=tuple(sums.used),
+            weights=tuple(sums.weights),
             learning_rate=rate,
         )
 

@@ -18,7 +18,7 @@ class Sums(NamedTuple):
     loss: float
     kl: float
     ratios: Sequence[float | None]
-    used: Sequence[bool | None]
+    weights: Sequence[float | None]
 
 
 def merge_rows(parts: Sequence[Sequence[T | None]]) -> list[Any]:
@@ -34,7 +34,7 @@ class UpdateReport:
     """The result of one update.
 
     Example: UpdateReport(loss=0.01, grad_norm=0.4, kl=0.0, skipped=False, ratios=(1.0, None),
-             used=(True, None), learning_rate=1e-6)
+             weights=(0.9, None), learning_rate=1e-6)
     """
 
     loss: float
@@ -46,8 +46,9 @@ class UpdateReport:
     ratios: tuple[float | None, ...]
     """The ratio s of every sample, in the order given; None for those that were skipped (advantage
     0)."""
-    used: tuple[bool | None, ...]
-    """Whether the sample has a gradient (the clip did not cut it off); None likewise."""
+    weights: tuple[float | None, ...]
+    """The factor of every sample's gradient (`LossOutput.weight_B`), 0 if a clip removed it; None
+    likewise."""
     learning_rate: float
 
 

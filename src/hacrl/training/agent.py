@@ -147,14 +147,7 @@ class Agent:
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {
-            **learning_metrics(
-                done,
-                self.plan,
-                capability,
-                snapshot.members,
-                self.name,
-                by_ratio=self.algorithm.weighs_by_ratio,
-            ),
+            **learning_metrics(done, self.plan, capability, snapshot.members, self.name),
             **counts.metrics(),
             **checked,
         }

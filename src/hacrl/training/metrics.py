@@ -55,19 +55,21 @@ class _Row:
     sample: Sample
     floor: float
     ratio: float
-    used: bool
     weight: float
-    """Weight of a peer's sample in the gradient: 0 if a clip removed it."""
+    """The factor of its gradient, beside the advantage."""
+
+    @property
+    def used(self) -> bool:
+        return self.weight != 0
 
 
-def _rows(done: Done, by_ratio: bool = True) -> list[_Row]:
-    rows = []
-    for update, batch, report in done:
-        for sample, ratio, used in zip(batch, report.ratios, report.used, strict=True):
-            if ratio is not None and used is not None:
-                weight = ratio * sample.weight if by_ratio else sample.weight
-                rows.append(_Row(sample, update.floor, ratio, used, weight if used else 0.0))
-    return rows
+def _rows(done: Done) -> list[_Row]:
+    return [
+        _Row(sample, update.floor, ratio, weight)
+        for update, batch, report in done
+        for sample, ratio, weight in zip(batch, report.ratios, report.weights, strict=True)
+        if ratio is not None and weight is not None
+    ]
 
 
 def learning_metrics(
@@ -76,8 +78,6 @@ def learning_metrics(
     capability: Capability,
     members: Sequence[str],
     learner: str,
-    *,
-    by_ratio: bool = True,
 ) -> dict[str, Any]:
     """What the updates of a step did, for own samples and for each source.
 
@@ -89,7 +89,7 @@ def learning_metrics(
     reports = [report for _, _, report in done]
     samples = [s for _, batch, _ in done for s in batch]
     own = [s for s in samples if s.is_own]
-    rows = _rows(done, by_ratio)
+    rows = _rows(done)
     mine = [r for r in rows if r.sample.is_own]
     peers = [r for r in rows if not r.sample.is_own]
     metrics: dict[str, Any] = {
@@ -160,7 +160,7 @@ def sample_rows(done: Done) -> list[dict[str, Any]]:
             "advantage": s.advantage,
             "weight": s.weight,
             "ratio": report.ratios[i],
-            "used": report.used[i],
+            "used": None if (weight := report.weights[i]) is None else weight != 0,
             "update": update.index,
             "floor": update.floor,
         }

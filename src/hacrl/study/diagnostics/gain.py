@@ -77,7 +77,7 @@ def reinforce(batch: MicroBatch, update: Update) -> LossOutput:
     """Minus the mean over samples of advantage x log-probability of the whole reply."""
     total_B = (batch.logprobs_BT * batch.mask_BT).sum(1)
     loss = -(batch.advantage_B * total_B).sum() / batch.num_samples
-    return LossOutput(loss, torch.ones_like(total_B), torch.ones_like(total_B, dtype=torch.bool))
+    return LossOutput(loss, torch.ones_like(total_B), torch.ones_like(total_B))
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
