@@ -45,8 +45,8 @@ def read_rows(data: Path, count: int) -> list[dict[str, str]]:
     for name in FILES:
         with gzip.open(data / name, "rt", encoding="utf-8") as lines:
             rows = [row for row in map(json.loads, lines) if row.get("solution")]
-        share = count // len(FILES)
-        chosen += [rows[i * len(rows) // share] for i in range(share)]
+        part = count // len(FILES)
+        chosen += [rows[i * len(rows) // part] for i in range(part)]
     return chosen
 
 
@@ -138,8 +138,8 @@ def main() -> None:
             ratio = ratios[source, learner] = report.token_ratio(source)
             drops = lost + Counter({str(why): n for (_, why), n in report.drops.items()})
             named = ", ".join(f"{why} {n}" for why, n in sorted(drops.items())) or "none"
-            share = 100 * report.kept[source] / len(rows)
-            print(f"| {source} | {learner} | {share:.1f} % | {named} | {ratio:.3f} |")
+            kept = 100 * report.kept[source] / len(rows)
+            print(f"| {source} | {learner} | {kept:.1f} % | {named} | {ratio:.3f} |")
 
     print("\nLearner's tokens per source token (rows: source, columns: learner)\n")
     print("| |" + "".join(f" {name} |" for name in team))

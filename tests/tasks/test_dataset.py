@@ -16,15 +16,12 @@ from hacrl.errors import UserError
 from hacrl.tasks import TaskConfig, make_task
 from hacrl.tasks.dataset import DatasetTask, normalised
 from hacrl.tasks.deck import Deck
+from hacrl.types import Message, Problem
 
 
-def write_lines(path: Path, rows: list[Any]) -> Path:
+def write_lines(path: Path, rows: list[Any]) -> None:
     text = "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -68,20 +65,12 @@ def test_seeds_and_epochs_differ() -> None:
 
 def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
     data = [{"n": 7, "problem": "2 + 2 = {?}", "gold": 4, "area": "sums", "hint": "count"}]
-    task = task_of(
-        tmp_path,
-        data,
-        name="mine",
-        held_out_fraction=0,
-        columns={"question": "problem", "answer": "gold", "id": "n", "task": "area"},
-        prompt="{question}\nHint: {hint}. Use \\boxed{{}}.",
-    )
-    (problem,) = task.batch(0, 1)
-    assert problem.id == "7"
-    assert problem.messages[0].role == "user"
-    assert problem.messages[0].content == "2 + 2 = {?}\nHint: count. Use \\boxed{}."
-    assert (problem.answer, problem.task) == ("4", "sums")
-    assert dict(problem.columns) == {"area": "sums", "hint": "count"}
+    columns = {"question": "problem", "answer": "gold", "id": "n", "task": "area"}
+    prompt = "{question}\nHint: {hint}. Use \\boxed{{}}."
+    task = task_of(tmp_path, data, held_out_fraction=0, columns=columns, prompt=prompt)
+    message = Message("user", "2 + 2 = {?}\nHint: count. Use \\boxed{}.")
+    columns = {"area": "sums", "hint": "count"}
+    assert task.batch(0, 1) == [Problem("7", (message,), "4", "sums", columns)]
 
 
 def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:

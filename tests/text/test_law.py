@@ -43,8 +43,9 @@ def small(name: str) -> Renderer:
 
 def _data_of(package: str) -> Path:
     spec = importlib.util.find_spec(package)
-    assert spec is not None, f"{package}: install the test extra"
-    assert spec.submodule_search_locations
+    assert spec is not None and spec.submodule_search_locations, (
+        f"{package}: install the test extra"
+    )
     return Path(spec.submodule_search_locations[0])
 
 

@@ -95,20 +95,14 @@ def test_system_text_template_and_begun_reply() -> None:
     assert decoded(r, both).startswith("<|im_start|>system\nBe brief.\n\nTask.<|im_end|>")
     plain = Renderer(tokenizer, RenderSettings(template="plain", reply_start=" It is"))
     assert decoded(plain, plain.prompt(ASK)) == "Question: What is 17 + 25?\nAnswer: It is"
-    own = Renderer(
-        tokenizer,
-        RenderSettings(
-            template="{{ word }} {{ messages[0]['content'] }}", template_args={"word": "Q"}
-        ),
-    )
+    template = "{{ word }} {{ messages[0]['content'] }}"
+    own = Renderer(tokenizer, RenderSettings(template=template, template_args={"word": "Q"}))
     assert decoded(own, own.prompt(ASK)) == "Q What is 17 + 25?"
 
 
 def test_prompt_does_not_change_with_the_day() -> None:
-    r = Renderer(
-        load_tokenizer(FIXTURES / "bytes"),
-        RenderSettings(template="{{ strftime_now('%d %b %Y') }} {{ messages[0]['content'] }}"),
-    )
+    template = "{{ strftime_now('%d %b %Y') }} {{ messages[0]['content'] }}"
+    r = Renderer(load_tokenizer(FIXTURES / "bytes"), RenderSettings(template=template))
     assert decoded(r, r.prompt(ASK)) == "26 Jul 2024 What is 17 + 25?"
 
 

@@ -138,7 +138,7 @@ def test_timeout_kills_what_the_verifier_started(actor: VerifierPool, folder: Pa
     assert gone_within(int((folder / "child").read_text()), 60)
 
 
-def test_idle_death_charges_nobody(actor: VerifierPool) -> None:
+def test_idle_death_costs_no_call(actor: VerifierPool) -> None:
     """A worker killed between two batches (by the system, out of memory) is replaced."""
     for worker in actor._workers:
         os.kill(worker._process.pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ _CACHE = 4096
 
 
 class LiteralCoder:
-    """A copy of a tokenizer that reads control tokens as plain text. It shares the vocabulary with
+    """A copy of a tokenizer that reads control tokens as plain text. It uses the vocabulary of
     the original, but not its padding and truncation settings.
 
     Example: LiteralCoder(backend, control={0, 2}).continuations([((5, 6), "</s>")]) == [(91, 8, 92)]
