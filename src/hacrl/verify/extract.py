@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from hacrl.verify.number import last, last_number_text
+from hacrl.verify.number import last, number_texts
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
@@ -32,7 +32,7 @@ def final_answer(reply: str, box_only: bool = False) -> str | None:
     boxed = last_box(reply)
     if boxed is not None or box_only:
         return boxed
-    return _stated(reply) or _last_formula(reply) or last_number_text(reply)
+    return _stated(reply) or _last_formula(reply) or last(number_texts(reply))
 
 
 def last_box(reply: str) -> str | None:

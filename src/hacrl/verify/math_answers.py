@@ -21,7 +21,7 @@ from typing import ClassVar
 from hacrl.types import Problem, Verdict
 from hacrl.verify import latex
 from hacrl.verify.extract import final_answer
-from hacrl.verify.number import first_number_text
+from hacrl.verify.number import number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
@@ -145,10 +145,7 @@ class MathVerifier:
     def _same_algebra(self, gold: str, answer: str) -> bool:
         from hacrl.verify import symbolic
 
-        try:
-            return symbolic.equal(gold, answer)
-        except symbolic.Unreadable:
-            return False  # a part of a readable gold answer
+        return symbolic.equal(gold, answer)
 
 
 def _squeeze(text: str) -> str:
@@ -173,7 +170,7 @@ def _number_of_sentence(answer: str) -> str:
     """The number of "18 eggs that she sells"; other answers unchanged."""
     plain = re.sub(r"\\[A-Za-z]+(?:\s*\{[A-Za-z ]*\})?", " ", answer)
     if latex.value(answer) is None and re.search(r"[A-Za-z]{3}", plain):
-        return first_number_text(answer) or answer
+        return next(number_texts(answer), answer)
     return answer
 
 

@@ -59,16 +59,9 @@ def last(items: Iterator[T]) -> T | None:
     return tail[0] if tail else None
 
 
-def last_number_text(text: str) -> str | None:
-    """The last number as written, with sign and commas."""
-    found = last(_NUMBER.finditer(text.replace("\u2212", "-")))
-    return found.group() if found else None
-
-
-def first_number_text(text: str) -> str | None:
-    """The first number as written."""
-    found = _NUMBER.search(text.replace("\u2212", "-"))
-    return found.group() if found else None
+def number_texts(text: str) -> Iterator[str]:
+    """All numbers of a text as written, with sign and commas."""
+    return (match.group() for match in _NUMBER.finditer(text.replace("\u2212", "-")))
 
 
 def _value(digits: str) -> Fraction:

@@ -167,21 +167,15 @@ class VerifierPool:
             age = time.monotonic() - worker.clock
             if not worker.alive or (not worker.ready and age > START_LIMIT):
                 how = self._remove(worker, dying=True)
-                if not worker.ready:
-                    self._count_failed_start(how)
+                self._failed_starts += not worker.ready
+                if self._failed_starts >= MAX_FAILED_STARTS:
+                    kind, self._failed_starts = self.settings.kind, 0
+                    raise UserError(f"verifier.kind = {kind!r}: its worker does not start: {how}")
                 batch.give_back(worker.calls, failed(f"the verifier's process died: {how}"))
             elif worker.calls and age > self.settings.timeout:
                 self._remove(worker)
                 detail = f"no verdict within {self.settings.timeout:g} s"
                 batch.give_back(worker.calls, Verdict(0.0, Status.TIMEOUT, detail))
-
-    def _count_failed_start(self, how: str) -> None:
-        self._failed_starts += 1
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            self._failed_starts = 0
-            raise UserError(
-                f"verifier.kind = {self.settings.kind!r}: its worker does not start: {how}"
-            )
 
     def _start_missing(self) -> None:
         while len(self._workers) < self.settings.num_workers:

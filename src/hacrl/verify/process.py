@@ -117,7 +117,9 @@ class WorkerProcess:
         with self._output:
             self._output.seek(0)
             printed = self._output.read()[-2000:].decode(errors="replace").strip()
-        how = "killed" if killed else _ending(code)
+        names = {-known.value: known.name for known in signal.Signals}
+        how = f"signal {names.get(code, -code)}" if code < 0 else f"exit code {code}"
+        how = "killed" if killed else how
         return f"{how}; it printed: {printed}" if printed and not self.ready else how
 
     def _write(self, message: bytes) -> None:
@@ -144,11 +146,6 @@ class WorkerProcess:
 def pack_call(reply: str, problem: Problem) -> bytes:
     """A call as sent to a worker; raises whatever pickle raises for the problem's columns."""
     return pickle.dumps((reply, replace(problem, columns=dict(problem.columns))))
-
-
-def _ending(code: int) -> str:
-    names = {signal_.value: signal_.name for signal_ in signal.Signals}
-    return f"exit code {code}" if code >= 0 else f"signal {names.get(-code, -code)}"
 
 
 def _environment() -> dict[str, str]:
