@@ -24,7 +24,7 @@ from hacrl.noise import gumbel_noise
 from hacrl.pocket import pocket_path
 from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
-from hacrl.sampling import compatibility
+from hacrl.sampling import compatibility, engine, transformers_cache
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.compatibility import find_cache_shape
 from hacrl.sampling.decode import has_static_rope
@@ -45,6 +45,26 @@ def test_replies_do_not_depend_on_rows_or_order(family: str) -> None:
             same(BuiltinSampler(model, ENDS, 0, rows).sample(asked, temperature), wanted)
         same(BuiltinSampler(model, ENDS, 0, 64).sample(asked[::-1], temperature), wanted[::-1])
     assert BuiltinSampler(model, ENDS, 0, 64).sample([], 1.0) == []
+
+
+def test_long_limits_take_fewer_rows(monkeypatch) -> None:
+    """3 layers x 2 heads x 8 numbers x 2 x 4 bytes = 384 bytes per token; 34 tokens at the longest. And
+    one prompt at a time, if a prefill takes no two."""
+    model, asked, rows, draw = model_of("llama"), some_requests(), [], transformers_cache.draw
+
+    def counted(logits, *rest):
+        rows.append(len(logits))
+        return draw(logits, *rest)
+
+    wanted = plainly(model, asked)
+    monkeypatch.setattr(engine, "device_memory", lambda device: 2 * 5 * 34 * 384)
+    monkeypatch.setattr(transformers_cache, "draw", counted)
+    same(BuiltinSampler(model, ENDS, 0, 64, cache_fraction=0.5).sample(asked, 1.0), wanted)
+    assert max(rows) == 5
+    rows.clear()
+    monkeypatch.setattr(transformers_cache, "PREFILL_TOKENS", 20)
+    same(plainly(model, asked), wanted)
+    assert max(rows) == 6  # prompts of 1 and 3 tokens, three samples of each
 
 
 def trainer_error(model, asked: list[Request], replies: list[Reply]) -> float:

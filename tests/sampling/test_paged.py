@@ -145,7 +145,7 @@ def test_a_prompt_that_needs_the_pages_of_prefilled_ones(paged) -> None:
 
 
 def test_an_interrupted_call_leaves_nothing_behind(paged, monkeypatch) -> None:
-    monkeypatch.setattr(cache_module, "PREFILL_TOKENS", {"cpu": 20, "cuda": 20})
+    monkeypatch.setattr(cache_module, "PREFILL_TOKENS", 20)
     model, asked = model_of("llama"), some_requests()
     sampler = paged(model, rows=6, pages=60)
     prefill, calls = GraphDecoder.prefill, []

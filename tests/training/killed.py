@@ -58,13 +58,13 @@ def tear_metrics(line: int) -> None:
 def arm(moment: str) -> None:
     """Two agents, 3 steps, 4 updates a step, evaluation after 0, 2 and 3 steps."""
     from hacrl.policy.policy import Policy
-    from hacrl.sampling.slots import HostDecoder
+    from hacrl.sampling import transformers_cache
     from hacrl.store import checkpoint
     from hacrl.store.pool import Pool
     from hacrl.training import evaluate
 
     if moment == "sampling":
-        kill_at(HostDecoder, "run", 100)  # step 1, second agent
+        kill_at(transformers_cache, "draw", 100)  # step 1, second agent
     elif moment == "before publishing":
         kill_at(Pool, "publish", 4)  # step 1, second agent: journalled, not published
     elif moment == "between updates":

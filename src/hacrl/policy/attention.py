@@ -63,20 +63,11 @@ def cached_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls for every layer."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = rule_of(module, scale, sliding_window, softcap)
-    return attend(module.layer_idx, query, key, value, rule), None
-
-
-def rule_of(module: Any, scale: float, window: int | None, cap: float | None = None) -> Rule:
-    if window is None and _has_window(module):
+    if sliding_window is None and _has_window(module):
         raise TypeError("the layer has a sliding window that only the mask contains")
-    return Rule(scale, window, cap)
-
-
-def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-    """Attend by the active work."""
     assert _work is not None, "no work is active: use `doing`"
-    return _work.attend(layer, query, key, value, rule)
+    rule = Rule(scale, sliding_window, softcap)
+    return _work.attend(module.layer_idx, query, key, value, rule), None
 
 
 def _has_window(module: Any) -> bool:
@@ -174,14 +165,11 @@ class ShapeFinder:
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self.plain = True
         """Whether keys and values have the same size, as the cache needs."""
-        self.limits: dict[int, tuple[int | None, float | None]] = {}
-        """Window and cap of each layer: a few tokens do not reach them."""
 
     def attend(
         self, layer: int, query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule
     ) -> Tensor:
         self.plain &= key_BKLD.shape == value_BKLD.shape
-        self.limits[layer] = (rule.window, rule.cap)
         self.seen[layer] = (key_BKLD.shape[1], key_BKLD.shape[3], key_BKLD.dtype)
         if layer in self._stored:
             keys, values = self._stored[layer]

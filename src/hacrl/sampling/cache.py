@@ -27,7 +27,7 @@ from hacrl.policy.attention import CacheShape, Rule, Work, causal
 
 PAGE = 64
 """Tokens in a page."""
-PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
+PREFILL_TOKENS = 32768
 """Maximum prompt tokens, padding included, in one forward pass."""
 
 Prefix = tuple[int, ...]
@@ -184,7 +184,7 @@ class PagedCache:
     def fill(self, forward: Forward, pad_id: int) -> None:
         """Prefill the new prefixes and copy their last pages to the rows."""
         prefixes = [s.prefix for s in self._to_fill]
-        for batch in prefill_batches(prefixes, PREFILL_TOKENS["cuda"]):
+        for batch in prefill_batches(prefixes, PREFILL_TOKENS):
             ids = prefill_ids([prefixes[i] for i in batch], pad_id)
             forward(torch.from_numpy(ids).to(self.device), self._prefill_attention(batch))
         self._to_fill = []

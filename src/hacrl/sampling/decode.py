@@ -45,8 +45,6 @@ class Rows:
         self.token, self.position, self.key, self.index, self.limit, _ = self.state.numpy()
         self.request = np.zeros(rows, np.int64)
         """Number of the row's request."""
-        self.twin = np.arange(rows)
-        """CPU only: the first row that starts from the same prefix in this step, else the row."""
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         for array in (*self.state.numpy(), self.request):

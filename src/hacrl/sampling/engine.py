@@ -1,7 +1,7 @@
 """The built-in sampler: samples from the trainer's own weights, with counter-based noise (noise.py).
 
-It chooses how keys and values are stored: on a GPU the paged engine (paged.py), and for models that its
-KV cache does not fit transformers' cache (transformers_cache.py).
+On a GPU it uses the paged engine (paged.py). On a CPU, and for models that the paged KV cache does not
+fit, it uses transformers' cache (transformers_cache.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hacrl.config import SamplerConfig
-from hacrl.policy.attention import CacheShape, Switch
-from hacrl.sampling import cache as cache_module
 from hacrl.sampling.base import Reply, Request
+from hacrl.sampling.cache import device_memory
 from hacrl.sampling.compatibility import find_cache_shape
-from hacrl.sampling.decode import has_static_rope
-from hacrl.sampling.lean import LeanForward, fits, reproduces_logits
-from hacrl.sampling.paged import ContinuousBatch, PagedSampler
-from hacrl.sampling.slots import HostDecoder, LibraryForward, Passes, SlotCache
+from hacrl.sampling.paged import PagedSampler
 from hacrl.sampling.transformers_cache import TransformersSampler
 
 if TYPE_CHECKING:
@@ -46,10 +42,7 @@ class BuiltinSampler:
         self.end_ids, self.pad_id, self.rows = tuple(end_ids), pad_id, rows
         self.cache_fraction = cache_fraction
         self.cache_kind = "unknown"
-        """How keys and values are stored: "paged", "slots" or "transformers"; "unknown" before the first
-        request."""
-        self._shape: CacheShape | None = None
-        self._lean = False
+        """KV cache in use: "paged" or "transformers"; "unknown" before the first request."""
         self._paged: PagedSampler | None = None
 
     def weights_changed(self) -> None:
@@ -64,42 +57,22 @@ class BuiltinSampler:
             self._choose_cache()
         if self._paged is not None:
             return self._paged.sample(requests, temperature)
-        if self._shape is not None:
-            return self._sample_in_slots(self._shape, requests, temperature)
-        sampler = TransformersSampler(self.model, self.end_ids, self.pad_id, self.rows)
+        cache_bytes = int(self.cache_fraction * device_memory(self.model.device))
+        sampler = TransformersSampler(
+            self.model, self.end_ids, self.pad_id, self.rows, cache_bytes=cache_bytes
+        )
         return sampler.sample(requests, temperature)
 
     def _choose_cache(self) -> None:
-        self._shape = find_cache_shape(self.model)
         self.cache_kind = "transformers"
-        if self._shape is None:
-            return
         if self.model.device.type == "cpu":
-            self.cache_kind = "slots"
-            self._lean = reproduces_logits(self.model, self._shape)
             return
-        self.cache_kind = "paged"
-        self._paged = PagedSampler(
-            self.model, self._shape, self.end_ids, self.pad_id, self.rows, self.cache_fraction
-        )
-
-    def _sample_in_slots(
-        self, shape: CacheShape, requests: Sequence[Request], temperature: float
-    ) -> list[Reply]:
-        longest = max(len(r.prompt_ids) + r.limit for r in requests)
-        memory = int(self.cache_fraction * cache_module.device_memory(self.model.device))
-        fit = max(memory // (longest * shape.token_bytes), 1)
-        rows = min(self.rows, len(requests), fit)
-        slots = SlotCache(shape, rows, longest)
-        passes: Passes = LibraryForward(self.model)
-        if self._lean and fits(self.model):
-            passes = LeanForward(self.model, longest if has_static_rope(self.model) else None)
-        decoder = HostDecoder(passes, slots, temperature)
-        with Switch(self.model).on():
-            batch = ContinuousBatch(
-                requests, slots, decoder, rows, end_ids=self.end_ids, pad_id=self.pad_id
+        shape = find_cache_shape(self.model)
+        if shape is not None:
+            self.cache_kind = "paged"
+            self._paged = PagedSampler(
+                self.model, shape, self.end_ids, self.pad_id, self.rows, self.cache_fraction
             )
-            return batch.run()
 
 
 def builtin_sampler(policy: Policy, settings: SamplerConfig) -> BuiltinSampler:

@@ -92,7 +92,7 @@ def _find_siblings(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.L
     holds = Counter(_storage(p) for p in model.parameters() if type(p) is nn.Parameter)
     for owner in model.modules():
         for names in SIBLINGS:
-            linears: dict[str, Any] = {n: m for n in names if is_plain(m := owner._modules.get(n))}
+            linears: dict[str, Any] = {n: m for n in names if _is_plain(m := owner._modules.get(n))}
             if len(linears) == len(names) and _alike(list(linears.values())):
                 tensors = _tensors(linears)
                 alone = all(uses[id(p)] == holds[_storage(p)] == 1 for ps in tensors for p in ps)
@@ -100,7 +100,7 @@ def _find_siblings(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.L
                     yield owner, linears
 
 
-def is_plain(module: nn.Module | None) -> bool:
+def _is_plain(module: nn.Module | None) -> bool:
     """Whether it is a torch Linear without adapter, hook, and quantised or sharded weights."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False

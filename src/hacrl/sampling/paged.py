@@ -21,7 +21,6 @@ from hacrl.policy.attention import CacheShape, Switch
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.cache import PREFILL_TOKENS, PagedCache, Prefix, device_memory, pages_for
 from hacrl.sampling.decode import GraphDecoder, Rows
-from hacrl.sampling.slots import HostDecoder, SlotCache
 
 AHEAD = 64
 """Maximum number of waiting prompts that are prefilled together with an admitted one."""
@@ -93,8 +92,8 @@ class ContinuousBatch:
     def __init__(
         self,
         requests: Sequence[Request],
-        cache: PagedCache | SlotCache,
-        decoder: GraphDecoder | HostDecoder,
+        cache: PagedCache,
+        decoder: GraphDecoder,
         rows: int,
         *,
         end_ids: Sequence[int],
@@ -137,7 +136,6 @@ class ContinuousBatch:
     def _admit(self) -> None:
         """Assign free rows to waiting requests while the cache has room, and prefill them."""
         before = self.count
-        first: dict[Prefix, int] = {}
         while self.waiting and self.count < self.max_rows:
             i = self.waiting[0]
             prefix, request = self.prefixes[i], self.requests[i]
@@ -150,7 +148,6 @@ class ContinuousBatch:
             rows.request[row], rows.key[row], rows.limit[row] = i, request.key, request.limit
             rows.token[row], rows.position[row] = prefix[-1], len(prefix) - 1
             rows.index[row] = self.lengths[i]
-            rows.twin[row] = first.setdefault(prefix, row)
             self.count += 1
         if self.count > before:
             self.cache.prepare(self._upcoming_prefixes())
@@ -163,7 +160,7 @@ class ContinuousBatch:
         for prefix in map(self.prefixes.__getitem__, self.waiting):
             if prefix not in seen:
                 tokens += len(prefix)
-                if len(seen) == AHEAD or tokens > PREFILL_TOKENS["cuda"] // 2:
+                if len(seen) == AHEAD or tokens > PREFILL_TOKENS // 2:
                     return
                 seen.add(prefix)
                 yield prefix

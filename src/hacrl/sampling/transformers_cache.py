@@ -1,11 +1,12 @@
-"""Sampling with transformers' KV cache, for models that the built-in KV cache does not fit.
+"""Sampling with transformers' KV cache: on a CPU, and for models that the paged KV cache does not fit.
 
 Axis suffixes: P distinct prompts, B rows, L tokens, V words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,28 +14,64 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hacrl.noise import exponential_noise
+from hacrl.policy.attention import Switch
 from hacrl.sampling.base import Reply, Request
+from hacrl.sampling.cache import PREFILL_TOKENS
 
 COMPACT_FRACTION = 0.25
 """Finished rows are dropped from the batch when they make up this fraction of it."""
 
 
 class TransformersSampler:
-    """Samples batches of at most `rows` replies; a batch shrinks as its rows finish."""
+    """Samples batches of at most `rows` replies; a batch shrinks as its rows finish.
 
-    def __init__(self, model: Any, end_ids: Sequence[int], pad_id: int, rows: int) -> None:
+    If all rows would need more than `cache_bytes` of keys and values, batches are smaller.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        end_ids: Sequence[int],
+        pad_id: int,
+        rows: int,
+        *,
+        cache_bytes: int | None = None,
+    ) -> None:
         self.model = model
         self.end_ids = tuple(end_ids)
         self.pad_id = pad_id
         self.rows = rows
+        self.cache_bytes = cache_bytes
 
     @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         """Replies in the order of the requests. Temperature 0 is greedy."""
         replies: list[Reply] = []
-        for first in range(0, len(requests), self.rows):
-            replies += self._sample_batch(requests[first : first + self.rows], temperature)
+        # transformers' sdpa omits the cap on attention scores (Gemma 2), which the trainer applies.
+        capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
+        with Switch(self.model).on("eager") if capped else nullcontext():
+            for batch in self._batches(requests):
+                replies += self._sample_batch(batch, temperature)
         return replies
+
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+        """Consecutive requests: as many as fit the cache and whose prompts fit one prefill pass."""
+        rows = self.rows
+        if requests and self.cache_bytes is not None:
+            longest = max(len(r.prompt_ids) + r.limit for r in requests)
+            rows = min(rows, max(1, self.cache_bytes // (longest * token_bytes(self.model))))
+        batch: list[Request] = []
+        prompts: set[tuple[int, ...]] = set()
+        width = 0
+        for request in requests:
+            width = max(width, len(request.prompt_ids))
+            prompts.add(request.prompt_ids)
+            if batch and (len(batch) == rows or len(prompts) * width > PREFILL_TOKENS):
+                yield batch
+                batch, prompts, width = [], {request.prompt_ids}, len(request.prompt_ids)
+            batch.append(request)
+        if batch:
+            yield batch
 
     def _sample_batch(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         device = self.model.device
@@ -102,6 +139,15 @@ class TransformersSampler:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
+
+
+def token_bytes(model: Any) -> int:
+    """Bytes of one token's keys and values, if every layer has attention."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
 
 
 @torch.inference_mode()

@@ -119,7 +119,7 @@ def estimate_need(
         step = gradients + 2 * 4 * (sizes.words * sizes.hidden if not agent.lora else 0)
     # Sampling: a prefill or scoring pass, or the logits of a decode step.
     rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
-    prefill = min(PREFILL_TOKENS[device.type], config.prompts_per_step * config.prompt_limit(agent))
+    prefill = min(PREFILL_TOKENS, config.prompts_per_step * config.prompt_limit(agent))
     passing = max(prefill, tokens) * (3 * sizes.inner + 6 * sizes.hidden) * width
     cache = _cache_tokens(config, agent, rows, on_gpu) * sizes.cache_token
     return Need(
