@@ -34,7 +34,7 @@ from hacrl.config import Config, parse_config
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
-from hacrl.sampling.cache import Arena
+from hacrl.sampling.cache import ARENAS
 from hacrl.study.doctor.memory import device_peak, estimate_need, memory_of
 from hacrl.types import Sample, Update
 
@@ -209,7 +209,7 @@ def main() -> int:
             rows.append(run(case, sizes, device))
         except Exception:
             rows.append({**asdict(case), "failed": traceback.format_exc()})
-        Arena._of.clear()  # the next case begins with nothing
+        ARENAS.clear()  # the next case starts without a cache
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -14,25 +14,25 @@ Axis suffixes: B prompts, L tokens, R rows, K key heads, D head size, N tokens o
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hacrl.policy.attention import CacheShape, Rule, Work, causal
+from hacrl.policy.attention import CacheShape, Rule, Work, causal, doing
 
 PAGE = 64
 """Tokens in a page."""
 PREFILL_TOKENS = 32768
 """Maximum prompt tokens, padding included, in one forward pass."""
 
+ARENAS: dict[torch.device, Tensor] = {}
+"""Each device's memory for keys and values, used by all samplers of the process."""
+
 Prefix = tuple[int, ...]
-Forward = Callable[[Tensor, Work], object]
-"""Runs the model over right-padded ids [B, L]; the given object computes the attention."""
 
 
 def device_memory(device: torch.device) -> int:
@@ -42,12 +42,18 @@ def device_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def prefill_batches(prefixes: Sequence[Prefix], max_tokens: int) -> list[list[int]]:
-    """Indices of the prefixes, grouped by similar length; at most `max_tokens` with padding."""
+def prefill(model: Any, ids_BL: Tensor, work: Work) -> None:
+    """Run the model over right-padded prompts; `work` attends and stores keys and values."""
+    with doing(work):
+        model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
+
+
+def prefill_batches(prefixes: Sequence[Prefix]) -> list[list[int]]:
+    """Indices of the prefixes, grouped by similar length; at most PREFILL_TOKENS with padding."""
     batches: list[list[int]] = []
     for i in sorted(range(len(prefixes)), key=lambda i: -len(prefixes[i])):
         width = len(prefixes[batches[-1][0]]) if batches else 0
-        if batches and width * (len(batches[-1]) + 1) <= max_tokens:
+        if batches and width * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
             batches[-1].append(i)
         else:
             batches.append([i])
@@ -65,28 +71,6 @@ def prefill_ids(prefixes: Sequence[Prefix], pad_id: int) -> np.ndarray:
 def pages_for(tokens: int) -> int:
     """Number of pages that hold this many tokens."""
     return -(-tokens // PAGE)
-
-
-class Arena:
-    """One device's memory for keys and values, used by all samplers of the process."""
-
-    _of: ClassVar[dict[torch.device, Arena]] = {}
-
-    def __init__(self) -> None:
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        self.users: weakref.WeakSet[PagedCache] = weakref.WeakSet()
-
-    @classmethod
-    def of(cls, device: torch.device) -> Arena:
-        return cls._of.setdefault(device, cls())
-
-    def grow_to(self, size: int, device: torch.device) -> None:
-        """Ensure at least `size` bytes. Reallocating invalidates the views of all users."""
-        if size > len(self.bytes):
-            for user in self.users:
-                user.pages = None
-            self.bytes = torch.empty(0, dtype=torch.uint8)  # free the old memory first
-            self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
 
 
 @dataclass
@@ -112,10 +96,8 @@ class PagedCache:
 
     def __init__(self, shape: CacheShape, device: torch.device, rows: int) -> None:
         self.shape, self.device = shape, device
-        self.arena = Arena.of(device)
-        self.pages: Tensor | None = None
-        """[layers, 2, pages, K, PAGE, D]; None after the arena was reallocated."""
         self.page_bytes = shape.token_bytes * PAGE
+        self._arena: tuple[int, int] | None = None  # address and size at the last call of `reserve`
         self.table = np.zeros((rows, 1), np.int32)
         """[R, pages of a row]"""
         self._held = np.zeros(rows, np.int64)  # pages of each row
@@ -129,14 +111,13 @@ class PagedCache:
     def reserve(self, pages: int, width: int) -> bool:
         """Clear the cache and provide `pages` pages, `width` of them per row. Returns True if
         addresses changed, so that CUDA graphs must be captured again."""
-        self.arena.users.add(self)
-        self.arena.grow_to((pages + 1) * self.page_bytes, self.device)
-        changed = self.pages is None or self.table.shape[1] < width
-        if self.pages is None:
-            count = len(self.arena.bytes) // self.page_bytes
-            taken = self.arena.bytes[: count * self.page_bytes].view(self.shape.dtype)
-            heads, size = self.shape.heads, self.shape.size
-            self.pages = taken.view(self.shape.layers, 2, count, heads, PAGE, size)
+        size = (pages + 1) * self.page_bytes
+        if self.device not in ARENAS or len(ARENAS[self.device]) < size:
+            ARENAS.pop(self.device, None)  # free the old memory first
+            ARENAS[self.device] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        arena = ARENAS[self.device].data_ptr(), len(ARENAS[self.device])
+        changed = arena != self._arena or self.table.shape[1] < width
+        self._arena = arena
         if changed:
             width = max(width, self.table.shape[1])
             self.table = np.zeros((len(self.table), width), np.int32)
@@ -146,6 +127,14 @@ class PagedCache:
         self._to_fill, self._to_copy = [], []
         self._free = list(range(self.pages.shape[2] - 1, 0, -1))
         return changed
+
+    @property
+    def pages(self) -> Tensor:
+        """All pages, [layers, 2, pages, K, PAGE, D]."""
+        arena, shape = ARENAS[self.device], self.shape
+        count = len(arena) // self.page_bytes
+        used = arena[: count * self.page_bytes].view(shape.dtype)
+        return used.view(shape.layers, 2, count, shape.heads, PAGE, shape.size)
 
     @property
     def free(self) -> int:
@@ -181,17 +170,16 @@ class PagedCache:
             if prefix not in self._shared and self.free >= 2 * needed:
                 self._add_prefix(prefix)
 
-    def fill(self, forward: Forward, pad_id: int) -> None:
+    def fill(self, model: Any, pad_id: int) -> None:
         """Prefill the new prefixes and copy their last pages to the rows."""
         prefixes = [s.prefix for s in self._to_fill]
-        for batch in prefill_batches(prefixes, PREFILL_TOKENS):
-            ids = prefill_ids([prefixes[i] for i in batch], pad_id)
-            forward(torch.from_numpy(ids).to(self.device), self._prefill_attention(batch))
+        for batch in prefill_batches(prefixes):
+            ids_BL = torch.from_numpy(prefill_ids([prefixes[i] for i in batch], pad_id))
+            prefill(model, ids_BL.to(self.device), self._prefill_attention(batch))
         self._to_fill = []
         if self._to_copy:
-            assert self.pages is not None
-            copies = torch.tensor(self._to_copy, device=self.device)
-            self.pages[:, :, copies[:, 1]] = self.pages[:, :, copies[:, 0]]
+            pages, copies = self.pages, torch.tensor(self._to_copy, device=self.device)
+            pages[:, :, copies[:, 1]] = pages[:, :, copies[:, 0]]
         self._to_copy = []
         for shared in [s for s in self._shared.values() if not s.held]:
             self._drop_prefix(shared)
@@ -253,7 +241,6 @@ class PagedCache:
         page_N, source_N, place_N = (
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (page, source, place)
         )
-        assert self.pages is not None
         return _PrefillAttention(self.pages, page_N, source_N, place_N)
 
     def _allocate(self) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.policy.attention import CacheShape, ShapeFinder, Switch, doing
-from hacrl.sampling.decode import next_logits, prefill
+from hacrl.policy.attention import CacheShape, ShapeFinder, Switch
+from hacrl.sampling.cache import prefill
+from hacrl.sampling.decode import next_logits
 
 MAX_ERROR_FLOAT32 = 1e-4
 MAX_ERROR_HALF = 0.05
@@ -29,21 +30,23 @@ MAX_ERROR_MEASURED = 0.15
 def find_cache_shape(model: Any) -> CacheShape | None:
     """Shape of the model's keys and values, or None (with a warning if logits differ) if the built-in
     cache does not fit the model."""
-    ids_1L, switch = sample_ids(model), Switch(model)
+    words = model.get_input_embeddings().weight.shape[0]
+    ids_1L = (torch.arange(8, device=model.device) * 7 % words).unsqueeze(0)
     # The reference is eager attention where possible: other kernels omit features such as score caps.
-    reference_V = reference_logits(model, ids_1L, "eager")
+    reference_V = _reference_logits(model, ids_1L, "eager")
     finder, last = ShapeFinder(), ids_1L[:, -1]
     try:
-        with switch.on(), doing(finder):
-            prefill(model, ids_1L[:, :-1])
-            logits_V = next_logits(model, last, torch.full_like(last, ids_1L.shape[1] - 1))[0]
+        with Switch(model).on():
+            prefill(model, ids_1L[:, :-1], finder)
+            position_1 = torch.full_like(last, ids_1L.shape[1] - 1)
+            logits_V = next_logits(model, last, position_1, finder)[0]
     except (AttributeError, TypeError, KeyError):
         return None
-    error = relative_error(logits_V, reference_V)
+    error = _relative_error(logits_V, reference_V)
     half = logits_V.dtype != torch.float32
     allowed = MAX_ERROR_HALF if half else MAX_ERROR_FLOAT32
     if half and error >= allowed:
-        rounding = relative_error(reference_logits(model, ids_1L, "sdpa"), reference_V)
+        rounding = _relative_error(_reference_logits(model, ids_1L, "sdpa"), reference_V)
         allowed = min(max(allowed, 2 * rounding), MAX_ERROR_MEASURED)
     if error < allowed:
         return finder.shape()
@@ -56,13 +59,7 @@ def find_cache_shape(model: Any) -> CacheShape | None:
     return None
 
 
-def sample_ids(model: Any) -> Tensor:
-    """Eight different token ids, [1, 8]."""
-    words = model.get_input_embeddings().weight.shape[0]
-    return (torch.arange(8, device=model.device) * 7 % words).unsqueeze(0)
-
-
-def reference_logits(model: Any, ids_1L: Tensor, attention: str) -> Tensor:
+def _reference_logits(model: Any, ids_1L: Tensor, attention: str) -> Tensor:
     """Logits [V] of the last token by a plain forward, with this attention if it can be chosen."""
     choosable = bool(getattr(model, "_supports_attention_backend", False))
     with Switch(model).on(attention) if choosable else nullcontext():
@@ -71,5 +68,5 @@ def reference_logits(model: Any, ids_1L: Tensor, attention: str) -> Tensor:
     return last_V
 
 
-def relative_error(logits_V: Tensor, reference_V: Tensor) -> float:
+def _relative_error(logits_V: Tensor, reference_V: Tensor) -> float:
     return ((logits_V.float() - reference_V).norm() / reference_V.norm()).item()

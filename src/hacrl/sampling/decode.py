@@ -3,7 +3,7 @@
 A round replays several steps before the host reads their tokens. There is one graph for each of a few
 batch sizes. Graphs hold the addresses of the trainer's weights, which updates overwrite in place.
 
-Axis suffixes: R rows, V words, B prompts, L tokens.
+Axis suffixes: R rows, V words, P pages.
 """
 
 from __future__ import annotations
@@ -51,19 +51,15 @@ class Rows:
             array[targets] = array[sources]
 
 
-def prefill(model: Any, ids_BL: Tensor) -> None:
-    """Run the model over right-padded prompts. Only the stored keys and values are used."""
-    model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
-
-
-def next_logits(model: Any, token_R: Tensor, position_R: Tensor) -> Tensor:
-    """Logits [R, V] after one more token in every row."""
-    return model(
-        input_ids=token_R.unsqueeze(1),
-        position_ids=position_R.unsqueeze(1),
-        use_cache=False,
-        logits_to_keep=1,
-    ).logits[:, -1]
+def next_logits(model: Any, token_R: Tensor, position_R: Tensor, work: Work) -> Tensor:
+    """Logits [R, V] after one more token in every row; `work` attends and stores keys and values."""
+    ids_R1, position_R1 = token_R.unsqueeze(1), position_R.unsqueeze(1)
+    with doing(work):
+        output = model(
+            input_ids=ids_R1, position_ids=position_R1, use_cache=False, logits_to_keep=1
+        )
+    logits_RV: Tensor = output.logits[:, -1]
+    return logits_RV
 
 
 def page_kernels() -> tuple[Any, Any]:
@@ -122,10 +118,6 @@ class GraphDecoder:
     def set_temperature(self, temperature: float) -> None:
         self.settings.copy_(torch.tensor([1 / (temperature or 1.0), float(temperature > 0)]))
 
-    def prefill(self, ids_BL: Tensor, work: Work) -> None:
-        with doing(work):
-            prefill(self.model, ids_BL)
-
     def run(self, rows: Rows, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and log-probabilities [count, steps]. Values after a row's end are undefined."""
         size = min(next((s for s in SIZES if s >= count), self.capacity), self.capacity)
@@ -155,10 +147,8 @@ class GraphDecoder:
 
     def _decode(self, size: int) -> None:
         rows = dict(zip(STATE, self.state[:, :size], strict=True))
-        assert self.cache.pages is not None
-        work: Work = _DecodeAttention(self.cache.pages, self.table[:size], rows["position"])
-        with doing(work):
-            logits_RV = next_logits(self.model, rows["token"], rows["position"])
+        work = _DecodeAttention(self.cache.pages, self.table[:size], rows["position"])
+        logits_RV = next_logits(self.model, rows["token"], rows["position"], work)
         page_kernels()[1](
             logits_RV, rows, self.settings, self.ends, self.tick, self.out_token, self.out_logprob
         )

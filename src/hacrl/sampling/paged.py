@@ -46,20 +46,15 @@ class PagedSampler:
         self.end_ids, self.pad_id, self.rows = tuple(end_ids), pad_id, rows
         self.cache_fraction = cache_fraction
         self.cache = PagedCache(shape, model.device, rows)
-        self._attention = Switch(model)
         self._decoder: GraphDecoder | None = None
 
     @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         """Replies in the order of the requests. Temperature 0 is greedy."""
-        with self._attention.on():
+        with Switch(self.model).on():
             decoder = self._prepare(requests)
             decoder.set_temperature(temperature)
-            rows = min(self.rows, len(requests))
-            batch = ContinuousBatch(
-                requests, self.cache, decoder, rows, end_ids=self.end_ids, pad_id=self.pad_id
-            )
-            return batch.run()
+            return ContinuousBatch(self, decoder, requests).run()
 
     def _prepare(self, requests: Sequence[Request]) -> GraphDecoder:
         """Reserve pages, and make a new decoder if their addresses changed."""
@@ -90,25 +85,18 @@ class ContinuousBatch:
     """
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        cache: PagedCache,
-        decoder: GraphDecoder,
-        rows: int,
-        *,
-        end_ids: Sequence[int],
-        pad_id: int,
+        self, sampler: PagedSampler, decoder: GraphDecoder, requests: Sequence[Request]
     ) -> None:
-        self.requests, self.cache, self.decoder = requests, cache, decoder
-        self.max_rows, self.pad_id = rows, pad_id
+        self.requests, self.cache, self.decoder = requests, sampler.cache, decoder
+        self.pad_id, self.end_ids = sampler.pad_id, np.array(sampler.end_ids, np.int64)
+        self.max_rows = min(sampler.rows, len(requests))
         self.count = 0
-        self.rows = Rows(rows)
+        self.rows = Rows(self.max_rows)
         longest = max(r.limit for r in requests)
         self.ids = np.zeros((len(requests), longest), np.int64)
         self.logprobs = np.zeros((len(requests), longest), np.float32)
         self.lengths = np.zeros(len(requests), np.int64)
         self.stopped = np.zeros(len(requests), bool)
-        self.end_ids = np.array(end_ids, np.int64)
         self.waiting = deque(range(len(requests)))
         self.prefixes: dict[int, Prefix] = {i: r.prompt_ids for i, r in enumerate(requests)}
         """Prompt, and partial reply after a preemption, of each waiting request."""
@@ -151,7 +139,7 @@ class ContinuousBatch:
             self.count += 1
         if self.count > before:
             self.cache.prepare(self._upcoming_prefixes())
-            self.cache.fill(self.decoder.prefill, self.pad_id)
+            self.cache.fill(self.decoder.model, self.pad_id)
 
     def _upcoming_prefixes(self) -> Iterator[Prefix]:
         """Distinct prefixes of the next waiting requests, up to half of one prefill pass."""
