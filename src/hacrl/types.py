@@ -62,10 +62,8 @@ class Problem:
     """Unique in its task; the same problem has the same id for every agent."""
     messages: tuple[Message, ...]
     """The conversation up to the reply, without any agent's system text."""
-    answer: str
-    """The gold answer, as text."""
-    task: str
-    """Which task it belongs to, for capability by task and for tables."""
+    answer: str  # the gold answer, as text
+    task: str  # its name, for capability by task and for tables
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the data row, for verifiers that want them."""
 
@@ -152,8 +150,7 @@ class Sampling:
     """
 
     temperature: float
-    limit: int
-    """Token limit of the reply."""
+    limit: int  # token limit of the reply
 
 
 @dataclass(frozen=True)
@@ -367,7 +364,7 @@ class LossOutput:
     ratio_B: Tensor
     """s of every row, for metrics and `hacrl samples`."""
     weight_B: Tensor
-    """The factor of each row's gradient beside its advantage (for token-wise losses a mean over tokens):
-    the part of d loss / d log pi. Exactly 0 if a clip removes the gradient."""
+    """The factor of each row's gradient beside its advantage; for token-wise losses a mean over tokens.
+    Exactly 0 if a clip removes the gradient."""
     kl: Tensor | float = 0.0
     """This micro-batch's part of the KL, before beta."""

@@ -142,8 +142,8 @@ def test_means_are_over_the_samples_that_were_not_skipped() -> None:
         replace(peer, token_ids=(1, 2, 3), loss_mask=(0, 1, 1)),
         replace(peer, advantage=0.0),
     ]
-    ratios, used = (1.0, None, 0.7, 0.9, None), (True, None, False, True, None)
-    report = UpdateReport(0.1, 0.2, 0.0, False, ratios, used, 1e-3)
+    ratios, weights = (1.0, None, 0.7, 0.9, None), (1.0, None, 0.0, 0.9, None)
+    report = UpdateReport(0.1, 0.2, 0.0, False, ratios, weights, 1e-3)
     update = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
     capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
     plan = Plan((("mixed", 1),), (0.8,))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from hacrl.algorithms.base import Algorithm as Algorithm
-from hacrl.algorithms.base import AlgorithmSettings as AlgorithmSettings
-from hacrl.algorithms.base import Needs as Needs
-from hacrl.algorithms.base import Step as Step
+from hacrl.algorithms.base import Algorithm, AlgorithmSettings, Needs, Step
 from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
 from hacrl.algorithms.grpo import Grpo
@@ -19,6 +16,8 @@ from hacrl.algorithms.overlap import Overlap
 from hacrl.algorithms.sgt import Sgt
 from hacrl.errors import UserError
 from hacrl.importing import import_object
+
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSettings", "Needs", "Step", "make_algorithm"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "hacpo": Hacpo,

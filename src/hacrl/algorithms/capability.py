@@ -17,11 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hacrl.types import Snapshot
 
-SMALLEST = 1e-8
-"""Smallest capability, so that ratios with an agent that never succeeds exist."""
-
-ALL_TASKS = ""
-"""The key of capability over the whole run."""
+SMALLEST = 1e-8  # so that the ratio with an agent that never succeeds exists
+ALL_TASKS = ""  # the key of capability over the whole run
 
 StepRewards = Mapping[tuple[str, str], float]
 """(agent, task) -> mean judged reward in one step; task is ALL_TASKS for the whole run."""

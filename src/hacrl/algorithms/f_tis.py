@@ -27,8 +27,7 @@ class FTisSettings(PeerSettings):
     tis_cap: float = Field(2.0, gt=0)
     """Token weights are truncated at this value."""
     kl_threshold: float = Field(50.0, ge=0)
-    """A peer's sample of negative advantage is dropped if its log-probability, summed over its
-    tokens, is lower than the source's by more than this."""
+    """A peer's sample of negative advantage is dropped if its KL(y) is larger."""
 
 
 class FTis(Algorithm):

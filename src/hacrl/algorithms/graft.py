@@ -34,8 +34,7 @@ from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
 
 
 def candidates(groups: Sequence[Group], taker: str, giver: str) -> dict[str, int]:
-    """Prompts where all of the taker's replies failed and the giver's are mixed, with the number of the
-    giver's successes."""
+    """The giver's successes by prompt, where all of the taker's replies failed and its own are mixed."""
     found = {}
     for group in groups:
         right, judged = successes(group, giver)

@@ -9,9 +9,8 @@ Learner k, source j, n agents. Lines of code below carry the number of their equ
     peers:  t = clip(s, floor(m), 1);  J = t * stopgrad(t)^alpha * w(j,k) * A       (10, 12-14, 50-52)
     loss    = - mean over the samples of the minibatch of J   [+ beta * KL, own samples only]
 
-Unlike gspo: peers' samples, a baseline that corrects for the strength of each source, and a one-sided
-trust interval for peers instead of the clip. A peer's sample outside [floor, 1] has exactly zero
-gradient. With one agent hacpo equals gspo. A prompt whose rewards are all equal gives no signal.
+A peer's sample outside [floor, 1] has exactly zero gradient. With one agent hacpo equals gspo. A prompt
+whose rewards are all equal gives no signal.
 """
 
 from __future__ import annotations

@@ -14,15 +14,9 @@ Learner k, source j, N tokens of the reply in the learner's tokenizer. For a pro
     loss   = - sum of J / number of own samples of the minibatch   [+ beta * KL, own samples only]
              (an update without own samples divides by all samples)
 
-The ratio is of whole texts, so that a peer's replies stand for the learner's own distribution: a weak
-peer shows a strong learner its rare failures, and a strong peer shows a weak learner its rare
-successes. The weighted mean keeps the advantages of a problem from having a negative sum where a weaker
-peer adds mostly failures. Where all own replies failed, gspo has no gradient, so a peer's success is
-imitated. The divisor leaves exactly gspo's gradient beside peers of weight 0. docs/rivals.md has the
-derivations.
-
-Unlike hacpo: no capability, no floor, no ceiling, order = "mixed" by default, and a forward pass over
-peers' samples before the first update. With one agent it equals gspo. No signal from a prompt whose
+Weighted by rho, a peer's replies stand for the learner's own distribution: a weak peer shows a strong
+learner its rare failures, and a strong peer shows a weak learner its rare successes. docs/rivals.md
+explains baseline, divisor and `follow`. With one agent it equals gspo. No signal from a prompt whose
 rewards are all equal, nor from a reply truncated for the learner.
 """
 
@@ -111,8 +105,7 @@ class Overlap(Gspo):
 
 
 def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return b and the deviation from it, for own rewards and peers' (reward, v) pairs. The deviation
-    is 0 where all rewards are equal.
+    """Return b and the deviation from it (0 where all rewards are equal); peers' are (reward, v) pairs.
 
     Example: level([1, 0], [(0, 0.5)]) == (0.4, sqrt((0.36 + 0.16 + 0.5 * 0.16) / 1.5))
     """
