@@ -16,6 +16,7 @@ from hacrl.algorithms import Step
 from hacrl.algorithms.capability import Capability, CapabilityHistory, CapabilitySettings
 from hacrl.config import AgentConfig
 from hacrl.errors import RunStopped, UserError
+from hacrl.garbage import paused_gc
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
@@ -109,7 +110,7 @@ class Agent:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
-        with self.clock("samples"):
+        with self.clock("samples"), paused_gc():
             own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
             snapshot = self.pool.snapshot(step)
             capability = self.capability.at(
@@ -262,7 +263,7 @@ class Agent:
         if when == "before_credit":
             samples = self._score_peers(samples)
         step = Step(self.name, samples, snapshot.groups, capability)
-        with self.clock("samples"):
+        with self.clock("samples"), paused_gc():
             credited = self.algorithm.credit(step)
         if when == "after_credit":
             credited = self.algorithm.credit(replace(step, samples=self._score_peers(credited)))
