@@ -109,12 +109,18 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
     joint = [m["facts"] for m in found["measurements"] if "peers_used_a" in m["facts"]]
     assert [round(f["peers_used_a"], 2) for f in joint] == [1.0, 0.66, 0.41]
     assert all(f["rest_a_s"] > 0 and f["view_a_s"] > 0 and f["alloc_retries"] == 0 for f in joint)
-    fast = {"packs": True, "fused": False, "sampler": "slots"}
+    fast = {"packs": True, "fused": False, "sampler": "transformers"}
     for m in found["measurements"]:
         if m["part"] in ("rollout", "step"):
-            assert fast.items() <= m["facts"].items() and "packed, not compiled, slots" in m["note"]
+            assert (
+                fast.items() <= m["facts"].items()
+                and "packed, not compiled, transformers" in m["note"]
+            )
         if "rollout-" in m["case"] or "learn-" in m["case"]:
-            assert fast.items() <= m["facts"].items() and m["note"] == "packed, not compiled, slots"
+            assert (
+                fast.items() <= m["facts"].items()
+                and m["note"] == "packed, not compiled, transformers"
+            )
         if "rollouts of both" in m["case"]:
             assert {f"{key}_b": value for key, value in fast.items()}.items() <= m["facts"].items()
             assert "b: packed" in m["note"]

@@ -84,5 +84,5 @@ def test_somebody_must_be_there_to_learn() -> None:
     absent = [member("wren", away=[[0, 2]]), member("finch", away=[[1, 3]])]
     with pytest.raises(UserError, match="in step 1 every learner is away"):
         parse_config(team(*absent))
-    with pytest.raises(UserError, match="not a span"):
+    with pytest.raises(UserError, match="not a range of steps"):
         parse_config(team(member("wren", away=[[2, 2]]), member("finch")))
