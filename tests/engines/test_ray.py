@@ -185,8 +185,11 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_an_agent_that_always_dies_stops_the_run(tmp_path: Path, monkeypatch: Any) -> None:
-    """Its verifier's module ends the process that imports it."""
-    (tmp_path / "deadly.py").write_text("import os\nos._exit(1)\n")
+    """Its algorithm's module ends every process that imports it, but for the driver."""
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom hacrl.algorithms.gspo import Gspo as Rule\n"
+        f"if os.getpid() != {os.getpid()}:\n    os._exit(1)\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = team(member("wren"), steps=1, **NO_EVALUATION)
