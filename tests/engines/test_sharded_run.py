@@ -121,9 +121,14 @@ def test_a_follower_that_fails_tells_why() -> None:
     settings = parse_config(config(2))
     with LocalRanks(settings) as ranks:
         policy = ranks.policy(settings.agents[0])
-        with pytest.raises(RunStopped, match=r"rank 1: TypeError"), policy.group.together():
-            policy.group.tell(("score", (None,), {}))
-            policy.group.exchange(None)
+
+        def broken_call() -> None:
+            with policy.group.together():
+                policy.group.tell(("score", (None,), {}))
+                policy.group.exchange(None)
+
+        with pytest.raises(RunStopped, match=r"rank 1: TypeError"):
+            broken_call()
 
 
 def test_a_model_that_is_not_there_is_told_as_always() -> None:
