@@ -11,7 +11,7 @@ from typing import Any
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
 from hacrl.logs.metrics_log import MetricsLog
-from hacrl.logs.observer import Observer, Quiet
+from hacrl.logs.observer import NotesOnDisk, Observer, Quiet
 from hacrl.logs.warnings import WATCHES
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
@@ -76,6 +76,7 @@ def resume(
 
 def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hooks) -> None:
     """Run the team's loop (loop.py) from the newest checkpoint that all learners have."""
+    observer = NotesOnDisk(observer, run)
     observer.phase("loading")
     with ExitStack() as stack:
         executor = _make_executor(config, run, observer, hooks, stack)

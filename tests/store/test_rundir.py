@@ -59,3 +59,13 @@ def test_rewinding_keeps_what_was_measured_before(tmp_path):
     assert run.metrics()[0]["x"] is None
     run.rewind(0)
     assert run.metrics() == []
+
+
+def test_a_note_is_kept_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for done, text in ((0, "3 prompts are too long"), (4, "no signal"), (5, "no signal")):
+        run.add_note(done, text)
+    assert run.notes() == [
+        {"step": 0, "text": "3 prompts are too long"},
+        {"step": 4, "text": "no signal"},
+    ]

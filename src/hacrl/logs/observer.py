@@ -54,3 +54,29 @@ class Quiet:
         warnings.warn(text, stacklevel=2)
 
     def finished(self) -> None: ...
+
+
+class NotesOnDisk:
+    """Passes every call on to an observer, and also writes notes to the run's notes.jsonl.
+
+    Example: NotesOnDisk(Quiet(), run).note("3 prompts are too long.")
+    """
+
+    def __init__(self, observer: Observer, run: RunDirectory) -> None:
+        self.run, self.observer, self._step = run, observer, 0
+        self.phase, self.finished = observer.phase, observer.finished
+
+    def started(self, config: Config, run: RunDirectory, step: int) -> None:
+        self._step = step
+        self.observer.started(config, run, step)
+
+    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._step = step + 1
+        self.observer.stepped(step, rows)
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.observer.evaluated(step, rows)
+
+    def note(self, text: str) -> None:
+        self.run.add_note(self._step, text)
+        self.observer.note(text)

@@ -126,6 +126,10 @@ class RunReader:
         wanted = [row for row in found.values() if kind in (None, row["kind"])]
         return [row for row in wanted if agent in (None, row["agent"])]
 
+    def notes(self) -> list[Row]:
+        """Notes and warnings of the run: {"step": steps done when it was shown, "text": ...}."""
+        return read_rows(self.path / "notes.jsonl", ("step", "text"), appended=True)
+
     def times(self) -> dict[tuple[int, str, str], float]:
         """(step, agent, phase) -> seconds of the agents' phases.
 

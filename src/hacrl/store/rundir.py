@@ -4,7 +4,8 @@ config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
-                        update, offload); the only file that differs between equal runs
+                        update, offload); differs between equal runs
+notes.jsonl             notes and warnings shown while the run trained; differs between equal runs
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
 samples/AGENT/          what each training sample was worth: advantage, weight, ratio
@@ -94,6 +95,11 @@ class RunDirectory(RunReader):
 
     def add_times(self, row: Row) -> None:
         append_line(self.path / "times.jsonl", json.dumps(row))
+
+    def add_note(self, done: int, text: str) -> None:
+        """Keep a note that was shown after `done` steps. A note that the run has is not repeated."""
+        if all(row["text"] != text for row in self.notes()):
+            append_line(self.path / "notes.jsonl", json.dumps({"step": done, "text": text}))
 
     def rewind(self, step: int) -> None:
         """Drop metrics measured after the checkpoint of `step`: they will be measured again."""
