@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -117,6 +118,18 @@ def test_a_follower_that_dies_ends_the_run_with_its_reason() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_local_ranks_listen_on_loopback_only() -> None:
+    before = dict(os.environ)
+    with LocalRanks(parse_config(config(2))) as ranks:
+        pids = [os.getpid(), *(f.pid for group in ranks.followers.values() for f in group)]
+        addresses = [address for pid in pids for address in _listening(pid)]
+    assert len(addresses) >= len(pids)
+    assert {
+        a for a in addresses if not a.startswith(("0100007F:", "0" * 24 + "01000000:"))
+    } == set()
+    assert os.environ == before
+
+
 def test_a_follower_that_fails_tells_why() -> None:
     settings = parse_config(config(2))
     with LocalRanks(settings) as ranks:
@@ -180,6 +193,17 @@ def _followers_of(parent: int) -> list[int]:
             if owner == parent and b"hacrl.policy.sharding.followers" in command:
                 found.append(int(entry.name))
     return found
+
+
+def _listening(pid: int) -> list[str]:
+    """Local addresses, in hexadecimal, of the TCP sockets on which a process listens."""
+    sockets = set()
+    for entry in (Path("/proc") / str(pid) / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+            sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    files = [Path("/proc") / str(pid) / "net" / name for name in ("tcp", "tcp6")]
+    rows = [line.split() for file in files if file.is_file() for line in file.open()]
+    return [row[1] for row in rows if row[3] == "0A" and row[9] in sockets]
 
 
 def _alive(pid: int) -> bool:

@@ -27,10 +27,17 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.policy.load import choose_device
 from hacrl.policy.policy import Policy
-from hacrl.policy.sharding.group import Group, join_world, leave_world, make_group, open_store
+from hacrl.policy.sharding.group import (
+    LOOPBACK,
+    Group,
+    join_world,
+    leave_world,
+    loopback_only,
+    make_group,
+    open_store,
+)
 from hacrl.policy.sharding.sharded import ShardedPolicy, follow
 
-HOST = "127.0.0.1"
 GRACE = 10.0
 """Seconds that a follower has to end by itself."""
 
@@ -73,6 +80,7 @@ class LocalRanks:
         self.policies: list[ShardedPolicy] = []
         self.followers: dict[str, list[Follower]] = {}
         """The processes beside this one, by agent."""
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> LocalRanks:
         if self.sharded:
@@ -110,8 +118,9 @@ class LocalRanks:
         on_gpu = any(d.startswith("cuda") for names in devices.values() for d in names)
         kind = "cuda" if on_gpu else "cpu"
         members, world = _seats(self.sharded)
-        store = open_store(HOST)
-        address, paths = f"{HOST}:{store.port}", _search_paths()
+        self._stack.enter_context(loopback_only())
+        store = open_store()
+        address, paths = f"{LOOPBACK}:{store.port}", _search_paths()
         for agent in self.sharded:
             self.followers[agent.name] = [
                 Follower(Seat(rank, world, address, agent.name, members, device, kind, paths))
@@ -155,6 +164,7 @@ class LocalRanks:
         for follower in (f for group in self.followers.values() for f in group):
             follower.end()
         self.policies, self.groups, self.followers = [], {}, {}
+        self._stack.close()
 
 
 class Follower:

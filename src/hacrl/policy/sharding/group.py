@@ -12,6 +12,8 @@ below end the wait. A rank that fails leaves the reason in the store, so that ra
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hacrl.errors import RunStopped, UserError, describe, first_line
 
+LOOPBACK = "127.0.0.1"
 JOIN = timedelta(minutes=5)
 """Longest wait for all ranks to be there."""
 WORK = timedelta(minutes=30)
@@ -32,10 +35,38 @@ IDLE = timedelta(hours=24)
 """Longest wait for a command, or for another rank's share of the sampling."""
 
 
-def open_store(host: str = "127.0.0.1", port: int = 0) -> dist.TCPStore:
+def open_store(host: str = LOOPBACK, port: int = 0) -> dist.TCPStore:
     """The place where a group meets, in the process of rank 0; port 0 takes a free one. Others join
-    at `host:store.port`."""
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=JOIN)
+    at `host:store.port`. On loopback nothing outside this machine can connect: torch itself would
+    listen on all interfaces, and the commands of rank 0 are pickles."""
+    listening = None
+    if host == LOOPBACK:
+        listener = socket.create_server((host, port))
+        port, listening = listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=JOIN,
+        master_listen_fd=listening,
+    )
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """Gloo and nccl use the loopback interface, for ranks that are all on this machine."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    keys = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if names else ()
+    before = {key: os.environ.get(key) for key in keys}
+    os.environ.update(dict.fromkeys(keys, names[0] if names else ""))
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key)
+            if value is not None:
+                os.environ[key] = value
 
 
 def join_group(
