@@ -52,7 +52,7 @@ def test_a_row_measured_twice_counts_once(tmp_path: Path) -> None:
     write_lines(
         run.path / "times.jsonl",
         {"step": 0, "agent": "a", "sample": 1.0, "update": 2.0},
-        {"step": 1, "agent": "a", "sample": 4.0, "update": 2.0},
+        {"step": 1, "agent": "a", "sample": 4.0, "update": 2.0, "checkpoint": 50.0},
         {"step": 1, "agent": "a", "sample": 0.5, "update": 3.0, "diagnostics": 8.0},
         {"step": 1, "agent": "", "evaluate": 100.0},
     )

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -150,6 +152,39 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     # finch was present in steps 0 and 3 only: its late rewards of step 1 are in no capability.
     rewards = (rows[0, "finch"]["reward"] + back["reward"]) / 2
     assert back["capability/finch"] == pytest.approx(rewards)
+
+
+def test_an_error_at_the_deadline_ends_the_run(tmp_path: Path, monkeypatch) -> None:
+    """The disk is full when the step is closed without finch. The run must not hang."""
+    real = Pool.close
+
+    def close(self: Pool, step: int, members: list[str]) -> None:
+        if step == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, step, members)
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return (name, method, args) == ("finch", "rollout", (1,)) and bool(hanging)
+
+    monkeypatch.setattr(Pool, "close", close)
+    hanging = Until(30)
+    settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    with pytest.raises(OSError, match="No space left"):
+        train(Holding, settings, tmp_path / "run", held=held)
+    assert hanging.end - time.monotonic() > 15  # at the deadline, not when finch arrives
+
+
+def test_the_end_reports_all_stragglers_once(tmp_path: Path) -> None:
+    """wren finishes the run; finch and heron hang in the last step."""
+
+    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        return name != "wren" and (method, args) == ("learn", (1,))
+
+    agents = [member("wren"), member("finch"), member("heron")]
+    settings = {**TEAM, "agents": agents, "steps": 2, "runtime": GO_ON}
+    _, notes = train(Holding, settings, tmp_path / "run", held=held)
+    assert len(notes) == 1
+    assert "the end of the run does not wait for finch, heron: not finished 0.2 s" in notes[0]
 
 
 def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:

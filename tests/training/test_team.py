@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -66,14 +65,16 @@ def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
 
 
 def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
-    """What waits on the host is put there after the updates, on a clock of its own."""
-    config = team(member("wren"), steps=1, **NO_EVALUATION)
+    """Evaluation and checkpoints are listed, but are no training seconds."""
+    config = team(member("wren"), steps=1)
     run = hacrl.train(config, tmp_path / "run")
     lines = [json.loads(x) for x in (run.path / "times.jsonl").read_text().splitlines()]
-    phases = {key for line in lines if line["agent"] == "wren" for key in line}
-    assert phases - {"step", "agent"} == {
-        *("sample", "score", "verify", "publish", "samples", "update", "offload")
-    }
+    assert {line["agent"] for line in lines} == {"wren"}
+    phases = {key for line in lines for key in line} - {"step", "agent"}
+    training = {*("sample", "score", "verify", "publish", "samples", "update", "offload")}
+    assert phases == training | {"evaluate", "checkpoint"}
+    spent = sum(line[phase] for line in lines for phase in training)
+    assert run.seconds("wren") == sum(run.training_seconds().values()) == pytest.approx(spent)
 
 
 def sum_drops(row: dict, learner: str) -> float:
@@ -369,37 +370,3 @@ def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path)
     steps = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert steps["evaluation/wren/accuracy"] == [0, 1, 2, 3]
     assert steps["train/wren/reward"] == [0, 1, 2]
-
-
-# ---------------------------------------------------------------- journal before publish
-
-
-def test_rollouts_are_on_disk_before_anyone_sees_them(tmp_path: Path, monkeypatch) -> None:
-    """At every publication the journal of that agent and step is whole, verdicts and all."""
-    real, seen = Pool.publish, []
-
-    def watched(self, step, agent, trajectories) -> str:
-        entry = Journal(tmp_path / "run" / "journal" / agent).read(step)
-        assert entry is not None, f"{agent} published step {step} before journalling it"
-        assert [r.verdict for r in entry[0]] == [t.verdict for t in trajectories]
-        seen.append((agent, step))
-        return real(self, step, agent, trajectories)
-
-    monkeypatch.setattr(Pool, "publish", watched)
-    hacrl.train(team(member("wren"), member("finch"), steps=2, **NO_EVALUATION), tmp_path / "run")
-    assert seen == [("wren", 0), ("finch", 0), ("wren", 1), ("finch", 1)]
-
-
-def test_what_is_journalled_is_never_sampled_or_judged_again(tmp_path: Path, monkeypatch) -> None:
-    """All checkpoints lost: the whole run is learned again from the journal alone."""
-    run = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "run")
-    before = run.metrics_path.read_bytes()
-    shutil.rmtree(run.path / "checkpoints")
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("sampled or judged what the journal holds")
-
-    monkeypatch.setattr("hacrl.training.agent.attempt", refuse)
-    monkeypatch.setattr("hacrl.training.agent.judge", refuse)
-    hacrl.resume(run.path)
-    assert run.metrics_path.read_bytes() == before

@@ -96,6 +96,11 @@ class AlgorithmSettings(BaseModel):
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
 
+    @property
+    def logprob_tolerance(self) -> float:
+        """Error of a reply's mean log-probability that is small against the clip of its ratio."""
+        return 3e-5
+
 
 class PeerSettings(AlgorithmSettings):
     """For algorithms in which peers' samples have updates."""

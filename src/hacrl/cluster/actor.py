@@ -1,6 +1,6 @@
 """What runs inside Ray's processes: the ranks of an agent. Rank 0 holds the agent.
 
-These are plain classes; ray.py makes actors of them. Torch and the model load with the first call,
+These are plain classes; executor.py makes actors of them. Torch and the model load with the first call,
 so that errors reach the user as a sentence.
 """
 

@@ -26,6 +26,8 @@ LAYOUT = 2
 
 DIAGNOSTICS = "diagnostics"
 """The phase of times.jsonl that belongs to diagnostics and not to training."""
+BESIDE = ("evaluate", "checkpoint")
+"""Phases of times.jsonl that are no part of a training step."""
 
 
 class RunReader:
@@ -134,13 +136,13 @@ class RunReader:
         """(step, agent, phase) -> seconds of the agents' phases.
 
         A resumed run writes some steps twice. The longest time of a phase counts, because the
-        second time the rollouts come from the journal. Evaluation and checkpoints, which the file
-        lists under no agent, are left out.
+        second time the rollouts come from the journal. Phases in BESIDE are left out; runs of
+        older versions list them under the agent "".
         """
         longest: dict[tuple[int, str, str], float] = {}
         for row in read_rows(self.path / "times.jsonl", ("step", "agent"), appended=True):
             for phase, value in row.items():
-                if row["agent"] and phase not in ("step", "agent"):
+                if row["agent"] and phase not in ("step", "agent", *BESIDE):
                     key = (row["step"], row["agent"], phase)
                     longest[key] = max(longest.get(key, 0.0), value)
         return longest

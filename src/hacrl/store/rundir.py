@@ -4,7 +4,7 @@ config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
-                        update, offload); differs between equal runs
+                        update, offload, evaluate, checkpoint); differs between equal runs
 notes.jsonl             notes and warnings shown while the run trained; differs between equal runs
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts

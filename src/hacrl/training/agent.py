@@ -1,9 +1,9 @@
 """One agent: its two phases of a step, and what it does between steps.
 
     rollout: problems -> rollouts -> scores -> verdicts -> journal -> pool
-    learn:   the step's snapshot -> my samples -> credit -> updates
+    learn:   the step's snapshot -> samples -> credit -> updates
 
-loop.py decides when they run, an executor (local.py, ray.py) in which process.
+loop.py decides when they run, an executor (local.py, cluster/executor.py) in which process.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ class Agent:
     ) -> tuple[list[Rollout], dict[str, float]]:
         """Put the trainer's log-probabilities in the place of the sampler's.
 
-        With behaviour = "sampler" only a probe is scored, and the sampler's own stay while the two
-        agree to within a tenth of the clip.
+        With behaviour = "sampler" only a probe is scored, and the sampler's log-probabilities stay
+        while the two agree (`AlgorithmSettings.logprob_tolerance`).
         """
         settings = self.config.sampler
         probe = list(rollouts)
@@ -234,10 +234,7 @@ class Agent:
                 "rounding of your model, raise sampler.tolerance."
             )
         if settings.behaviour == "sampler":
-            if (
-                facts["agreement/max_gap"]
-                < getattr(self.config.algorithm, "epsilon_low", 3e-4) / 10
-            ):
+            if facts["agreement/max_gap"] < self.config.algorithm.logprob_tolerance:
                 return list(rollouts), facts
             scored = self._scored(rollouts)
         self.policy.keep_scores(step)
@@ -270,7 +267,8 @@ class Agent:
         return credited
 
     def _score_peers(self, samples: Sequence[Sample]) -> list[Sample]:
-        """My own log-probabilities on peers' samples, before the first update of the step."""
+        """Fill in the log-probabilities that this agent's weights give to peers' samples before the
+        step's first update."""
         peers = [s for s in samples if not s.is_own]
         split = [len(s.token_ids) - s.num_reply_tokens for s in peers]
         with self.clock("score"):

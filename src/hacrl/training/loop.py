@@ -4,7 +4,7 @@ For every step: all agents roll out, the step is closed, all agents learn, evalu
 `Team.member` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
 for one another in one place, the barrier of a step (`Team.barrier`). An executor carries calls to
 an agent out: in this process, one after the other (local.py), or in Ray actors, side by side
-(ray.py).
+(cluster/executor.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ START = -1
 
 ABSENT = {"reward": None, "rollouts": 0, "not_attempted": 0, "absent": True}
 """Rollout metrics of an agent that is not in the step's snapshot."""
-
-
-_BESIDE = {"evaluate", "checkpoint"}
-"""Phases whose seconds do not count as an agent's training time."""
 
 
 class AgentLost(Exception):
@@ -60,9 +56,8 @@ class Barrier:
     is_open: bool = False
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     """Set just after `is_open`, so that all agents continue in the order of their arrival."""
-    timer: asyncio.TimerHandle | None = None
-    """Runs from the first arrival to the deadline."""
     overdue: bool = False
+    """Whether the deadline has passed."""
 
 
 class Team:
@@ -155,11 +150,8 @@ class Team:
             await self.executor.call(name, "prune", keep)
 
     def finished(self, name: str, done: int) -> None:
-        seconds = self.executor.seconds.pop(name, {})
-        beside = {phase: seconds.pop(phase) for phase in _BESIDE & seconds.keys()}
-        for owner, spent in ((name, seconds), ("", beside)):
-            if spent:
-                self.run.add_times({"step": done - 1, "agent": owner, **spent})
+        if seconds := self.executor.seconds.pop(name, {}):
+            self.run.add_times({"step": done - 1, "agent": name, **seconds})
         if done > self.done[name]:
             self.done[name], self.losses[name] = done, 0
 
@@ -208,24 +200,27 @@ class Team:
     # ------------------------------------------------------------ barriers
 
     async def barrier(self, name: str, step: int) -> None:
-        """Wait until the step is closed. Returns at once for a step that is closed already."""
+        """Wait until the step is closed. Returns at once for a step that is closed already.
+
+        The first agent that is expected also waits for the deadline."""
         barrier = self.barriers[step]
         barrier.arrived.add(name)
         self.open_if_complete(step)
-        deadline = self.config.runtime.deadline
-        starts_timer = deadline and step != START and name in self.expected(step)
-        if starts_timer and barrier.timer is None and not barrier.is_open:
-            timer = asyncio.get_running_loop().call_later
-            barrier.timer = timer(deadline or 0.0, self.deadline_passed, step)
-        await barrier.opened.wait()
+        first = step != START and barrier.arrived & set(self.expected(step)) == {name}
+        try:
+            async with asyncio.timeout(self.config.runtime.deadline if first else None):
+                await barrier.opened.wait()
+        except TimeoutError:
+            self.deadline_passed(step)
+            await barrier.opened.wait()
 
     def open_if_complete(self, step: int) -> None:
-        """Open the barrier if everyone expected has arrived, or nobody need wait any longer."""
+        """Open the barrier if all expected agents have arrived, or need not be waited for."""
         barrier = self.barriers[step]
         if barrier.is_open or not barrier.arrived:
             return
-        on_time = barrier.overdue and self.config.runtime.late == "go_on"
-        without = on_time and barrier.arrived & set(self.learners) & set(self.expected(step))
+        go_on = barrier.overdue and self.config.runtime.late == "go_on"
+        without = go_on and barrier.arrived & set(self.learners) & set(self.expected(step))
         complete = barrier.arrived >= set(self.expected(step))
         if complete or without or (0 <= step < self.config.steps and self.pool.closed(step)):
             self.open(step)
@@ -258,8 +253,6 @@ class Team:
     def open(self, step: int) -> None:
         """Let the agents that wait at the barrier continue."""
         barrier = self.barriers[step]
-        if barrier.timer:
-            barrier.timer.cancel()
         if step == START:
             self.log.open(self.config)
             self.observer.started(self.config, self.run, self.first)
@@ -267,11 +260,11 @@ class Team:
                 self.log.expect("evaluation", 0, self.evaluated(0))
         elif step < self.config.steps:
             self.close(step)
-        else:
-            for name in self.active - barrier.arrived:  # the run ends without stragglers
-                self.note_missing(step, "does not wait for")
+        elif stragglers := self.active - barrier.arrived:
+            self.note_missing(step, "does not wait for")
+            self.log.release(stragglers)
+            for name in stragglers:
                 self.tasks[name].cancel()
-                self.log.release([name])
         barrier.is_open = True
         asyncio.get_running_loop().call_soon(barrier.opened.set)
 

@@ -1,4 +1,4 @@
-"""Peers' text -> my training samples: from a step's snapshot to the samples of one learner.
+"""From a step's snapshot, with peers' text, to the training samples of one learner.
 
 Own samples keep the token ids exactly as sampled. A peer's reply is tokenised with the learner's
 tokenizer as a continuation of the learner's own prompt; the learner's end token follows if and only
