@@ -7,7 +7,7 @@ Two samples with rewards 1, 0: mean 1/2, std (ddof 1) = sqrt(1/2), so A = +-(1/2
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import exp, isfinite, log, sqrt
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from by_hand import batch_of, gradient, rule, step_of
 
 from hacrl.algorithms import Needs
 from hacrl.errors import UserError
-from hacrl.types import Update
+from hacrl.types import Sample, Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)
 FIRST = Update(0, 1, 0.8, "own", ())
@@ -145,6 +145,36 @@ def test_an_algorithm_by_import_path(tmp_path, monkeypatch) -> None:
     ):
         with pytest.raises(UserError, match=words):
             rule(f"elsewhere:{name}")
+
+
+@pytest.mark.parametrize(
+    "name", ["gspo", "grpo", "naive", "hacpo", "sgt", "graft", "f-tis", "overlap"]
+)
+@pytest.mark.parametrize("advantage", [[1.5, -2.0], [-2.0, 1.5]])
+def test_an_absurd_log_probability_voids_no_update(name: str, advantage: list[float]) -> None:
+    """FAULTS D6: a row that claims -1000 a token. exp(1000) is inf, and inf * 0 is nan; now the row
+    has no gradient through its ratio, and the other row learns as if it were not there."""
+    far, near = [-1000.0, -1000.0], [-1.0, -1.0]
+    batch = batch_of(
+        [near, near],
+        own=[True, name in ("gspo", "grpo")],
+        behaviour=[-1.0, -1000.0],
+        advantage=advantage,
+        old=[near, far],
+        source=[near, far],
+        ref=[near, near],
+    )
+    output = rule(name, beta=0.1).loss(batch, FIRST)
+    values = [output.loss.item(), *output.ratio_B.tolist(), *output.weight_B.tolist()]
+    values += [x for row in gradient(output, batch) for x in row]
+    assert all(map(isfinite, values))
+    kl = batch_of([far, near], advantage=[0.0, 0.0], ref=[near, near])
+    assert isfinite(rule("gspo", beta=0.1).loss(kl, FIRST).kl.item())
+
+
+def test_graft_weighs_an_absurd_log_probability() -> None:
+    sample = Sample("q", 0, "b", False, (1, 2), (0, 1), behaviour=-1000.0, old_logprobs=(-1.0,))
+    assert rule("graft").weight(sample) == 1.0  # exp(999) was an OverflowError
 
 
 def test_needs_are_levels_and_unknown_ones_are_named() -> None:

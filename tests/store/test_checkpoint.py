@@ -88,6 +88,21 @@ def test_the_newest_and_the_best_are_kept(store):
     assert store.steps() == [20, 40, 50]
 
 
+def test_the_start_counts_as_a_candidate_for_the_best(store):
+    """FIRST_HOUR 13: no checkpoint is the best while none beats the model before training."""
+    assert store.mark_best(0, 0.5)
+    assert not store.mark_best(10, 0.4)
+    store.save(checkpoint(10))
+    store.prune()
+    assert store.best() == (0, 0.5)
+    assert store.mark_best(20, 0.6)
+    store.save(checkpoint(20))
+    store.prune()
+    assert store.best() == (20, 0.6)
+    assert not store.mark_best(15, 0.45)  # resumed from step 10: the start is still the best
+    assert store.best() == (0, 0.5)
+
+
 def test_the_old_best_is_kept_until_the_new_one_is_saved(store):
     """Killed between the mark and the save: the old one is still the best, and repeating the step
     marks and saves it as if nothing had happened."""

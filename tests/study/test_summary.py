@@ -15,7 +15,7 @@ from hacrl.statistics import Estimate
 from hacrl.store.reader import LAYOUT
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import summarise
-from hacrl.study.tables import duration, percent, points_text, summary_table
+from hacrl.study.tables import duration, notes_text, percent, points_text, summary_table
 
 
 def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
@@ -65,7 +65,7 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
 def test_summary_by_hand(tmp_path: Path) -> None:
     """Four steps: the edges are means over 4 // 2 = 2 steps, (.1 + .2) / 2 and (.4 + .8) / 2.
     Peers: 10 samples at 0.5 and 20 + 30 + 40 at 0.2: (5 + 18) / 100. The best evaluation is the
-    middle one; the start does not count as a best."""
+    start, which comes before an equal one."""
     scores = {0: [0.0, 1.0, 1.0, 1.0], 2: [1.0, 1.0, 1.0, 0.0], 4: [0.0, 1.0, 0.0, 1.0]}
     summary = summarise(write_run(tmp_path / "run", [0.1, 0.2, 0.4, 0.8], scores))
     (agent,) = summary.agents
@@ -78,7 +78,7 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert agent.after is not None
     assert (agent.after.step, agent.after.accuracy.mean) == (4, 0.5)
     assert agent.best is not None
-    assert (agent.best.step, agent.best.accuracy.mean) == (2, 0.75)
+    assert (agent.best.step, agent.best.accuracy.mean) == (0, 0.75)
     assert agent.gain is not None
     assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
     assert agent.gain.count == 4
@@ -100,8 +100,21 @@ def test_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     (agent,) = summarise(write_run(tmp_path / "run", [0.5], {0: [0.0, 1.0]})).agents
     assert agent.after is None
-    assert agent.best is None
+    assert agent.best is not None and agent.best.step == 0
     assert agent.gain is None
+
+
+def test_show_prints_the_last_notes(tmp_path: Path) -> None:
+    """Notes may quote a peer's text: markup stays text, control characters are removed."""
+    run = write_run(tmp_path / "run", [0.5], {})
+    assert str(notes_text(summarise(run))) == ""
+    run.add_note(0, "a [red]first[/] note\x1b[31m")
+    assert "notes:\n- at the start: a [red]first[/] note [31m" in str(notes_text(summarise(run)))
+    for i in range(10):
+        run.add_note(1, f"note {i}")
+    text = str(notes_text(summarise(run)))
+    assert "first" not in text and "- after step 1: note 9" in text
+    assert text.startswith("notes (the last 10 of 11; ") and "notes.jsonl has all" in text
 
 
 def test_numbers_in_words() -> None:

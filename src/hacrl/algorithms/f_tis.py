@@ -19,7 +19,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, Needs, PeerSettings
-from hacrl.algorithms.functional import loss_output, sequence_ratio
+from hacrl.algorithms.functional import bounded_exp, loss_output, sequence_ratio
 from hacrl.types import LossOutput, MicroBatch, Update
 
 
@@ -40,7 +40,7 @@ class FTis(Algorithm):
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         assert batch.source_logprobs_BT is not None
         log_rho_BT = (batch.logprobs_BT.detach() - batch.source_logprobs_BT) * batch.mask_BT
-        weight_BT = log_rho_BT.exp().clamp(max=self.settings.tis_cap) * batch.mask_BT
+        weight_BT = bounded_exp(log_rho_BT).clamp(max=self.settings.tis_cap) * batch.mask_BT
         far_B = -log_rho_BT.sum(1) > self.settings.kl_threshold
         dropped_B = ~batch.is_own_B & (batch.advantage_B < 0) & far_B
         kept_B = batch.advantage_B.masked_fill(dropped_B, 0.0)

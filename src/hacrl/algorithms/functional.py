@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 SMALL = 1e-6
 """Added to the standard deviation (eq. 6)."""
+MAX_LOG_RATIO = 20.0
+"""Upper bound of a log-ratio before exp: e^20 = 4.9e8. Ratios that train are near 1. Without a bound,
+exp can be inf, and inf * 0 is nan. At the bound a ratio has no gradient."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -51,7 +54,12 @@ def all_failed(group: Group, agent: str) -> bool:
 
 def sequence_ratio(batch: MicroBatch) -> Tensor:
     """s = exp(mean_k log pi_k(y) - mean_j log pi_j,old(y)), each mean over its own tokens (eq. 11)."""
-    return (batch.mean_logprob_B - batch.behaviour_B).exp()
+    return bounded_exp(batch.mean_logprob_B - batch.behaviour_B)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp(min(log_ratio, MAX_LOG_RATIO)), with gradient 0 above the bound."""
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
 def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
@@ -69,6 +77,7 @@ def loss_output(
     kl: Tensor | float = 0.0
     if batch.ref_logprobs_BT is not None:
         log_r_BT = (batch.ref_logprobs_BT - batch.logprobs_BT) * batch.mask_BT
+        log_r_BT = log_r_BT.clamp(max=MAX_LOG_RATIO)
         k3_BT = (log_r_BT.exp() - log_r_BT - 1) * batch.mask_BT
         k3_B = k3_BT.sum(1) / batch.mask_BT.sum(1)
         kl = (k3_B * batch.is_own_B).sum() / max(batch.num_own, 1)

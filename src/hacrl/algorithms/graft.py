@@ -28,7 +28,14 @@ from math import exp
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.functional import all_failed, loss_output, mean, sequence_ratio, successes
+from hacrl.algorithms.functional import (
+    MAX_LOG_RATIO,
+    all_failed,
+    loss_output,
+    mean,
+    sequence_ratio,
+    successes,
+)
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Update
 
@@ -84,7 +91,7 @@ class Graft(Grpo):
         if sample.is_own or sample.old_logprobs is None:
             return 1.0
         assert sample.behaviour is not None
-        s = exp(mean(sample.old_logprobs) - sample.behaviour)
+        s = exp(min(mean(sample.old_logprobs) - sample.behaviour, MAX_LOG_RATIO))
         return min(s, self.settings.cap) if s > self.settings.threshold else 0.0
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:

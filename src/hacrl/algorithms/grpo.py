@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, AlgorithmSettings
-from hacrl.algorithms.functional import clipped, loss_output, sequence_ratio
+from hacrl.algorithms.functional import bounded_exp, clipped, loss_output, sequence_ratio
 from hacrl.types import LossOutput, MicroBatch, Update
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Grpo(Algorithm):
         of r_t, 0 for a clipped token."""
         assert batch.old_logprobs_BT is not None
         low, high = self.settings.token_epsilon_low, self.settings.token_epsilon_high
-        ratio_BT = ((batch.logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT).exp()
+        ratio_BT = bounded_exp((batch.logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT)
         objective_BT, used_BT = clipped(ratio_BT, batch.advantage_B.unsqueeze(1), low, high)
         weight_B = (ratio_BT.where(used_BT, 0.0) * batch.mask_BT).sum(1) / batch.mask_BT.sum(1)
         return objective_BT * batch.mask_BT, weight_B

@@ -23,12 +23,13 @@ def show(
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.inspect.summary import summarise
         from hacrl.study.plots import reward_lines, write_png
-        from hacrl.study.tables import console, summary_table
+        from hacrl.study.tables import console, notes_text, summary_table
 
         summary = summarise(RunDirectory.open(run))
         out = console()
         out.print(summary_table(summary))
         out.print(reward_lines(summary))
+        out.print(notes_text(summary))
         if png is not None:
             write_png(summary, png)
             typer.echo(f"curves: {png}")
@@ -147,4 +148,5 @@ def export(
         from hacrl.study.evaluation import export_agent
 
         done = export_agent(RunDirectory.open(run), agent, folder, step, best, note)
-        typer.echo(f"{agent} after step {done}: {folder}")
+        when = f"after step {done}" if done else "before training"
+        typer.echo(f"{agent} {when}: {folder}")

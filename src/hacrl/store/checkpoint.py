@@ -112,7 +112,8 @@ class Checkpoints:
         kept = {*steps[-self.keep :], *also}
         if best := self.best(steps):
             kept.add(best[0])
-            self._write_scores(dict([best]))
+            start = {step: score for step, score in self._scores().items() if step == 0}
+            self._write_scores({**start, **dict([best])})
         for step in steps_in(self.folder):
             if step not in kept:
                 remove_whole(self.path(step))
@@ -128,18 +129,20 @@ class Checkpoints:
     def mark_best(self, step: int, score: float) -> bool:
         """Record the held-out score of a step if it is the best so far; return whether it is.
 
-        The step may be saved later: until then the previous best one is kept too. Scores of this
-        and later steps are dropped: they belong to a run that was resumed from an earlier step.
+        Step 0 is the model before training, which has no checkpoint. Another step may be saved
+        later: until then the previous best one is kept too. Scores of this and later steps are
+        dropped: they belong to a run that was resumed from an earlier step.
         """
         scores = {at: old for at, old in self._scores().items() if at < step}
-        saved = self.steps()
+        saved = [0, *self.steps()]
         best = all(score > old for at, old in scores.items() if at in saved)
         self._write_scores({**scores, step: float(score)} if best else scores)
         return best
 
     def best(self, among: Collection[int] | None = None) -> tuple[int, float] | None:
-        """Return (step, score) of the best saved checkpoint (of `among`), or None."""
-        steps = self.steps() if among is None else among
+        """Return (step, score) of the best saved checkpoint (of `among`), or None. Step 0: no
+        checkpoint has a better score than the model before training."""
+        steps = [0, *(self.steps() if among is None else among)]
         scores = [(step, score) for step, score in self._scores().items() if step in steps]
         return max(scores, key=lambda found: (found[1], -found[0]), default=None)
 

@@ -74,7 +74,7 @@ def _candidate(
     load = partial(
         Policy, agent, device=config.runtime.device, temperature=config.temperature, beta=0.0
     )
-    if not agent.learns:
+    if not agent.learns or step == 0:
         return Candidate(agent, 0, load)
     checkpoints = Checkpoints(run.checkpoints(agent.name), config.checkpoint.keep)
     stored = checkpoints.steps()
@@ -88,7 +88,14 @@ def _candidate(
             raise UserError(
                 f"{run.path}: no checkpoint of {agent.name!r} is marked as the best; leave out --best"
             )
-        step = marked[0]
+        step, score = marked
+        if step == 0:
+            report(
+                f"no checkpoint of {agent.name!r} is better than the start ({100 * score:.1f} % "
+                "before training): this is the model before training. Leave out --best for the "
+                "newest checkpoint."
+            )
+            return Candidate(agent, 0, load)
     chosen = checkpoints.newest_whole(report) if step is None else step
     if chosen not in stored:
         raise UserError(

@@ -9,12 +9,15 @@ from math import isfinite
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import measure_renderables
 from rich.table import Column, Table
+from rich.text import Text
 
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
 NARROWEST = 120
 """Columns assumed where the output is no terminal (a file, a pipe)."""
+NOTES = 10
+"""Notes of a run that `hacrl show` prints."""
 TEXT_WIDTH = 20
 """A column of text keeps at least this width."""
 
@@ -111,6 +114,19 @@ def _agent_row(agent: AgentSummary) -> list[str]:
         f"{agent.peers_used:.0%}" if agent.peers_used is not None else "-",
         duration(agent.seconds),
     ]
+
+
+def notes_text(summary: RunSummary) -> Text:
+    """The last notes of the run, one per line; empty without notes."""
+    last, count = summary.notes[-NOTES:], len(summary.notes)
+    if not last:
+        return Text(end="")
+    more = f" (the last {NOTES} of {count}; {summary.path}/notes.jsonl has all)"
+    lines = [f"notes{more if count > NOTES else ''}:"]
+    for step, text in last:
+        clean = "".join(c if c.isprintable() else " " for c in text)
+        lines.append(f"- {f'after step {step}' if step else 'at the start'}: {clean}")
+    return Text("\n".join(lines))
 
 
 def percent(e: Estimate) -> str:

@@ -172,12 +172,9 @@ class Agent:
             problems = self.task.held_out(self.config.evaluation.problems)
             folder = self.run.evaluation(done, self.name)
             result = evaluate(self.policy, self.config, problems, self.verifier, folder)
-        best = bool(
-            done > 0
-            and self.agent.learns
-            and result.avg is not None
-            and self.checkpoints.mark_best(done, result.avg.mean)
-        )
+        best = False
+        if self.agent.learns and result.avg is not None:
+            best = self.checkpoints.mark_best(done, result.avg.mean) and done > 0
         return result.metrics(), best
 
     def save(self, done: int) -> None:

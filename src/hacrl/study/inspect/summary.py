@@ -63,8 +63,8 @@ class AgentSummary:
 
     @property
     def best(self) -> Score | None:
-        """The best score after training began; the first of equals."""
-        return max((s for s in self.scores if s.step), key=lambda s: s.accuracy.mean, default=None)
+        """The best score, also of step 0; the first of equals."""
+        return max(self.scores, key=lambda s: s.accuracy.mean, default=None)
 
     @property
     def reward_edges(self) -> tuple[float, float] | None:
@@ -100,6 +100,8 @@ class RunSummary:
     agents: tuple[AgentSummary, ...]
     checks: Checks | None
     """None if diagnostics were off."""
+    notes: tuple[tuple[int, str], ...] = ()
+    """(steps done, text) of every note that was shown while the run trained."""
 
 
 def summarise(run: RunReader) -> RunSummary:
@@ -107,7 +109,9 @@ def summarise(run: RunReader) -> RunSummary:
     config = run.config()
     agents = tuple(_agent(run, agent) for agent in config.agents)
     state = "running" if run.running() else "finished" if run.finished() else "stopped"
-    return RunSummary(run.path, config, run.steps_done(), state, agents, _checks(run, config))
+    notes = tuple((row["step"], row["text"]) for row in run.notes())
+    done, checks = run.steps_done(), _checks(run, config)
+    return RunSummary(run.path, config, done, state, agents, checks, notes)
 
 
 def _checks(run: RunReader, config: Config) -> Checks | None:
