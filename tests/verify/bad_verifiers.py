@@ -115,6 +115,21 @@ def hungry(actor: Actor) -> None:
     bytearray(1 << 30)  # four times what the tests allow
 
 
+LEAKED: list[bytearray] = []
+
+
+def leak(actor: Actor) -> None:
+    LEAKED.append(bytearray(30 << 20))  # the limit of the tests, 0.25 GB, is reached in 8 calls
+
+
+def wait_for_a_kill(actor: Actor) -> None:
+    """Hangs in the first process that runs it, and writes its process id."""
+    note = Path(actor.folder, "kill_me")
+    if not note.exists():
+        note.write_text(str(os.getpid()))
+        time.sleep(300)
+
+
 def ask(actor: Actor) -> None:
     input()
 
@@ -127,16 +142,24 @@ def fork_and_die(actor: Actor) -> None:
     os._exit(1)
 
 
-def with_child(actor: Actor) -> None:
+def with_child(actor: Actor, own_session: bool = False) -> None:
     """Hangs in a program it started."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    Path(actor.folder, "child").write_text(str(child.pid))
+    program = [sys.executable, "-c", "import time; time.sleep(300)"]
+    child = subprocess.Popen(program, start_new_session=own_session)
+    with open(Path(actor.folder, "children"), "a") as file:
+        file.write(f"{child.pid}\n")
     take(actor, FOREVER, wait=False)
     child.wait()
 
 
+def with_session(actor: Actor) -> None:
+    """The program is the leader of a session of its own, so no signal to a group reaches it."""
+    with_child(actor, own_session=True)
+
+
 _ACTS = (spin, deep_hang, crash, shoot, noise, leave, complain, odd, hungry, ask, nap, wait)
-ACTS = {act.__name__: act for act in (*_ACTS, fork_and_die, with_child)}
+_MORE = (fork_and_die, with_child, with_session, leak, wait_for_a_kill)
+ACTS = {act.__name__: act for act in (*_ACTS, *_MORE)}
 
 
 class TooMuch:
@@ -153,6 +176,14 @@ class Penalty:
         return Verdict(-1.0, Status.WRONG)
 
 
+class Pauses:
+    name, version, reward_range = "pauses", "1", (0.0, 1.0)
+
+    def judge(self, reply: str, problem: Problem) -> Verdict:
+        time.sleep(0.3)
+        return Verdict(1.0, Status.OK)
+
+
 class Incomplete:
     name = "incomplete"
 
@@ -167,6 +198,27 @@ def score(completion: str, answer: str, bonus: float = 0.0, **columns: Any) -> f
     if completion == "columns":
         return float(sorted(columns) == ["level", "tags"])
     return float(completion == answer) + bonus
+
+
+def trl(completions: list[str], level: list[int], **columns: Any) -> list[float]:
+    """A reward function as TRL calls it: lists, by name."""
+    assert columns.keys() == {"prompts", "answer", "tags"}
+    assert columns["prompts"] == ["how many?"]
+    right = zip(completions, columns["answer"], strict=True)
+    return [level[0] * float(reply == answer) for reply, answer in right]
+
+
+def trl_messages(prompts: list[Any], completions: list[Any]) -> list[float]:
+    return [float(completion[0]["content"] == "42") for completion in completions]
+
+
+def trl_number(completions: list[str]) -> float:
+    return 1.0
+
+
+def echo(completion: str) -> Any:
+    """Returns what the reply says, e.g. nan, "yes" or [1.0]."""
+    return eval(completion)
 
 
 def plain(completion: str, answer: str) -> bool:

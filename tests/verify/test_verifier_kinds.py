@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacrl.errors import UserError
-from hacrl.types import Problem, Status, Verdict
+from hacrl.types import Message, Problem, Status, Verdict
 from hacrl.verify import VERIFIERS, VerifierConfig, VerifierPool, count_statuses, make_verifier
 from hacrl.verify.number import numbers_in
 
@@ -180,6 +180,51 @@ def test_function_without_kwargs_gets_what_it_names() -> None:
     verifier = make_verifier(VerifierConfig(kind="function", options=options))
     assert verifier.judge("42", problem).status is Status.OK
     assert verifier.judge("41", problem).status is Status.WRONG
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("name", "reply", "status", "detail"),
+    [
+        ("trl", "42", "ok", "1"),
+        ("trl", "41", "wrong", "0"),
+        ("trl_messages", "42", "error", "completions and prompts are lists of plain text"),
+        ("trl_number", "42", "error", "returned 1.0, not a list of one reward"),
+    ],
+)
+def test_reward_functions_of_trl_are_accepted(
+    name: str, reply: str, status: str, detail: str
+) -> None:
+    """FIRST_HOUR 2: f(completions, **columns) -> [reward]."""
+    columns = {"level": 1, "tags": ["a"]}
+    problem = Problem("p", (Message("user", "how many?"),), "42", "t", columns)
+    settings = VerifierConfig(kind="function", options={"path": f"bad_verifiers:{name}"}, workers=0)
+    with VerifierPool(settings) as pool:
+        (verdict,) = pool.judge_all([(reply, problem)])
+    assert verdict.status.value == status and detail in verdict.detail
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ("-1", ["reward -1 is outside verifier.options.reward_range = [0, 1]", "(r + 1) / 2"]),
+        ("17.0", ["reward 17 is outside verifier.options.reward_range", "the largest reward"]),
+        ("float('nan')", ["reward nan is outside", "return a finite number"]),
+        ("-float('inf')", ["reward -inf is outside", "return a finite number"]),
+        ("'yes'", ["returned 'yes', not a number"]),
+        ("[1.0]", ["returned [1.0], not a number"]),
+        ("{}", ["returned {}, not a number"]),
+        ("None", ["returned None: not judged"]),
+        ("1 / 0", ["ZeroDivisionError"]),
+    ],
+)
+def test_a_wrong_reward_is_named_with_the_way_out(reply: str, words: list[str]) -> None:
+    """FIRST_HOUR 1 and 2: value, field and fix."""
+    settings = VerifierConfig(kind="function", options={"path": "bad_verifiers:echo"}, workers=0)
+    with VerifierPool(settings) as pool:
+        (verdict,) = pool.judge_all([(reply, Problem("p", (), "42", "t"))])
+    assert not verdict.judged and all(w in verdict.detail for w in words), verdict.detail
 
 
 @pytest.mark.usefixtures("importable")

@@ -132,10 +132,17 @@ def test_output_of_the_verifier_is_discarded(actor: VerifierPool) -> None:
     assert [v.detail for v in verdicts] == ["42:noise", "42:quiet"] * 4
 
 
-def test_timeout_kills_what_the_verifier_started(actor: VerifierPool, folder: Path) -> None:
-    (verdict,) = actor.judge_all([("with_child", problem())])
+@pytest.mark.parametrize("act", ["with_child", "with_session"])
+def test_timeout_kills_what_the_verifier_started(
+    actor: VerifierPool, folder: Path, act: str
+) -> None:
+    """FAULTS D13-20: also a child in a session of its own."""
+    (verdict,) = actor.judge_all([(act, problem())])
     assert verdict.status is Status.TIMEOUT
-    assert gone_within(int((folder / "child").read_text()), 60)
+    children = (folder / "children").read_text().split()
+    (folder / "children").unlink()
+    assert len(children) == 2  # the call was repeated once
+    assert all(gone_within(int(child), 60) for child in children)
 
 
 def test_idle_death_costs_no_call(actor: VerifierPool) -> None:
@@ -144,6 +151,68 @@ def test_idle_death_costs_no_call(actor: VerifierPool) -> None:
         os.kill(worker._process.pid, signal.SIGKILL)
         worker._process.wait()
     assert all(v.status is Status.OK for v in actor.judge_all([("a", problem())] * 6))
+
+
+def test_a_leak_costs_no_verdict(actor: VerifierPool) -> None:
+    """FAULTS D3: a worker without memory is replaced and the call is repeated."""
+    verdicts = actor.judge_all([("leak", problem())] * 30)
+    assert [v.status for v in verdicts] == [Status.OK] * 30
+
+
+def test_a_worker_killed_from_outside_costs_no_verdict(actor: VerifierPool, folder: Path) -> None:
+    """FAULTS D7: SIGKILL while a call runs."""
+
+    def kill() -> None:
+        until = time.monotonic() + LIMIT / 2
+        while time.monotonic() < until:
+            if (note := folder / "kill_me").exists() and (pid := note.read_text()):
+                return os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.02)
+
+    threading.Thread(target=kill).start()
+    replies = ["a", "wait_for_a_kill", *"bcdef"]
+    verdicts = actor.judge_all([(reply, problem()) for reply in replies])
+    assert [v.detail for v in verdicts] == [f"42:{reply}" for reply in replies]
+
+
+PAUSED = """
+import sys
+from hacrl.types import Problem
+from hacrl.verify import VerifierConfig, VerifierPool
+settings = VerifierConfig(kind="bad_verifiers:Pauses", timeout=2, workers=1)
+with VerifierPool(settings) as pool:
+    pool.wait_ready()
+    print(pool._workers[0]._process.pid, flush=True)
+    print(*(v.status for v in pool.judge_all([("", Problem("p", (), "42", "t"))] * 8)))
+"""
+
+
+def test_a_pause_of_all_processes_costs_no_verdict() -> None:
+    """FAULTS D7: trainer and worker are stopped for longer than the time limit (a laptop that
+    sleeps, a debugger, a scheduler)."""
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    command = [sys.executable, "-c", PAUSED]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert trainer.stdout is not None
+    pids = [trainer.pid, int(trainer.stdout.readline())]
+    time.sleep(0.5)  # the second of eight calls runs
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    assert trainer.communicate()[0].split() == ["ok"] * 8
+
+
+def test_a_slow_verifier_is_reported_once(folder: Path) -> None:
+    """FIRST_HOUR 2: a reward that sleeps is named while it sleeps, not after the step."""
+    with make_pool("bad_verifiers:Actor", options={"folder": str(folder)}) as pool:
+        pool.report = (notes := list[str]()).append
+        pool.judge_all([("a", problem()), ("spin", problem()), ("spin", problem())])
+    assert len(notes) == 1
+    assert "the verifier is slow: 1 of 3 replies have a verdict" in notes[0]
+    assert "verifier.timeout = 60 s" in notes[0] and "no verdict within 60 s" in notes[0]
 
 
 def test_a_slow_start_counts_for_no_call(folder: Path) -> None:

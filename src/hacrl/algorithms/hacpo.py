@@ -70,8 +70,10 @@ class Hacpo(Algorithm):
         super().__init__(settings, reward_range)
         if reward_range[0] < 0:
             raise UserError(
-                f"hacpo needs rewards of at least 0, because capability is a ratio, but the verifier "
-                f"declares the range {reward_range}. Shift the rewards, or use algorithm.name=naive."
+                "hacpo needs rewards of at least 0, because capability is a ratio, but the verifier "
+                f"declares reward_range = [{reward_range[0]:g}, {reward_range[1]:g}]. Shift the "
+                "rewards, e.g. return (r + 1) / 2 for rewards of -1 and 1 and remove "
+                "verifier.options.reward_range, or use algorithm.name=naive."
             )
         self.largest_reward = reward_range[1]
 

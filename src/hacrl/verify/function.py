@@ -12,6 +12,10 @@ The function gets the reply as its first argument and, by name, `answer` and the
 problem's data row; without **columns only those it names. It returns a reward inside `reward_range`, or
 None for "could not be judged" (ERROR: left out of credit and capability). The largest reward is OK, any
 smaller one WRONG. The function runs in a worker process: it may hang or crash without harm to the run.
+
+Reward functions written for TRL work unchanged: a function with a parameter `completions` is called by
+name with lists of one, `completions=[reply], prompts=[question], answer=[answer], ...`, and returns a
+list of one reward. Replies and prompts are plain text, as TRL passes them for datasets without messages.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import Any, ClassVar
 
 from hacrl.errors import UserError
@@ -64,25 +69,65 @@ class FunctionVerifier:
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         columns = {**problem.columns, "answer": problem.answer}
-        columns.pop("completion", None)
+        if self._is_trl:
+            question = problem.messages[-1].content if problem.messages else ""
+            columns |= {"prompts": question, "completions": reply}
         if self._names is not None:
             columns = {name: columns[name] for name in self._names if name in columns}
-        reward = self._function(reply, **columns)
+        if not self._is_trl:
+            columns.pop(self._parameters[0].name if self._parameters else "", None)
+            return self._verdict(self._function(reply, **columns))
+        try:
+            rewards = self._function(**{name: [value] for name, value in columns.items()})
+        except TypeError as error:
+            raise TypeError(f"{error} (completions and prompts are lists of plain text)") from error
+        if not hasattr(rewards, "__len__") or len(rewards) != 1 or isinstance(rewards, str):
+            return failed(f"the function returned {rewards!r:.80}, not a list of one reward")
+        return self._verdict(rewards[0])
+
+    def _verdict(self, reward: Any) -> Verdict:
         if reward is None:
             return failed("the function returned None: not judged")
-        reward = float(reward)
-        return (right if reward >= self.reward_range[1] else wrong)(f"{reward:g}", reward)
+        try:
+            if isinstance(reward, (str, bytes)):
+                raise TypeError
+            value = float(reward)
+        except (TypeError, ValueError):
+            return failed(f"the function returned {reward!r:.80}, not a number")
+        low, high = self.reward_range
+        if not low <= value <= high:
+            return failed(
+                f"reward {value:g} is outside verifier.options.reward_range = [{low:g}, {high:g}]"
+                f"{_advice(value)}"
+            )
+        return (right if value >= high else wrong)(f"{value:g}", value)
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
         return import_object(self.path, "verifier.options.path")
 
     @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self._function).parameters.values())
+
+    @cached_property
+    def _is_trl(self) -> bool:
+        return any(p.name == "completions" for p in self._parameters)
+
+    @cached_property
     def _names(self) -> list[str] | None:
         """The columns that the function names; None if it takes all."""
         kinds = inspect.Parameter
-        parameters = list(inspect.signature(self._function).parameters.values())
-        if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
+        if any(p.kind is kinds.VAR_KEYWORD for p in self._parameters):
             return None
         named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-        return [p.name for p in parameters[1:] if p.kind in named]
+        begin = 0 if self._is_trl else 1
+        return [p.name for p in self._parameters[begin:] if p.kind in named]
+
+
+def _advice(value: float) -> str:
+    """The way out for a reward outside the range."""
+    if not isfinite(value):
+        return ": return a finite number, or None for a reply that cannot be judged"
+    shifted = ", or return (r + 1) / 2, which is in [0, 1]" if -1 <= value < 0 else ""
+    return f": set it to the smallest and the largest reward of your function{shifted}"

@@ -1,9 +1,13 @@
 """The pool of worker processes: every call has a time limit, and no verifier can stall a run.
 
-    a call hangs                   its process group is killed, the call is TIMEOUT
-    the process dies               the call is ERROR
+    a call hangs                   its process is killed; twice: the call is TIMEOUT
+    the process dies               a new one is started; twice: the call is ERROR
+    it is out of memory            the same; the process ends, because a leak stays
     the verifier raises            the call is ERROR, with the exception's type and message
     the verifier prints            the output is discarded
+
+A call that ends its process is repeated once in a new process, so a kill from outside, or a pause of
+all processes, changes no verdict. A call that really hangs costs two time limits.
 
 Each call has its own clock. Calls sent to a worker behind a bad call are sent again to another worker.
 A new worker is warmed up before the clock of any call starts.
@@ -14,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any, Self
 
@@ -30,6 +34,8 @@ START_LIMIT = 120.0
 """Seconds until a new worker must be ready."""
 MAX_FAILED_STARTS = 3
 """Failed starts in a row that stop the run."""
+SLOW = 20.0
+"""Seconds of a batch after which the pool reports that the verifier is slow."""
 _POLL = 0.25
 """Seconds between checks for workers that died without closing their socket."""
 
@@ -40,12 +46,22 @@ class _Batch:
     def __init__(self, items: Sequence[tuple[str, Problem]]) -> None:
         self.items = items
         self.waiting = deque(range(len(items)))
+        self.again: deque[int] = deque()
+        """Calls whose worker died or was too slow; each is repeated alone in a new worker."""
+        self.repeated: dict[int, Verdict] = {}
+        """Calls that were or will be repeated, with the reason."""
         self.verdicts: dict[int, Verdict] = {}
+        self.began = time.monotonic()
 
-    def take(self, count: int) -> dict[int, bytes]:
-        """The next `count` calls, packed; those that cannot be packed are ERROR."""
+    def take(self, worker: WorkerProcess, num_workers: int) -> dict[int, bytes]:
+        """The next calls for a worker, packed; those that cannot be packed are ERROR."""
         packed = {}
-        for call in [self.waiting.popleft() for _ in range(count)]:
+        if self.again and not worker.used:
+            calls = [self.again.popleft()]
+        else:
+            count = min(len(self.waiting), 1 + min(AHEAD, len(self.waiting) // (2 * num_workers)))
+            calls = [self.waiting.popleft() for _ in range(count)]
+        for call in calls:
             try:
                 packed[call] = pack_call(*self.items[call])
             except Exception as error:  # pickle raises anything for a column's value
@@ -53,9 +69,15 @@ class _Batch:
         return packed
 
     def give_back(self, calls: deque[int], verdict: Verdict) -> None:
-        """The calls of a killed worker: the first gets the verdict, the others wait again."""
+        """The calls of a killed worker: the first is repeated, or gets the verdict if it was
+        repeated before; the others wait again."""
         if calls:
-            self.verdicts[calls.popleft()] = verdict
+            first = calls.popleft()
+            if first in self.repeated:
+                self.verdicts[first] = verdict
+            else:
+                self.repeated[first] = verdict
+                self.again.append(first)
             self.waiting.extendleft(reversed(calls))
 
 
@@ -69,6 +91,9 @@ class VerifierPool:
 
     def __init__(self, settings: VerifierConfig) -> None:
         self.settings = settings
+        self.report: Callable[[str], object] = lambda text: None
+        """Called once, with a sentence for the user, when the verifier is slow."""
+        self._reported = False
         self._lock = threading.RLock()
         self._closed = False
         self._failed_starts = 0
@@ -141,10 +166,12 @@ class VerifierPool:
         self._check(batch)  # replaces workers that died between two batches
         while len(batch.verdicts) < len(batch.items):
             for worker in self._workers:
-                if worker.ready and not worker.calls and batch.waiting:
-                    count = 1 + min(AHEAD, len(batch.waiting) // (2 * len(self._workers)))
-                    worker.send(batch.take(count))
+                idle = worker.ready and not worker.calls
+                if idle and (calls := batch.take(worker, len(self._workers))):
+                    worker.send(calls)
             self._wait(batch)
+            if time.monotonic() - batch.began > SLOW:
+                self._report_slow(batch)
         return [batch.verdicts[call] for call in range(len(batch.items))]
 
     def _wait(self, batch: _Batch) -> None:
@@ -160,8 +187,8 @@ class VerifierPool:
         whose answer has arrived is in time, however late this process reads it."""
         for worker in list(self._workers):
             batch.verdicts.update(worker.receive())
-            if worker.refusal:
-                raise UserError(worker.refusal)
+            if worker.error and not worker.ready:
+                raise UserError(worker.error)
             if worker.ready:
                 self._hello, self._failed_starts = worker.hello, 0
             age = time.monotonic() - worker.clock
@@ -171,11 +198,28 @@ class VerifierPool:
                 if self._failed_starts >= MAX_FAILED_STARTS:
                     kind, self._failed_starts = self.settings.kind, 0
                     raise UserError(f"verifier.kind = {kind!r}: its worker does not start: {how}")
-                batch.give_back(worker.calls, failed(f"the verifier's process died: {how}"))
+                reason = worker.error or f"the verifier's process died: {how}"
+                batch.give_back(worker.calls, failed(reason))
             elif worker.calls and age > self.settings.timeout:
                 self._remove(worker)
                 detail = f"no verdict within {self.settings.timeout:g} s"
                 batch.give_back(worker.calls, Verdict(0.0, Status.TIMEOUT, detail))
+                self._report_slow(batch)
+
+    def _report_slow(self, batch: _Batch) -> None:
+        """Report a slow verifier, once: after the first timeout, or after a long batch."""
+        if self._reported:
+            return
+        self._reported = True
+        text = (
+            f"the verifier is slow: {len(batch.verdicts)} of {len(batch.items)} replies have a "
+            f"verdict after {time.monotonic() - batch.began:.1f} s (verifier.workers = "
+            f"{self.settings.num_workers}, verifier.timeout = {self.settings.timeout:g} s)."
+        )
+        if batch.repeated:
+            first = next(iter(batch.repeated.values())).detail
+            text += f" Calls that end their process run once more in a new one (first: {first})."
+        self.report(text)
 
     def _start_missing(self) -> None:
         while len(self._workers) < self.settings.num_workers:

@@ -20,6 +20,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +31,8 @@ import hacrl
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.settings import VerifierConfig
 
+MARK = "HACRL_VERIFIER"
+"""Environment variable with a random mark of the worker, which all processes it starts inherit."""
 MAX_UNREAD = 1 << 20
 """Bytes; more unread output than this means that the worker is broken."""
 
@@ -49,9 +52,12 @@ class WorkerProcess:
         self.alive = True
         self.hello: dict[str, Any] | None = None
         """Name, version and reward range of the verifier, once the worker is ready."""
-        self.refusal = ""
-        """Why the verifier cannot be built, as a message to the user."""
-        self._timeout = settings.timeout
+        self.error = ""
+        """Before the hello: why the verifier cannot be built, as a message to the user. After it:
+        why the worker ends (out of memory)."""
+        self.used = False
+        """Whether calls were sent to it."""
+        self._timeout, self._mark = settings.timeout, uuid.uuid4().hex
         self._received = b""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
         self.socket, theirs = socket.socketpair()
@@ -66,7 +72,7 @@ class WorkerProcess:
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # its own process group: killed as a whole, no Ctrl-C
-                env=_environment(),
+                env={**_environment(), MARK: self._mark},
             )
         paths = [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
         self._write(pickle.dumps((settings, paths)))
@@ -77,7 +83,7 @@ class WorkerProcess:
 
     def send(self, payloads: Mapping[int, bytes]) -> None:
         """Send calls, by number, to a worker that has none, and start the clock of the first."""
-        self.calls, self.clock = deque(payloads), time.monotonic()
+        self.calls, self.clock, self.used = deque(payloads), time.monotonic(), True
         self._write(pickle.dumps(list(payloads.values())))
 
     def receive(self) -> dict[int, Verdict]:
@@ -103,8 +109,8 @@ class WorkerProcess:
         return verdicts
 
     def kill(self, dying: bool = False) -> str:
-        """Kill the process group and return how the worker ended. `dying` waits up to a second for
-        the exit code of a worker that has closed its socket."""
+        """Kill the worker with all processes that it started, and return how it ended. `dying`
+        waits up to a second for the exit code of a worker that has closed its socket."""
         try:
             self._process.wait(timeout=1.0 if dying else 0.0)
             killed = False
@@ -113,6 +119,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
+        _kill_marked(self._mark.encode())
         self.socket.close()
         with self._output:
             self._output.seek(0)
@@ -132,13 +139,13 @@ class WorkerProcess:
 
     def _read_line(self, line: bytes, verdicts: dict[int, Verdict]) -> None:
         answer = json.loads(line)
-        if self.hello is not None:
+        if isinstance(answer, dict) and "error" in answer:
+            self.error, self.alive = str(answer["error"]), False
+        elif self.hello is not None:
             reward, status, detail = answer
             verdicts[self.calls[0]] = Verdict(float(reward), Status(status), str(detail))
             self.calls.popleft()
             self.clock = time.monotonic()
-        elif "error" in answer:
-            self.refusal = str(answer["error"])
         else:
             self.hello = {key: answer[key] for key in ("name", "version", "reward_range")}
 
@@ -146,6 +153,15 @@ class WorkerProcess:
 def pack_call(reply: str, problem: Problem) -> bytes:
     """A call as sent to a worker; raises whatever pickle raises for the problem's columns."""
     return pickle.dumps((reply, replace(problem, columns=dict(problem.columns))))
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kill every process with the mark in its environment: those that a verifier started in a
+    session of their own. Linux only; a process that was given another environment stays."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if mark in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -1,8 +1,8 @@
 """What a verifier is: an object that judges one reply.
 
 A verifier runs in a worker process (pool.py), so it may be slow, hang or crash: the pool turns that
-into TIMEOUT and ERROR. It must depend on (reply, problem) alone: a call may run again in another
-process if the worker was killed for an earlier call.
+into TIMEOUT and ERROR. It must depend on (reply, problem) alone: a call runs again in another process
+if its worker died, ran out of memory or was killed for an earlier call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from hacrl.errors import describe
+from hacrl.errors import EXIT_OUT_OF_MEMORY, describe, exit_code
 from hacrl.types import Problem, Status, Verdict
 
 DETAIL_LIMIT = 300
@@ -73,9 +73,12 @@ def introduction(verifier: Verifier) -> dict[str, Any]:
     return {**names, "reward_range": (float(low), float(high))}
 
 
-def guarded_judge(verifier: Verifier, reply: str, problem: Problem) -> Verdict:
+def guarded_judge(
+    verifier: Verifier, reply: str, problem: Problem, raise_memory: bool = False
+) -> Verdict:
     """Judge one reply. Any exception, SystemExit included, and a reward outside the declared range
-    become ERROR: a user's verifier may raise anything, and the run must continue."""
+    become ERROR: a user's verifier may raise anything, and the run must continue. `raise_memory`
+    passes on the errors of a process without memory."""
     try:
         verdict = verifier.judge(reply, problem)
         if not isinstance(verdict, Verdict):
@@ -83,10 +86,24 @@ def guarded_judge(verifier: Verifier, reply: str, problem: Problem) -> Verdict:
         low, high = verifier.reward_range
         reward = float(verdict.reward)
         if verdict.judged and not (math.isfinite(reward) and low <= reward <= high):
-            return failed(f"reward {reward} is outside the declared range [{low:g}, {high:g}]")
+            return failed(
+                f"reward {reward:g} is outside the declared range [{low:g}, {high:g}]: change "
+                f"reward_range of verifier {verifier.name!r}, or its rewards"
+            )
         return Verdict(reward, Status(verdict.status), str(verdict.detail)[:DETAIL_LIMIT])
     except BaseException as error:
+        if raise_memory and exit_code(error) == EXIT_OUT_OF_MEMORY:
+            raise
         return failed(describe(error))
+
+
+def first_failure(verdicts: Iterable[Verdict | None]) -> str:
+    """Status and message of the first reply that was not judged; "" if there is none.
+
+    Example: "error: ValueError: boom"
+    """
+    failure = next((v for v in verdicts if v is not None and not v.judged), None)
+    return f"{failure.status.value}: {failure.detail}" if failure else ""
 
 
 def count_statuses(verdicts: Iterable[Verdict]) -> dict[str, int]:

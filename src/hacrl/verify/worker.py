@@ -18,8 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from hacrl.errors import UserError, describe
-from hacrl.types import Verdict
+from hacrl.errors import EXIT_OUT_OF_MEMORY, UserError, describe, exit_code
 from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
 from hacrl.verify.settings import make_verifier
 
@@ -59,19 +58,26 @@ def _serve(
         # A last resort, far behind the pool's own limit: ends a call that spins forever while
         # holding the interpreter lock after the trainer has died. Needs no Python code to run.
         signal.setitimer(signal.ITIMER_PROF, 10 * timeout + 60)
-        verdict = _judge(verifier, payload)
+        answer = _judge(verifier, payload)
         if os.getpid() != me:
             os._exit(0)  # the verifier forked, and the child returned here
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _answer(connection, [verdict.reward, verdict.status.value, verdict.detail])
+        _answer(connection, answer)
+        if isinstance(answer, dict):
+            os._exit(1)  # the pool repeats the call in a new process
 
 
-def _judge(verifier: Verifier, payload: bytes) -> Verdict:
+def _judge(verifier: Verifier, payload: bytes) -> list[object] | dict[str, str]:
+    """Reward, status and detail, or {"error": ...} when this process has no memory left."""
     try:
         reply, problem = pickle.loads(payload)
-    except Exception as error:  # the class of a column's value cannot be imported here
-        return failed(f"the problem's columns cannot be read: {describe(error)}")
-    return guarded_judge(verifier, reply, problem)
+        verdict = guarded_judge(verifier, reply, problem, raise_memory=True)
+    except BaseException as error:
+        if exit_code(error) == EXIT_OUT_OF_MEMORY:
+            return {"error": describe(error)}
+        # the class of a column's value cannot be imported here
+        verdict = failed(f"the problem's columns cannot be read: {describe(error)}")
+    return [verdict.reward, verdict.status.value, verdict.detail]
 
 
 def _messages(connection: socket.socket) -> Iterator[bytes]:
