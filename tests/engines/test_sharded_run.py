@@ -1,4 +1,4 @@
-"""Whole runs with agents of two ranks, each rank a process of its own (gloo, CPU)."""
+"""Whole runs with agents on two ranks, each a process (gloo, CPU)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engines
 
 
 def config(ranks: int, beta: float = 0.0, **settings: Any) -> dict[str, Any]:
-    """One agent of whole weights and one of adapters, both over `ranks` processes."""
+    """One agent that trains all weights and one with adapters, both over `ranks` processes."""
     return team(
         member("wren", ranks=ranks),
         member("finch", ranks=ranks, lora={"rank": 8}),
@@ -37,14 +37,12 @@ def config(ranks: int, beta: float = 0.0, **settings: Any) -> dict[str, Any]:
 
 
 def largest_gaps(one: RunDirectory, two: RunDirectory) -> tuple[float, float]:
-    """Of norms of gradients, and of all other metrics; relative where they are above 1. What is not
-    a float must be the same."""
+    """Largest differences of gradient norms and of all other metrics, relative for values above 1.
+    Values that are not floats must be equal."""
     norms, others = [0.0], [0.0]
     for mine, theirs in zip(one.metrics(), two.metrics(), strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
-            if "pruned" in key:  # decided by micro-batch, and ranks cut them otherwise
-                continue
             if isinstance(value, float):
                 gap = abs(value - theirs[key]) / max(1.0, abs(value))
                 (norms if "norm" in key else others).append(gap)
@@ -64,9 +62,8 @@ def weights_gap(one: RunDirectory, two: RunDirectory, step: int) -> float:
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 def test_twenty_steps_on_two_ranks_equal_the_unsharded_run(tmp_path: Path, beta: float) -> None:
-    """Whole weights and adapters, pruning on, without and with the KL term. Gradients are sums in
-    which much cancels: their norms are allowed what another size of micro-batch makes of them
-    without any ranks (5e-5 here)."""
+    """All weights and adapters, with and without a KL term. Much cancels in gradients: other
+    micro-batches change their norms by 5e-5 here, also without ranks."""
     whole, sharded = (
         hacrl.train(
             config(ranks, beta, steps=20, checkpoint={"every": 0}), tmp_path / f"ranks{ranks}"
@@ -74,19 +71,15 @@ def test_twenty_steps_on_two_ranks_equal_the_unsharded_run(tmp_path: Path, beta:
         for ranks in (1, 2)
     )
     norms, others = largest_gaps(whole, sharded)
-    weights = weights_gap(whole, sharded, 20)
-    print(
-        f"beta {beta}: largest gaps {weights:.2g} weights, {others:.2g} metrics, {norms:.2g} norms"
-    )
-    assert weights < 1e-5
+    assert weights_gap(whole, sharded, 20) < 1e-5
     assert others < 1e-5
     assert norms < 1e-4
     updates = [r["updates"] for r in sharded.metrics() if r["kind"] == "train"]
-    assert sum(updates) > 60  # there was something to learn
+    assert sum(updates) > 60
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
-    """2 steps on two ranks, 2 on one, 2 on two again: the run of 6 on one."""
+def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """2 steps on two ranks, 2 on one, 2 on two again equal 6 steps on one."""
     unbroken = hacrl.train(config(1, steps=6), tmp_path / "unbroken")
     run = hacrl.train(config(2, steps=2), tmp_path / "run")
     for ranks, steps in ((1, 4), (2, 6)):
@@ -105,22 +98,24 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
 def test_a_follower_that_dies_ends_the_run_with_its_reason() -> None:
     settings = parse_config(config(2))
     agent = settings.agents[0]
-    with LocalRanks(settings) as ranks:
+    with contextlib.ExitStack() as stack:
+        ranks = LocalRanks(settings, stack)
         policy = ranks.policy(agent)
         (follower,) = ranks.followers["wren"]
         os.kill(follower.pid, signal.SIGKILL)
         begun = time.monotonic()
         with pytest.raises(RunStopped, match=r"'wren'.*rank.*gone.*SIGKILL.*resume"):
             policy.score([((1, 2), (3, 4))])
-        assert time.monotonic() - begun < 120  # and not after the half hour that ranks wait
-        with pytest.raises(RunStopped, match="failed before"):  # and nobody waits for it again
+        assert time.monotonic() - begun < 120  # not after DATA_TIMEOUT
+        with pytest.raises(RunStopped, match="failed before"):  # at once
             policy.checkpoint(0)
     assert not torch.distributed.is_initialized()
 
 
 def test_local_ranks_listen_on_loopback_only() -> None:
     before = dict(os.environ)
-    with LocalRanks(parse_config(config(2))) as ranks:
+    with contextlib.ExitStack() as stack:
+        ranks = LocalRanks(parse_config(config(2)), stack)
         pids = [os.getpid(), *(f.pid for group in ranks.followers.values() for f in group)]
         addresses = [address for pid in pids for address in _listening(pid)]
     assert len(addresses) >= len(pids)
@@ -130,26 +125,28 @@ def test_local_ranks_listen_on_loopback_only() -> None:
     assert os.environ == before
 
 
-def test_a_follower_that_fails_tells_why() -> None:
+def test_the_reason_of_a_failed_follower_is_reported() -> None:
     settings = parse_config(config(2))
-    with LocalRanks(settings) as ranks:
-        policy = ranks.policy(settings.agents[0])
+    with contextlib.ExitStack() as stack:
+        policy = LocalRanks(settings, stack).policy(settings.agents[0])
 
         def broken_call() -> None:
-            with policy.group.together():
-                policy.group.tell(("score", (None,), {}))
-                policy.group.exchange(None)
+            with policy.group.collective():
+                policy.group.broadcast(("score", (None,)))
+                policy.group.all_gather(None)
 
         with pytest.raises(RunStopped, match=r"rank 1: TypeError"):
             broken_call()
 
 
-def test_a_model_that_is_not_there_is_told_as_always() -> None:
+def test_a_missing_model_folder_is_reported() -> None:
     broken = config(2)
     broken["agents"][0]["model"] = "/nowhere/at/all"
     settings = parse_config(broken)
-    with LocalRanks(settings) as ranks, pytest.raises((UserError, RunStopped), match="/nowhere"):
-        ranks.policy(settings.agents[0])
+    with contextlib.ExitStack() as stack:
+        ranks = LocalRanks(settings, stack)
+        with pytest.raises((UserError, RunStopped), match="/nowhere"):
+            ranks.policy(settings.agents[0])
 
 
 LEADER = """
@@ -174,7 +171,7 @@ def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
     assert _until(lambda: not any(_alive(pid) for pid in followers), 300)
     run = RunDirectory.open(tmp_path / "run")
     run.set_config(run.config().model_copy(update={"steps": 3}))
-    assert hacrl.resume(run.path).metrics()  # and the run can go on
+    assert hacrl.resume(run.path).metrics()
 
 
 def _journalled(place: Path) -> bool:

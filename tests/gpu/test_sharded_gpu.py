@@ -14,7 +14,7 @@ from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
-from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
+from hacrl.policy.sharding.process_group import RankGroup, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
 from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
@@ -24,7 +24,7 @@ DEVICE = "cuda"
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
+def group() -> Iterator[RankGroup]:
     store = open_store()
     made = join_group(0, 1, f"127.0.0.1:{store.port}", device=DEVICE, agent="a", store=store)
     yield made
@@ -61,7 +61,7 @@ def rows(policy: Policy) -> list[Sample]:
 )
 @pytest.mark.parametrize("lora", [None, {"rank": 8}], ids=["whole", "adapter"])
 def test_updates_are_those_of_the_whole_policy(
-    group: Group, dtype: str, tolerance: float, lora: dict | None
+    group: RankGroup, dtype: str, tolerance: float, lora: dict | None
 ) -> None:
     agent = AgentConfig(
         name="a",

@@ -72,7 +72,7 @@ class AgentActor:
         """Open the rendezvous store of the other ranks and return its host:port."""
         from ray.util import get_node_ip_address
 
-        from hacrl.policy.sharding.group import open_store
+        from hacrl.policy.sharding.process_group import open_store
 
         host = get_node_ip_address()
         self.store = open_store(host)
@@ -112,7 +112,7 @@ class AgentActor:
         }
         if agent.ranks == 1:
             return Policy(agent, device=config.runtime.device, **settings)
-        from hacrl.policy.sharding.group import join_group
+        from hacrl.policy.sharding.process_group import join_group
         from hacrl.policy.sharding.sharded import ShardedPolicy
 
         device = choose_device(agent.device or config.runtime.device).type
@@ -142,7 +142,7 @@ class FollowerActor:
     def _follow(self, rank: int, address: str) -> None:
         prepare_process(self.spec)
         from hacrl.policy.load import choose_device
-        from hacrl.policy.sharding.group import join_group
+        from hacrl.policy.sharding.process_group import join_group
         from hacrl.policy.sharding.sharded import follow
 
         config = self.spec.config

@@ -59,7 +59,7 @@ class LocalExecutor:
     ) -> None:
         self.observer = observer
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        ranks = stack.enter_context(LocalRanks(config))
+        ranks = LocalRanks(config, stack)
         shared = open_shared(config, run, hooks, stack)
         self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
         self.agents = {a.name: self.make(a.name) for a in config.agents}

@@ -1,4 +1,4 @@
-"""Two ranks on the CPU, in two processes, against one policy that holds everything itself."""
+"""Two ranks on the CPU, in two processes, compared with an unsharded policy."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
-from hacrl.policy.sharding import group as group_module
-from hacrl.policy.sharding.dealing import deal, deal_prompts
-from hacrl.policy.sharding.group import Group, join_group, leave_world, open_store
+from hacrl.policy.sharding import process_group
+from hacrl.policy.sharding.process_group import RankGroup, join_group, leave_world, open_store
 from hacrl.policy.sharding.sharded import ShardedPolicy
+from hacrl.policy.sharding.split import balance, split_rows
 from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
 UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
-PATIENCE = timedelta(minutes=5)
-"""Instead of half an hour, so that ranks out of step are an error here and not a hanging test."""
+TIMEOUT = timedelta(minutes=5)
+"""Instead of half an hour, so that ranks out of step give an error and not a hanging test."""
 FOLLOWER = """
 import sys
 from datetime import timedelta
-from hacrl.policy.sharding import group
+from hacrl.policy.sharding import process_group
 from hacrl.policy.sharding.sharded import follow
 
-group.WORK = group.IDLE = timedelta(minutes=5)
-joined = group.join_group(1, 2, sys.argv[1])
+process_group.DATA_TIMEOUT = process_group.CONTROL_TIMEOUT = timedelta(minutes=5)
+group = process_group.join_group(1, 2, sys.argv[1])
 while True:
-    follow(joined, "cpu")
+    follow(group, "cpu")
 """
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    """This process leads; the other one follows one policy after the other, until this one leaves."""
-    limits = group_module.WORK, group_module.IDLE
-    group_module.WORK = group_module.IDLE = PATIENCE
-    store = open_store()
-    address = f"127.0.0.1:{store.port}"
-    process = subprocess.Popen([sys.executable, "-c", FOLLOWER, address], stderr=subprocess.PIPE)
-    group = join_group(0, 2, address, agent="a", store=store)
-    try:
-        yield group
-    finally:
-        leave_world(group)
-        group_module.WORK, group_module.IDLE = limits
-        _, told = process.communicate(timeout=300)
-    assert "rank 0 of the group is gone" in told.decode()  # and nothing went wrong before
+def group() -> Iterator[RankGroup]:
+    """This process is rank 0; the other one follows one policy after the other until this one leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_group, "DATA_TIMEOUT", TIMEOUT)
+        patch.setattr(process_group, "CONTROL_TIMEOUT", TIMEOUT)
+        store = open_store()
+        address = f"127.0.0.1:{store.port}"
+        command = [sys.executable, "-c", FOLLOWER, address]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        group = join_group(0, 2, address, agent="a", store=store)
+        try:
+            yield group
+        finally:
+            leave_world(group)
+            _, errors = process.communicate(timeout=300)
+    assert "rank 0 of the process group is gone" in errors.decode()  # and no other error before
 
 
 @pytest.fixture
-def pair(group: Group):
-    """Makes a policy twice: over the two ranks, and whole."""
+def pair(group: RankGroup):
+    """Makes a policy twice: sharded over the two ranks, and whole."""
     made: list[ShardedPolicy] = []
 
     def make(model: Path, beta: float = 0.0, **changes) -> tuple[ShardedPolicy, Policy]:
@@ -75,34 +76,30 @@ def pair(group: Group):
         policy.close()
 
 
-# (own, s, advantage): with the clip at 0.1 and the floor at 0.8, hacpo leaves no gradient to the
-# rows marked dead, and none to those of advantage 0.
+# (own, s, advantage): with the clip at 0.1 and the floor at 0.8, the rows marked "clipped" and those of
+# advantage 0 have no gradient under hacpo.
 SPECS = [
     (True, 1.0, 1.0),
-    (True, 1.5, 1.0),  # dead
-    (True, 0.5, -1.0),  # dead
+    (True, 1.5, 1.0),  # clipped
+    (True, 0.5, -1.0),  # clipped
     (True, 1.0, 0.0),
     (True, 0.5, 0.7),
     (False, 0.9, 1.2),
-    (False, 1.3, 1.0),  # dead
+    (False, 1.3, 1.0),  # clipped
     (False, 0.9, 0.0),
     (False, 0.85, -0.8),
 ]
-DEAD = [spec for i, spec in enumerate(SPECS) if i in (1, 2, 6)]
-
-
-def samples(p: Policy, specs=SPECS) -> list[Sample]:
-    return rows_of(p, specs)
+CLIPPED = [spec for i, spec in enumerate(SPECS) if i in (1, 2, 6)]
 
 
 def algorithm(name: str = "hacpo", **settings):
-    wide = {"epsilon_low": 0.1, "epsilon_high": 0.1, **settings}
-    return make_algorithm(make_settings(name, **wide))
+    return make_algorithm(
+        make_settings(name, **{"epsilon_low": 0.1, "epsilon_high": 0.1, **settings})
+    )
 
 
-def learn(p: Policy, rows: list[Sample], part: str = "mixed", **settings) -> UpdateReport:
-    loss, update = algorithm(**settings).loss, replace(UPDATE, part=part)
-    return p.update(rows, loss, update)
+def learn(p: Policy, rows: list[Sample], **settings) -> UpdateReport:
+    return p.update(rows, algorithm(**settings).loss, UPDATE)
 
 
 def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
@@ -115,7 +112,7 @@ def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
 
 
 def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -> None:
-    """Weights, moments and counts; and the copy that samples has the weights of the shards."""
+    """Weights, moments and counters; and the copy for sampling has the weights of the shards."""
     one, two = sharded.checkpoint(1), whole.checkpoint(1)
     assert one.state == two.state
     assert list(one.model) == list(two.model) and list(one.optimizer) == list(two.optimizer)
@@ -133,8 +130,8 @@ def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -
 @pytest.mark.parametrize(
     ("family", "beta", "changes"),
     [
-        ("llama", 0.0, {"microbatch_tokens": 30}),  # tied embeddings; several rounds
-        ("llama", 0.0, {"microbatch_tokens": 1}),  # 7 rows: rank 1 idles once
+        ("llama", 0.0, {"microbatch_tokens": 30}),  # tied embeddings; several micro-batches
+        ("llama", 0.0, {"microbatch_tokens": 1}),  # 7 rows: one empty micro-batch on rank 1
         ("qwen", 0.1, {"microbatch_tokens": 30}),  # a second, frozen, sharded model
         ("llama", 0.1, {"lora": {"rank": 4}, "microbatch_tokens": 1}),
         ("qwen", 0.0, {"gradient_checkpointing": True, "warmup_updates": 3}),
@@ -144,20 +141,20 @@ def test_updates_are_those_of_the_whole_policy(
     pair, family: str, beta: float, changes: dict, request
 ) -> None:
     sharded, whole = pair(request.getfixturevalue(family), beta, **changes)
-    rows = samples(whole)
-    for _ in range(2):  # the second meets moments, and a KL that is not zero
+    rows = rows_of(whole, SPECS)
+    for _ in range(2):  # the second with moments, and with a KL that is not zero
         mine, theirs = (learn(p, rows, beta=beta) for p in (sharded, whole))
         assert_same_report(mine, theirs)
         assert_same_state(sharded, whole, 1e-5)
-        # AdamW can make whole steps of what is rounding in gradients: go on from the same weights.
+        # AdamW can turn rounding of gradients into whole steps: continue from the same weights.
         whole.restore(sharded.checkpoint(1))
     assert mine.grad_norm > 1e-3 and (mine.kl > 0) == (beta > 0)
 
 
 def test_gradients_are_summed_over_ranks_not_averaged(pair, llama: Path) -> None:
-    """The gradient of some rows is the whole policy's, also where one rank has none of them."""
+    """Also if one rank has none of the rows."""
     sharded, whole = pair(llama)
-    rows, loss = samples(whole), algorithm().loss
+    rows, loss = rows_of(whole, SPECS), algorithm().loss
     for chosen in (range(len(rows)), [4]):
         mine, theirs = (p.gradient(rows, chosen, loss, UPDATE) for p in (sharded, whole))
         assert list(mine) == list(theirs)
@@ -168,11 +165,11 @@ def test_gradients_are_summed_over_ranks_not_averaged(pair, llama: Path) -> None
 
 
 def test_rows_without_gradient_on_one_rank(pair, llama: Path) -> None:
-    """Rank 0 has dead rows alone and rank 1 living ones, or all rows of both are dead: nobody waits
-    for a pass that the other does not make, and the optimizer steps all the same."""
+    """Only rank 0 or both ranks have nothing but clipped rows: no rank waits for a micro-batch that the
+    other does not compute, and the optimizer steps."""
     sharded, whole = pair(llama, microbatch_tokens=1, weight_decay=0.5)
-    for specs in (DEAD[:1] + SPECS[:1] + DEAD[1:], SPECS, DEAD):
-        rows = samples(whole, specs)
+    for specs in (CLIPPED[:1] + SPECS[:1] + CLIPPED[1:], SPECS, CLIPPED):
+        rows = rows_of(whole, specs)
         mine, theirs = (learn(p, rows) for p in (sharded, whole))
         assert_same_report(mine, theirs)
         assert_same_state(sharded, whole, 1e-5)
@@ -183,15 +180,15 @@ def test_rows_without_gradient_on_one_rank(pair, llama: Path) -> None:
 
 def test_fewer_rows_than_ranks(pair, llama: Path) -> None:
     sharded, whole = pair(llama, beta=0.1)
-    rows = samples(whole)[:1]
+    rows = rows_of(whole, SPECS)[:1]
     assert_same_report(*(learn(p, rows, beta=0.1) for p in (sharded, whole)))
     assert_same_state(sharded, whole, 1e-6)
 
 
-def test_a_non_finite_update_is_skipped_by_all(pair, llama: Path) -> None:
-    """The row that is not a number is with one rank only."""
+def test_a_non_finite_update_is_skipped_by_all_ranks(pair, llama: Path) -> None:
+    """Only one rank has the row with advantage nan."""
     sharded, whole = pair(llama)
-    rows = samples(whole)
+    rows = rows_of(whole, SPECS)
     before = sharded.checkpoint(0)
     broken = [replace(rows[0], advantage=float("nan")), *rows[1:]]
     for count in (1, 2):
@@ -205,31 +202,31 @@ def test_a_non_finite_update_is_skipped_by_all(pair, llama: Path) -> None:
     assert sharded.skipped_in_a_row == 0 and sharded.updates_made == 1
 
 
-def test_the_norm_is_that_of_all_shards(pair, llama: Path) -> None:
+def test_the_gradient_norm_is_that_of_all_shards(pair, llama: Path) -> None:
     sharded, whole = pair(llama, max_grad_norm=1e-9)
-    rows = samples(whole)
+    rows = rows_of(whole, SPECS)
     mine, theirs = (learn(p, rows) for p in (sharded, whole))
     assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
-    # One step of AdamW divides the size of the gradient out, but for its epsilon of 1e-8.
+    # The first step of AdamW does not depend on the size of the gradient, except for epsilon = 1e-8.
     assert_same_state(sharded, whole, 1e-6)
 
 
-def test_a_shard_counts_its_own_part_and_none_of_it_waits_elsewhere(pair, llama: Path) -> None:
-    """Moments are 8 bytes a parameter, before the first update; the other half is the other rank's."""
+def test_a_shard_counts_its_own_memory_and_is_never_offloaded(pair, llama: Path) -> None:
+    """Moments are 8 bytes per parameter of this rank, counted before the first update."""
     sharded, whole = pair(llama, offload="optimizer")
     here = sum(m.to_local().numel() for m in sharded.master.values())
     assert 0 < here < sum(m.numel() for m in sharded.master.values())
     assert sharded.offloader.absent_bytes() == 8 * here
     for _ in range(2):
-        learn(sharded, samples(whole))
+        learn(sharded, rows_of(whole, SPECS))
         sharded.offload()
         assert sharded.offloader.absent_bytes() == 0 and not sharded.offloader.offloaded
 
 
 def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
-    """Steps of 1e-6 vanish in bfloat16; the shards keep them, and the sampling copy follows."""
+    """Steps of 1e-6 vanish in bfloat16; the shards keep them."""
     sharded, whole = pair(llama, dtype="bfloat16", learning_rate=1e-6)
-    rows = samples(whole)
+    rows = rows_of(whole, SPECS)
     start = sharded.checkpoint(0)
     for _ in range(2):
         mine, theirs = (learn(p, rows, epsilon_low=0.9, epsilon_high=9.0) for p in (sharded, whole))
@@ -248,10 +245,10 @@ def test_bfloat16_has_float32_shards(pair, llama: Path) -> None:
 # ---------------------------------------------------------------- scoring and sampling
 
 
-def test_scores_and_replies_are_the_whole_policys(pair, llama: Path) -> None:
-    """Each rank has a part of them; after an update the copies that sample have the new weights."""
+def test_scores_and_replies_equal_those_of_the_whole_policy(pair, llama: Path) -> None:
+    """Also after an update: the copies for sampling have the new weights."""
     sharded, whole = pair(llama, microbatch_tokens=40)
-    rows = samples(whole)
+    rows = rows_of(whole, SPECS)
     for _ in range(2):
         asked = [
             Request(
@@ -271,7 +268,7 @@ def test_scores_and_replies_are_the_whole_policys(pair, llama: Path) -> None:
         whole.restore(sharded.checkpoint(1))
 
 
-def test_a_frozen_member_of_two_ranks_samples_and_scores(pair, llama: Path) -> None:
+def test_a_frozen_agent_on_two_ranks_samples_and_scores(pair, llama: Path) -> None:
     sharded, whole = pair(llama, learn=False)
     prompt = whole.renderer.prompt([Message("user", "hello")])
     asked = [Request(prompt, stream_key(0, "a", 0, "p", i), 9) for i in range(5)]
@@ -281,15 +278,15 @@ def test_a_frozen_member_of_two_ranks_samples_and_scores(pair, llama: Path) -> N
     assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)
 
 
-# ---------------------------------------------------------------- saving
+# ---------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 4}}])
-def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
+def test_a_checkpoint_moves_from_two_ranks_to_one_and_back(
     pair, llama: Path, qwen: Path, tmp_path: Path, changes: dict
 ) -> None:
     sharded, whole = pair(llama, **changes)
-    rows = samples(whole)
+    rows = rows_of(whole, SPECS)
     learn(sharded, rows)
     whole.restore(sharded.checkpoint(1))
     assert_same_state(sharded, whole, 0.0)
@@ -311,27 +308,25 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
     other = Policy(AgentConfig(name="b", model=str(qwen)), device="cpu", temperature=1.0, beta=0.0)
     with pytest.raises(UserError, match="another model"):
         sharded.restore(other.checkpoint(1))
-    assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)  # still of use
+    assert sharded.score(pairs)[0] == pytest.approx(whole.score(pairs)[0], abs=1e-5)  # still usable
 
 
-# ---------------------------------------------------------------- dealing
+# ---------------------------------------------------------------- splitting rows
 
 
-def test_work_is_dealt_evenly_and_whole() -> None:
-    """9 and 4 make 13, as 8 and 5 do."""
-    assert deal([5, 9, 4, 8], 2) == [[1, 2], [0, 3]]
-    assert deal([3], 3) == [[0], [], []]
-    assert deal([], 2) == [[], []]
-    hands = deal([7, 1, 1, 1, 1, 1, 1, 1], 2)
-    assert hands == [[0], [1, 2, 3, 4, 5, 6, 7]]
+def test_rows_are_split_evenly() -> None:
+    assert balance([5, 9, 4, 8], 2) == [[1, 2], [0, 3]]
+    assert balance([3], 3) == [[0], [], []]
+    assert balance([], 2) == [[], []]
+    assert balance([7, 1, 1, 1, 1, 1, 1, 1], 2) == [[0], [1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_samples_of_one_prompt_stay_together() -> None:
+def test_rows_of_one_prompt_stay_together() -> None:
     prompts = [(i // 4,) for i in range(12)]
-    assert deal_prompts(prompts, [10] * 12, 2) == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7]]
-    assert deal_prompts(prompts[:4], [10] * 4, 2) == [[0, 2], [1, 3]]  # one: both ranks read it
-    # 20 tokens of prompt count once: 20 + 4 x 1 against 1 + 4 x 5, the larger to the first rank.
+    assert split_rows(prompts, [10] * 12, 2) == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7]]
+    assert split_rows(prompts[:4], [10] * 4, 2) == [[0, 2], [1, 3]]  # one prompt, on both ranks
+    # The 20 tokens of a prompt count once: 20 + 4 x 1 against 1 + 4 x 5.
     costs = [1] * 4 + [5] * 4
-    assert deal_prompts([(5,) * 20] * 4 + [(6,)] * 4, costs, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    by_rows = deal_prompts(prompts, [10] * 12, 2, at_least=2)  # three are too few for two each
+    assert split_rows([(5,) * 20] * 4 + [(6,)] * 4, costs, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    by_rows = split_rows(prompts, [10] * 12, 2, min_prompts=2)  # 3 prompts are too few for 2 ranks
     assert sorted(map(len, by_rows)) == [6, 6] and by_rows[0] != [0, 1, 2, 3, 8, 9]

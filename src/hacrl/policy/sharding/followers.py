@@ -1,7 +1,7 @@
-"""Agents over several processes of one machine: what the runtime `local` does with `ranks`.
+"""Starts the ranks of sharded agents on this machine, for runtime.kind = "local".
 
-This process is rank 0 of every agent; the other ranks are started here as processes of their own.
-All of them are one world of torch.distributed, and each agent has a group in it.
+This process is rank 0 of every agent. Each other rank is a process that runs `main` below. All of them
+are one world of torch.distributed, in which each agent has a process group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import torch
@@ -27,9 +26,9 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.policy.load import choose_device
 from hacrl.policy.policy import Policy
-from hacrl.policy.sharding.group import (
+from hacrl.policy.sharding.process_group import (
     LOOPBACK,
-    Group,
+    RankGroup,
     join_world,
     leave_world,
     loopback_only,
@@ -38,66 +37,47 @@ from hacrl.policy.sharding.group import (
 )
 from hacrl.policy.sharding.sharded import ShardedPolicy, follow
 
-GRACE = 10.0
-"""Seconds that a follower has to end by itself."""
+EXIT_TIMEOUT = 10.0
+"""Seconds until a follower that does not end is killed."""
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What one process is told.
+class RankSpec:
+    """What a follower needs to join, as JSON on its command line.
 
-    Example: Seat(rank=1, world=2, address="127.0.0.1:40123", agent="wren",
+    Example: RankSpec(rank=1, size=2, address="127.0.0.1:40123", agent="wren",
              groups={"wren": [0, 1]}, device="cpu", backend_device="cpu", paths=["/home/me"])
     """
 
     rank: int
-    """In the world."""
-    world: int
+    size: int
+    """Rank in the world, and its number of processes."""
     address: str
+    """host:port of the store."""
     agent: str
-    """Whom it follows."""
     groups: Mapping[str, list[int]]
     """The ranks of every sharded agent."""
     device: str
-    """Its own."""
     backend_device: str
     """cuda if any agent is on GPUs."""
     paths: list[str]
-    """Where modules may be found besides, for algorithms of the user's own."""
+    """Import paths for the user's own algorithms."""
 
 
 class LocalRanks:
-    """Makes policies, whole or sharded as the config says; a context manager, because followers
-    must be let go.
+    """Makes the policies of a config, whole or sharded, after starting the followers of sharded agents.
+    `stack` ends policies and followers.
 
-    Example: with LocalRanks(config) as ranks: policy = ranks.policy(config.agents[0])
+    Example: with ExitStack() as stack: policy = LocalRanks(config, stack).policy(config.agents[0])
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.sharded = [a for a in config.agents if a.ranks > 1 and a.replay is None]
-        self.groups: dict[str, Group] = {}
-        self.policies: list[ShardedPolicy] = []
+    def __init__(self, config: Config, stack: contextlib.ExitStack) -> None:
+        self.config, self.stack = config, stack
+        self.groups: dict[str, RankGroup] = {}
         self.followers: dict[str, list[Follower]] = {}
-        """The processes beside this one, by agent."""
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> LocalRanks:
-        if self.sharded:
-            try:
-                self._start()
-            except BaseException:
-                self._end()
-                raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
+        """The processes other than this one, by agent."""
+        if sharded := [a for a in config.agents if a.ranks > 1 and a.replay is None]:
+            self._start(sharded)
 
     def policy(self, agent: AgentConfig) -> Policy:
         settings: dict[str, Any] = {
@@ -107,144 +87,114 @@ class LocalRanks:
         }
         if agent.name not in self.groups:
             return Policy(agent, device=self.config.runtime.device, **settings)
-        policy = ShardedPolicy(
-            agent, group=self.groups[agent.name], device=self._devices(agent)[0], **settings
-        )
-        self.policies.append(policy)
+        device = self._devices(agent)[0]
+        policy = ShardedPolicy(agent, group=self.groups[agent.name], device=device, **settings)
+        self.stack.callback(policy.close)
         return policy
 
-    def _start(self) -> None:
-        devices = {a.name: self._devices(a) for a in self.sharded}
+    def _start(self, agents: Sequence[AgentConfig]) -> None:
+        devices = {a.name: self._devices(a) for a in agents}
         on_gpu = any(d.startswith("cuda") for names in devices.values() for d in names)
-        kind = "cuda" if on_gpu else "cpu"
-        members, world = _seats(self.sharded)
-        self._stack.enter_context(loopback_only())
+        backend_device = "cuda" if on_gpu else "cpu"
+        ranks, size = _assign_ranks(agents)
+        self.stack.enter_context(loopback_only())
         store = open_store()
-        address, paths = f"{LOOPBACK}:{store.port}", _search_paths()
-        for agent in self.sharded:
-            self.followers[agent.name] = [
-                Follower(Seat(rank, world, address, agent.name, members, device, kind, paths))
-                for rank, device in zip(
-                    members[agent.name][1:], devices[agent.name][1:], strict=True
-                )
-            ]
-        everyone = [f for followers in self.followers.values() for f in followers]
-        join_world(
-            0,
-            world,
-            address,
-            device=kind,
-            store=store,
-            ending=lambda: _endings(everyone, patience=0.0),
-        )
-        for name, ranks in members.items():
-            self.groups[name] = make_group(store, ranks, name)
-            self.groups[name].ending = partial(_endings, self.followers[name])
+        address, paths = f"{LOOPBACK}:{store.port}", _import_paths()
+        started: list[Follower] = []
+        for name, (_, *others) in ranks.items():
+            self.followers[name] = []
+            for rank, device in zip(others, devices[name][1:], strict=True):
+                spec = RankSpec(rank, size, address, name, ranks, device, backend_device, paths)
+                started.append(Follower(spec))
+                self.stack.callback(started[-1].end)
+                self.followers[name].append(started[-1])
+        exits = partial(_exits, started, timeout=0.0)
+        join_world(0, size, address, device=backend_device, store=store, exits=exits)
+        self.stack.callback(lambda: leave_world(*self.groups.values()))
+        for name, members in ranks.items():
+            self.groups[name] = make_group(store, members, name)
+            self.groups[name].exits = partial(_exits, self.followers[name])
 
     def _devices(self, agent: AgentConfig) -> list[str]:
-        """One for each rank: GPUs in a row from the agent's own on."""
+        """The device of each rank: consecutive GPUs, beginning with the agent's."""
         first = choose_device(agent.device or self.config.runtime.device)
         if first.type == "cpu":
             return ["cpu"] * agent.ranks
-        start, there = first.index or 0, torch.cuda.device_count()
-        if start + agent.ranks > there:
+        start, count = first.index or 0, torch.cuda.device_count()
+        if start + agent.ranks > count:
             raise UserError(
                 f"agent {agent.name!r}: ranks = {agent.ranks} needs the GPUs cuda:{start} to "
-                f"cuda:{start + agent.ranks - 1}, but there are {there} here. Lower ranks, or set the "
+                f"cuda:{start + agent.ranks - 1}, but this machine has {count}. Lower ranks, or set the "
                 "agent's device."
             )
         return [f"cuda:{start + i}" for i in range(agent.ranks)]
 
-    def _end(self) -> None:
-        for policy in self.policies:
-            with contextlib.suppress(RuntimeError):
-                policy.close()
-        if self.sharded:  # a world that is not ours (vLLM's) is not ours to leave
-            leave_world(*self.groups.values())
-        for follower in (f for group in self.followers.values() for f in group):
-            follower.end()
-        self.policies, self.groups, self.followers = [], {}, {}
-        self._stack.close()
-
 
 class Follower:
-    """A process that follows."""
+    """The process of a rank other than 0."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
-        self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+    def __init__(self, spec: RankSpec) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        module = "hacrl.policy.sharding.followers"
+        # It must import this very package, also if that is not installed.
+        paths = [os.environ.get("PYTHONPATH", ""), str(Path(hacrl.__path__[0]).parent)]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "hacrl.policy.sharding.followers",
-                json.dumps(asdict(seat)),
-            ],
+            [sys.executable, "-P", "-m", module, json.dumps(asdict(spec))],
             stdin=subprocess.DEVNULL,
-            stdout=self._noise,
-            stderr=self._noise,
-            start_new_session=True,  # deaf to Ctrl-C: rank 0 decides when to end
-            env=_environment(),
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,  # no Ctrl-C: rank 0 decides when to end
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
+        self.pid = self._process.pid
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ending(self, patience: float) -> str:
-        """How it ended, in words; empty while it runs, also after so many seconds."""
+    def exit_text(self, timeout: float) -> str:
+        """How the process ended; empty if it still runs after `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=patience)
+            self._process.wait(timeout=timeout)
         code = self._process.poll()
         if code is None:
             return ""
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._noise.seek(0)
-        lines = self._noise.read()[-2000:].decode(errors="replace").strip().splitlines()
+        self._output.seek(0)
+        lines = self._output.read()[-2000:].decode(errors="replace").strip().splitlines()
         return f"process {self.pid}: {how}" + (f"; {lines[-1]}" if lines else "")
 
     def end(self) -> None:
+        """Wait for the process, and kill it if it does not end."""
         try:
-            self._process.wait(timeout=GRACE)
+            self._process.wait(timeout=EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._noise.close()
+        self._output.close()
 
 
-def _seats(agents: Sequence[AgentConfig]) -> tuple[dict[str, list[int]], int]:
-    """The world's ranks of each agent, this process first; how many there are in all."""
-    members: dict[str, list[int]] = {}
-    world = 1
+def _exits(followers: Sequence[Follower], timeout: float = 1.0) -> str:
+    return "; ".join(text for follower in followers if (text := follower.exit_text(timeout)))
+
+
+def _assign_ranks(agents: Sequence[AgentConfig]) -> tuple[dict[str, list[int]], int]:
+    """The ranks of each agent in the world, with this process as the first, and the world's size."""
+    ranks: dict[str, list[int]] = {}
+    size = 1
     for agent in agents:
-        members[agent.name] = [0, *range(world, world + agent.ranks - 1)]
-        world += agent.ranks - 1
-    return members, world
+        ranks[agent.name] = [0, *range(size, size + agent.ranks - 1)]
+        size += agent.ranks - 1
+    return ranks, size
 
 
-def _environment() -> dict[str, str]:
-    """A follower must find this very package, also when it was never installed."""
-    root = str(Path(hacrl.__path__[0]).parent)
-    parts = [os.environ.get("PYTHONPATH", ""), root]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in parts if part)}
-
-
-def _search_paths() -> list[str]:
-    """Where a user's algorithm may lie: the folder run from and wherever this process looks."""
+def _import_paths() -> list[str]:
     return [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
 
 
-def _endings(followers: Sequence[Follower], patience: float = 1.0) -> str:
-    return "; ".join(text for follower in followers if (text := follower.ending(patience)))
-
-
-def main(told: str) -> None:
-    seat = Seat(**json.loads(told))
-    sys.path += [path for path in seat.paths if path not in sys.path]
-    store = join_world(seat.rank, seat.world, seat.address, device=seat.backend_device)
-    groups = {name: make_group(store, ranks, name) for name, ranks in seat.groups.items()}
-    follow(groups[seat.agent], seat.device)
+def main(argument: str) -> None:
+    """Run a follower until rank 0 ends it."""
+    spec = RankSpec(**json.loads(argument))
+    sys.path += [path for path in spec.paths if path not in sys.path]
+    store = join_world(spec.rank, spec.size, spec.address, device=spec.backend_device)
+    groups = {name: make_group(store, ranks, name) for name, ranks in spec.groups.items()}
+    follow(groups[spec.agent], spec.device)
     leave_world()
 
 

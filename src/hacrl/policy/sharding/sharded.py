@@ -1,34 +1,35 @@
-"""One agent's policy over several ranks: shards for learning, a whole copy on each rank for sampling.
+"""A policy over several ranks: sharded weights for learning, a whole copy on each rank for sampling.
 
-Every rank holds an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`,
-which the agent uses like any other; it broadcasts each call to the other ranks, which follow:
+Every rank has an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`. It
+is used like any other policy and broadcasts each call to the other ranks, which run `follow`:
 
-    store = open_store(host)                                        # rank 0, in policy/sharding/group.py
-    group = join_group(0, world, f"{host}:{store.port}", device="cuda", agent="wren", store=store)
+    store = open_store(host)                                                              # rank 0
+    group = join_group(0, size, f"{host}:{store.port}", device="cuda", agent="wren", store=store)
     policy = ShardedPolicy(agent_config, group=group, device="cuda", temperature=1.0, beta=0.0)
     ...
-    policy.close()                                                  # followers return from follow()
+    policy.close()                                                         # followers return
 
-    group = join_group(rank, world, address, device="cuda", agent="wren")     # every other rank
+    group = join_group(rank, size, address, device="cuda", agent="wren")   # every other rank
     follow(group, device="cuda")
 
-`device` is the rank's own (cpu, cuda, cuda:1 ...) and replaces the config's. The model folder must be
-available to every rank under the same path or hub name.
+`device` is that of the rank (cpu, cuda, cuda:1 ...) and replaces the config's. Every rank must find the
+model under the same path or hub name.
 
-Learning: the rows of a minibatch are split over the ranks, and every rank makes the same number of
-passes, empty ones at the end where it has fewer rows. Gradients, losses and norms are sums over the
-ranks, so every rank takes the same decisions.
+Learning: the rows of a minibatch are split over the ranks. Every rank computes the same number of
+micro-batches; a rank with fewer rows computes empty ones at the end. Gradients, losses and norms are
+sums over the ranks, so all ranks decide alike, e.g. to skip an update.
 
-Sampling: each rank samples a part of the replies with a whole copy of the weights, which every update
-refreshes in place: no collectives while sampling, and fixed addresses for captured graphs. The price is
-that copy (2 bytes a parameter in bfloat16) on every rank. Scores come from the shards, so a stale copy
-shows in the agreement of sampler and trainer.
+Sampling: each rank samples a part of the replies with a whole copy of the weights, which updates
+overwrite in place: no collectives while sampling, and fixed addresses for CUDA graphs. This costs 2
+bytes per parameter on every rank in bfloat16. Scores are computed with the shards, so a stale copy shows
+in the metrics that compare sampler and trainer.
 
 Checkpoints are those of an unsharded policy: whole tensors, gathered on rank 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,29 +40,27 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hacrl.config import AgentConfig, SamplerConfig
-from hacrl.errors import RunStopped
 from hacrl.policy.load import choose_dtype, move_model
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.policy import Policy
 from hacrl.policy.ranks import OneRank
-from hacrl.policy.sharding.dealing import deal_prompts, in_order
-from hacrl.policy.sharding.group import Group
-from hacrl.policy.sharding.shards import ShardedLogProbs, gathered, shard_model
-from hacrl.policy.update import Loss, UpdateReport
+from hacrl.policy.sharding.fsdp import ShardedLogProbs, full_tensor, shard_model
+from hacrl.policy.sharding.process_group import RankGroup
+from hacrl.policy.sharding.split import in_order, split_rows
 from hacrl.policy.weights import Weights, enable_checkpointing, without_adapter
 from hacrl.sampling.base import Reply, Request
 from hacrl.store.checkpoint import Checkpoint
-from hacrl.types import Sample, Update
 
 T = TypeVar("T")
-PROMPTS_A_RANK = 4
-"""With at least this many prompts per rank, rows are split by prompt; fewer would be too uneven."""
+MIN_PROMPTS = 4
+"""With at least this many prompts per rank, the rows of a minibatch are split by prompt."""
 
 
 class ShardedRanks(OneRank):
-    """Weights sharded over the ranks of a group. Every rank calls the same methods in the same order."""
+    """Weights sharded over the ranks of a process group. All ranks call the same methods in the same
+    order."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self.group = group
         self.size = group.size
 
@@ -77,21 +76,21 @@ class ShardedRanks(OneRank):
         if not agent.learns:
             return super().place(model, agent, device, temperature, keep_start=keep_start)
         dtype, mesh = choose_dtype(agent.dtype, device), self.group.mesh(device)
-        start_frame = None
+        start_network = None
         if keep_start and not agent.lora:
             start = copy.deepcopy(model).requires_grad_(False).eval()
             move_model(start, torch.device("cpu"), dtype)
-            start_frame = shard_model(start, mesh, dtype)
+            start_network = shard_model(start, mesh, dtype)
         network = shard_model(copy.deepcopy(model), mesh, dtype)
         move_model(model.requires_grad_(False), device, dtype)
         if agent.gradient_checkpointing:
             enable_checkpointing(network)
         logprobs = ShardedLogProbs(network, temperature)
         start_logprobs = None
-        if keep_start and agent.lora:  # on the whole copy: nothing to gather
+        if keep_start and agent.lora:  # with the whole copy: nothing to gather
             start_logprobs = without_adapter(model, LogProbs(model, temperature))
-        elif start_frame is not None:
-            sharded = ShardedLogProbs(start_frame, temperature)
+        elif start_network is not None:
+            sharded = ShardedLogProbs(start_network, temperature)
             logprobs.shares &= sharded.shares
             start_logprobs = sharded.__call__
         master = {n: p for n, p in network.model.named_parameters() if p.requires_grad}
@@ -99,13 +98,13 @@ class ShardedRanks(OneRank):
 
     def split(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> list[int]:
         rests = [n - len(p) for n, p in zip(lengths, prompts, strict=True)]
-        return deal_prompts(prompts, rests, self.size, PROMPTS_A_RANK)[self.group.rank]
+        return split_rows(prompts, rests, self.size, MIN_PROMPTS)[self.group.rank]
 
     def gather(self, value: T) -> list[T]:
-        return self.group.exchange(value)
+        return self.group.all_gather(value)
 
     def full(self, tensor: Tensor) -> Tensor:
-        return gathered(tensor)
+        return full_tensor(tensor)
 
     def shard(self, parameter: Tensor, full: Tensor) -> Tensor:
         assert isinstance(parameter, DTensor)
@@ -116,21 +115,26 @@ class ShardedRanks(OneRank):
         )
 
 
-def make_shard(agent: AgentConfig, group: Group, device: str, **settings: Any) -> Policy:
-    """The policy of a rank other than 0."""
-    _use(torch.device(device))
-    own = agent.model_copy(update={"device": device})
-    return Policy(own, device=device, ranks=ShardedRanks(group), **settings)
+def _on_all_ranks(method: str) -> Any:
+    """The method of `Policy`, called on all ranks; returns rank 0's result."""
+
+    def call(self: ShardedPolicy, *arguments: Any) -> Any:
+        with self.group.collective():
+            _set_device(self.device)
+            self.group.broadcast((method, arguments))
+            return getattr(Policy, method)(self, *arguments)
+
+    return call
 
 
 class ShardedPolicy(Policy):
-    """Rank 0's policy. Its public methods run on every rank at once."""
+    """The policy of rank 0. Its public methods run on all ranks."""
 
     def __init__(
         self,
         agent: AgentConfig,
         *,
-        group: Group,
+        group: RankGroup,
         device: str,
         temperature: float,
         beta: float,
@@ -138,129 +142,93 @@ class ShardedPolicy(Policy):
     ) -> None:
         self.group = group
         settings: dict[str, Any] = {"temperature": temperature, "beta": beta, "sampler": sampler}
-        with group.together():
-            group.tell((agent, settings, torch.get_num_threads()))
-            _use(torch.device(device))
+        with group.collective():
+            group.broadcast((agent, settings, torch.get_num_threads()))
+            _set_device(torch.device(device))
             own = agent.model_copy(update={"device": device})
             super().__init__(own, device=device, ranks=ShardedRanks(group), **settings)
-        self.own_sampler = self.sampler
-        self.sampler = GroupSampler(self)
+        self.sampler = RankSampler(group, self.sampler, self.device)
 
-    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        return self.everywhere("score", list(sequences))
-
-    def update(
-        self,
-        samples: Sequence[Sample],
-        loss: Loss,
-        update: Update,
-    ) -> UpdateReport:
-        return self.everywhere("update", list(samples), loss, update)
-
-    def gradient(
-        self,
-        samples: Sequence[Sample],
-        rows: Sequence[int],
-        loss: Loss,
-        update: Update,
-    ) -> dict[str, Tensor]:
-        return self.everywhere("gradient", list(samples), list(rows), loss, update)
-
-    def checkpoint(self, step: int) -> Checkpoint:
-        return self.everywhere("checkpoint", step)
+    score = _on_all_ranks("score")
+    update = _on_all_ranks("update")
+    gradient = _on_all_ranks("gradient")
+    checkpoint = _on_all_ranks("checkpoint")
+    offload = _on_all_ranks("offload")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.check_names(checkpoint)
-        # The others receive names only; the values come in shards, tensor by tensor.
+        # The other ranks receive names only; `shard` sends the values, tensor by tensor.
         moments = {
             key: value if key.startswith("step/") else torch.empty(0)
             for key, value in checkpoint.optimizer.items()
         }
         names = {name: torch.empty(0) for name in checkpoint.model}
-        heard = replace(checkpoint, model=names, optimizer=moments)
-        with self.group.together():
-            _use(self.device)
-            self.group.tell(("restore", (heard,), {}))
+        with self.group.collective():
+            _set_device(self.device)
+            outline = replace(checkpoint, model=names, optimizer=moments)
+            self.group.broadcast(("restore", (outline,)))
             super().restore(checkpoint)
 
-    def offload(self) -> None:
-        self.everywhere("offload")
-
     def close(self) -> None:
-        """Release the followers, if the group still works; it can then hold another policy."""
-        if not self.group.broken:
-            with self.group.together():
-                self.group.tell(None)
-
-    def everywhere(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method on every rank; returns rank 0's result."""
-        with self.group.together():
-            _use(self.device)
-            self.group.tell((method, arguments, named))
-            if method == "sample":
-                return _sample(self.group, self.own_sampler, *arguments)
-            return getattr(super(), method)(*arguments, **named)
+        """End `follow` on the other ranks if they still work; the group can then hold another policy."""
+        if not self.group.failed:
+            with contextlib.suppress(RuntimeError), self.group.collective():
+                self.group.broadcast(None)
 
 
-class GroupSampler:
-    """Rank 0's sampler: every rank writes a share of the replies."""
+class RankSampler:
+    """The sampler of rank 0: every rank samples a part of the replies."""
 
-    def __init__(self, policy: ShardedPolicy) -> None:
-        self.policy = policy
+    def __init__(self, group: RankGroup, own: Any, device: torch.device) -> None:
+        self.group, self.own, self.device = group, own, device
 
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
         """Replies in the order of the requests. Temperature 0 is greedy."""
-        return self.policy.everywhere("sample", list(requests), temperature)
+        with self.group.collective():
+            _set_device(self.device)
+            self.group.broadcast(("sample", (list(requests), temperature)))
+            return _sample(self.group, self.own, requests, temperature)
 
     def weights_changed(self) -> None:
-        self.policy.own_sampler.weights_changed()
+        self.own.weights_changed()
 
 
-def follow(group: Group, device: str) -> None:
-    """Run a rank's part of every call until rank 0 closes its policy. Raises `RunStopped` when rank 0
-    is gone."""
+def follow(group: RankGroup, device: str) -> None:
+    """The loop of a rank other than 0: take part in every call until rank 0 closes its policy. Raises
+    `RunStopped` when rank 0 is gone."""
     try:
-        heard = _hear(group)
-        if heard is None:
+        if (received := group.receive()) is None:
             return
-        agent, settings, threads = heard
+        agent, settings, threads = received
         torch.set_num_threads(threads)
-        policy = make_shard(agent, group, device, **settings)
-        while (heard := _hear(group)) is not None:
-            method, arguments, named = heard
+        _set_device(torch.device(device))
+        own = agent.model_copy(update={"device": device})
+        policy = Policy(own, device=device, ranks=ShardedRanks(group), **settings)
+        while (received := group.receive()) is not None:
+            method, arguments = received
             if method == "sample":
                 _sample(group, policy.sampler, *arguments)
             elif method == "checkpoint":  # take part in the gathers, keep nothing
                 for tensor in (*policy.master.values(), *policy.optimizer_tensors().values()):
                     policy.ranks.full(tensor)
             else:
-                getattr(policy, method)(*arguments, **named)
+                getattr(policy, method)(*arguments)
     except BaseException as error:
-        group.leave_reason(error)
+        group.report_failure(error)
         raise
 
 
 def _sample(
-    group: Group, sampler: Any, requests: Sequence[Request], temperature: float
+    group: RankGroup, sampler: Any, requests: Sequence[Request], temperature: float
 ) -> list[Reply]:
     """Sample this rank's part of the replies; rank 0 gets all of them."""
     prompts, limits = [r.prompt_ids for r in requests], [r.limit for r in requests]
-    hands = deal_prompts(prompts, limits, group.size)
-    mine = [requests[i] for i in hands[group.rank]]
-    return in_order(hands, group.collect(sampler.sample(mine, temperature) if mine else []))
+    parts = split_rows(prompts, limits, group.size)
+    mine = [requests[i] for i in parts[group.rank]]
+    return in_order(parts, group.gather(sampler.sample(mine, temperature) if mine else []))
 
 
-def _hear(group: Group) -> Any:
-    try:
-        return group.hear()
-    except RuntimeError as error:
-        raise RunStopped(
-            f"agent {group.agent!r}, rank {group.rank}: rank 0 of the group is gone, so this rank "
-            "ends, too."
-        ) from error
-
-
-def _use(device: torch.device) -> None:
-    """FSDP works on the current GPU, and agents of one process may have several."""
+def _set_device(device: torch.device) -> None:
+    """Set the current GPU, which FSDP uses: the agents of one process may have different ones."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
