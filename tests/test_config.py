@@ -187,6 +187,13 @@ def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path) -> None:
         load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cup=3"])
 
 
+def test_a_module_of_another_folder_is_not_taken_for_the_config_s(path: Path) -> None:
+    """A module that is already imported, here the standard library's, has the same name."""
+    (path.parent / "json.py").write_text("class Rule: ...\n")
+    with pytest.raises(UserError, match=r"another 'json' was found first .*json/__init__\.py"):
+        load_config(path, ["algorithm.name=json:Rule"])
+
+
 def test_nobody_learns(path: Path) -> None:
     with pytest.raises(UserError, match="none of them learns"):
         load_config(path, ["agents.0.learn=false", "agents.1.learn=false"])

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from hacrl.algorithms import ALGORITHMS, algorithm_class
 from hacrl.errors import UserError
 from hacrl.importing import add_folder
+from hacrl.safe_text import mask
 
 ARMS = "arms"
 """The folder with arm files, beside the config file."""
@@ -142,7 +143,10 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
             if found:
                 return found
         return None
-    return None if old == new else f"{where} is {old!r} there and {new!r} here"
+    if old == new:
+        return None
+    key = where.rpartition(".")[2]
+    return f"{where} is {mask(old, key)!r} there and {mask(new, key)!r} here"
 
 
 # ---------------------------------------------------------------- errors
@@ -161,7 +165,7 @@ def explain(
         elif item["type"] == "missing":
             message = "missing; add it"
         elif not isinstance(item["input"], (dict, list, BaseModel)):
-            message += f" (given: {item['input']!r})"
+            message += f" (given: {mask(item['input'], where)!r})"
         found.append(message if message.startswith(where) else f"{where}: {message}")
     return "; ".join(found)
 

@@ -1,16 +1,64 @@
 """Objects that a config names by an import path, `package.module:object`.
 
 The path may begin with a folder: `/home/me/team/rewards:score` is `score` in /home/me/team/rewards.py.
+
+Training runs such code. Commands that only read (`show`, `samples`, `doctor`, `eval`, `export`,
+`compare --report`) refuse it unless they are called with --trust-code: a run directory or config of
+someone else must be safe to look at.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hacrl.errors import UserError
+from hacrl.errors import UserError, describe
+
+if TYPE_CHECKING:
+    from hacrl.config import AgentConfig
+
+_NO_CODE = "HACRL_NO_CODE"
+"""Environment variable, so that worker processes refuse code too."""
+
+
+class CodeRefused(UserError):
+    """A config names code, and the command does not run it without --trust-code."""
+
+
+@contextmanager
+def code_allowed(trusted: bool) -> Iterator[None]:
+    """Refuse code that a config names inside this block, unless it is trusted."""
+    before = os.environ.pop(_NO_CODE, None)
+    os.environ.update({} if trusted else {_NO_CODE: "1"})
+    try:
+        yield
+    finally:
+        os.environ.pop(_NO_CODE, None)
+        os.environ.update({} if before is None else {_NO_CODE: before})
+
+
+def refuses_code() -> bool:
+    return _NO_CODE in os.environ
+
+
+def check_code(setting: str) -> None:
+    """Raise CodeRefused if the command does not run code of a config."""
+    if refuses_code():
+        raise CodeRefused(
+            f"{setting} names code, which this command does not run. If you trust it, add --trust-code"
+        )
+
+
+def remote_code(agent: AgentConfig) -> bool:
+    """The agent's `trust_remote_code`; CodeRefused if it is true and the command runs no code."""
+    if agent.trust_remote_code:
+        check_code(f"agent {agent.name!r}: trust_remote_code = true")
+    return agent.trust_remote_code
 
 
 def add_folder(path: str, base: Path) -> str:
@@ -37,17 +85,22 @@ def import_object(path: str, field: str) -> Any:
     module_name, _, name = rest.partition(":")
     if not module_name or not name:
         raise UserError(f"{field} = {path!r} is not an import path 'package.module:object'.")
-    if (folder := folder or str(Path.cwd())) not in sys.path:
-        sys.path.append(folder)
+    if not path.startswith("hacrl."):
+        check_code(f"{field} = {path!r}")
+    if (place := folder or str(Path.cwd())) not in sys.path:
+        sys.path.append(place)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # a user's module may raise anything
         raise UserError(
-            f"{field} = {path!r}: cannot import {module_name!r} ({error}). Install it, or put it into "
-            "the folder of the config file."
+            f"{field} = {path!r}: cannot import {module_name!r} ({describe(error)}). Install it, or "
+            "put it into the folder of the config file."
         ) from error
-    if not hasattr(module, name):
+    file = getattr(module, "__file__", None) or ""
+    if folder and not Path(file).resolve().is_relative_to(Path(folder).resolve()):
         raise UserError(
-            f"{field} = {path!r}: module {module_name!r} ({module.__file__}) has no {name!r}."
+            f"{field} = {path!r}: another {module_name!r} was found first ({file}). Rename the module."
         )
+    if not hasattr(module, name):
+        raise UserError(f"{field} = {path!r}: module {module_name!r} ({file}) has no {name!r}.")
     return getattr(module, name)

@@ -15,7 +15,7 @@ from hacrl.algorithms.naive import Naive
 from hacrl.algorithms.overlap import Overlap
 from hacrl.algorithms.sgt import Sgt
 from hacrl.errors import UserError
-from hacrl.importing import import_object
+from hacrl.importing import import_object, refuses_code
 
 __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSettings", "Needs", "Step", "make_algorithm"]
 
@@ -50,11 +50,17 @@ def algorithm_class(name: str) -> type[Algorithm]:
     return found
 
 
+class UnreadSettings(AlgorithmSettings, extra="allow"):
+    """Settings of an algorithm that a reading command does not import. They are not validated."""
+
+
 def make_settings(name: str = "hacpo", **values: Any) -> AlgorithmSettings:
     """Validate the settings of an algorithm.
 
     Example: make_settings("f-tis", tis_cap=3.0)
     """
+    if ":" in str(name) and refuses_code():
+        return UnreadSettings(name=name, **values)
     return algorithm_class(name).Settings(name=name, **values)
 
 

@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from hacrl.plain_console import PlainConsole
+from hacrl.safe_text import printable
+
 if TYPE_CHECKING:
     from hacrl.config import Config
     from hacrl.store.rundir import RunDirectory
@@ -26,7 +29,7 @@ class ProgressLine:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or PlainConsole(stderr=True)
         self._steps = self._first = self._done = 0
         self._first_done = self._last_done = 0.0
         self._last_line = float("-inf")
@@ -99,7 +102,7 @@ class ProgressLine:
         return f"{timedelta(seconds=max(0, round(seconds)))} left"
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def rewards_text(rows: Sequence[Mapping[str, Any]]) -> str:

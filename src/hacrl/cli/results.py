@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hacrl.cli.terminal import Best, Checkpoint, Overrides, Run, errors_as_messages, note
+from hacrl.cli.terminal import (
+    Best,
+    Checkpoint,
+    Json,
+    Overrides,
+    Run,
+    TrustCode,
+    errors_as_messages,
+    note,
+    print_json,
+)
 from hacrl.errors import UserError
 
 commands = typer.Typer()
@@ -17,22 +28,27 @@ commands = typer.Typer()
 def show(
     run: Run,
     png: Annotated[Path | None, typer.Option(help="Also write the curves to this file.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Show the results and curves of RUN."""
-    with errors_as_messages():
+    with errors_as_messages(trust_code=False):
         from hacrl.store.rundir import RunDirectory
+        from hacrl.study.inspect.summary import as_json as summary_json
         from hacrl.study.inspect.summary import summarise
         from hacrl.study.plots import reward_lines, write_png
         from hacrl.study.tables import console, notes_text, summary_table
 
         summary = summarise(RunDirectory.open(run))
         out = console()
-        out.print(summary_table(summary))
-        out.print(reward_lines(summary))
-        out.print(notes_text(summary))
+        if as_json:
+            print_json(summary_json(summary))
+        else:
+            out.print(summary_table(summary))
+            out.print(reward_lines(summary))
+            out.print(notes_text(summary))
         if png is not None:
             write_png(summary, png)
-            typer.echo(f"curves: {png}")
+            note(f"curves: {png}")
 
 
 @commands.command()
@@ -43,24 +59,25 @@ def samples(
         str | None, typer.Option(help="Show advantages and weights of this learner.")
     ] = None,
     problem: Annotated[str | None, typer.Option(help="Only the problem with this id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 48,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows (default: 48; JSON: all).")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten replies.")] = False,
+    as_json: Json = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Show training rollouts of RUN with reward, ratio, advantage, weight, and whether used."""
-    with errors_as_messages():
+    with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
-        from hacrl.study.inspect.samples import print_samples
+        from hacrl.study.inspect.samples import as_json as samples_json
+        from hacrl.study.inspect.samples import find_samples, print_samples
         from hacrl.study.tables import console
 
-        print_samples(
-            console(),
-            RunDirectory.open(run),
-            step=step,
-            agent=agent,
-            problem=problem,
-            limit=limit,
-            full=full,
-        )
+        found = find_samples(RunDirectory.open(run), step, agent, problem, note)
+        if as_json:
+            print_json(samples_json(found)[:limit])
+        else:
+            print_samples(console(), found, limit or 48, full)
 
 
 @commands.command("eval")
@@ -93,10 +110,13 @@ def evaluate(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="benchmarks: maximum reply length.")
     ] = 8196,
+    as_json: Json = False,
+    trust_code: TrustCode = False,
     suite: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Evaluate the agents of a run, or a model, on held-out problems or on benchmarks."""
-    with errors_as_messages():
+    # A config on the command line is the user's own, like that of `train`.
+    with errors_as_messages(trust_code=trust_code or config is not None):
         if suite is not None:
             raise UserError(
                 f"--suite is now --benchmarks: write --benchmarks {benchmarks or suite}"
@@ -110,7 +130,8 @@ def evaluate(
             results, folder = evaluate_held_out(
                 target, overrides or [], config=config, out=out, **chosen
             )
-            console().print(evaluation_table(results))
+            show = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
+            print_json(show) if as_json else console().print(evaluation_table(results))
         else:
             from hacrl.study.benchmarks.results import summary_table
             from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
@@ -119,8 +140,8 @@ def evaluate(
             summary, folder = evaluate_target(
                 target, overrides or [], benchmarks, data, out, settings, **chosen
             )
-            console().print(summary_table(summary))
-        typer.echo(f"replies: {folder}")
+            print_json(asdict(summary)) if as_json else console().print(summary_table(summary))
+        note(f"replies: {folder}")
 
 
 def _numbers(text: str) -> dict[str, int]:
@@ -141,9 +162,10 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
     step: Checkpoint = None,
     best: Best = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Write AGENT as a model folder that transformers can load."""
-    with errors_as_messages():
+    with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.evaluation import export_agent
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hacrl.cli.terminal import Overrides, errors_as_messages, note
+from hacrl.cli.terminal import Overrides, TrustCode, errors_as_messages, note
 from hacrl.errors import UserError
 
 commands = typer.Typer()
@@ -21,9 +21,10 @@ def doctor(
         Path | None, typer.Argument(metavar="[CONFIG]", help="Config to check (TOML).")
     ] = None,
     overrides: Overrides = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Show what is installed and which devices exist, and check that CONFIG can run here."""
-    with errors_as_messages():
+    with errors_as_messages(trust_code=trust_code):
         from hacrl.config import load_config
         from hacrl.study.doctor.doctor import print_config, print_installation
         from hacrl.study.tables import console

@@ -1,18 +1,21 @@
-"""Errors, hints and arguments that several commands use."""
+"""Errors, hints, arguments and JSON that several commands use."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hacrl.errors import exit_code, explain
+from hacrl.importing import code_allowed
+from hacrl.safe_text import mask_text, printable
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `hacrl train`.")]
 Overrides = Annotated[
@@ -26,16 +29,24 @@ Best = Annotated[
     bool, typer.Option("--best", help="Use the checkpoint with the best held-out accuracy.")
 ]
 
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run code that the config names, e.g. a reward function."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
 
 @contextmanager
-def errors_as_messages(run: Path | None = None) -> Iterator[None]:
+def errors_as_messages(run: Path | None = None, trust_code: bool = True) -> Iterator[None]:
     """Turn an error into one message on standard error and an exit code.
 
     `run` is the directory that the command writes; after Ctrl-C the message says how to resume it.
+    Without `trust_code` the command runs no code that a config names (importing.py).
     An error that `explain` does not know is a bug in hacrl and keeps its traceback.
     """
     try:
-        yield
+        with code_allowed(trust_code):
+            yield
     except KeyboardInterrupt as error:
         started = run is not None and (run / "config.toml").is_file()
         note(f"stopped; continue with `{program()} resume {run}`" if started else "stopped")
@@ -60,5 +71,11 @@ def program() -> str:
 
 
 def note(text: str) -> None:
-    """Print one line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a message on standard error, without secrets and control characters."""
+    print(printable(mask_text(text)), file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print plain data on standard output. Numbers that are not finite become null."""
+    finite = json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
+    print(json.dumps(finite, indent=1))

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hacrl.cli.terminal import Overrides, Run, errors_as_messages, program
+from hacrl.cli.terminal import (
+    Json,
+    Overrides,
+    Run,
+    TrustCode,
+    errors_as_messages,
+    print_json,
+    program,
+)
 from hacrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,9 +98,11 @@ def compare(
         bool,
         typer.Option("--report", help="Do not train; build the report from finished runs."),
     ] = False,
+    as_json: Json = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train every arm, team and seed of SUITE that is not finished, and report the differences."""
-    with errors_as_messages():
+    with errors_as_messages(trust_code=trust_code or not report):
         from hacrl.study.compare import compare as run_suite
 
         folder = out or Path("runs") / "compare" / suite.stem
@@ -100,7 +110,12 @@ def compare(
         results = run_suite(
             suite, folder, overrides or [], parallel, arms, against, report_only=report
         )
-        _print_results(results, folder, against)
+        if as_json:
+            from hacrl.study.compare.report import as_json as results_json
+
+            print_json(results_json(results))
+        else:
+            _print_results(results, folder, against)
 
 
 def _print_results(results: Results, out: Path, against: str = "") -> None:

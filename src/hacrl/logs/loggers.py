@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from hacrl.config import Config
 from hacrl.errors import UserError
+from hacrl.safe_text import mask
 from hacrl.store.rundir import RunDirectory
 
 
@@ -56,7 +57,7 @@ class WeightsAndBiases:
             project=config.log.wandb,
             name=run.path.name,
             dir=str(run.path),
-            config=config.model_dump(mode="json"),
+            config=mask(config.model_dump(mode="json")),
             resume="allow",
             id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
         )

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError, first_line
+from hacrl.importing import remote_code
 from hacrl.pocket import pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 
@@ -73,7 +74,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
 def load_model(source: str, agent: AgentConfig) -> Any:
     """The model in float32 on the CPU; the policy moves and casts it."""
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code(agent))
         for name, value in list(vars(config).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(config, name, 0.0)  # sampler and trainer must be the same function
@@ -82,7 +83,7 @@ def load_model(source: str, agent: AgentConfig) -> Any:
             config=config,
             dtype=torch.float32,
             attn_implementation=agent.attention,
-            trust_remote_code=agent.trust_remote_code,
+            trust_remote_code=remote_code(agent),
             use_safetensors=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -121,7 +122,7 @@ def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 def load_renderer(source: str, agent: AgentConfig, model: Any) -> Renderer:
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     try:
-        tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
+        tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
         return Renderer(tokenizer, settings, end_tokens(model, tokenizer))
     except UserError as error:
         raise UserError(f"agent {agent.name!r}: {error}") from error

@@ -13,27 +13,29 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from hacrl.errors import UserError
+from hacrl.safe_text import has_secret
 
 _NEW = ".tmp-"  # unfinished, or being removed
 _OLD = ".old-"  # a complete folder, set aside while its replacement takes its name
 _STEP = re.compile(r"step-(\d{6,})")
 
 
-def write_atomic(path: Path, data: bytes | str, replace: bool = True) -> None:
+def write_atomic(path: Path, data: bytes | str, replace: bool = True, mode: int = 0o666) -> None:
     """Write `data` to `path`, replacing an existing file.
 
     With replace=False an existing file raises FileExistsError: if several processes try, one
-    succeeds. That needs a file system with hard links, but no file locks.
+    succeeds. That needs a file system with hard links, but no file locks. The umask reduces `mode`.
     """
     new = _beside(path, _NEW)
     try:
         with full_disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(new, "xb") as file:
+            with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -41,6 +43,11 @@ def write_atomic(path: Path, data: bytes | str, replace: bool = True) -> None:
             _sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
+
+
+def write_config(path: Path, text: str) -> None:
+    """Write the text of a config; only the owner can read it if it holds a secret."""
+    write_atomic(path, text, mode=0o600 if has_secret(text) else 0o666)
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from hacrl.config import Config, dump_config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.store.files import append_line, sweep, write_atomic
+from hacrl.store.files import append_line, sweep, write_atomic, write_config
 from hacrl.store.reader import LAYOUT, RunReader
 from hacrl.types import Sample
 
@@ -60,7 +60,7 @@ class RunDirectory(RunReader):
             )
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(run.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
-        write_atomic(run.config_path, dump_config(config))
+        write_config(run.config_path, dump_config(config))
         return run
 
     def forget_if_not_begun(self) -> None:
@@ -85,7 +85,7 @@ class RunDirectory(RunReader):
             yield
 
     def set_config(self, config: Config) -> None:
-        write_atomic(self.config_path, dump_config(config))
+        write_config(self.config_path, dump_config(config))
 
     def add_metrics(self, rows: Iterable[Row]) -> None:
         """Append rows to metrics.jsonl. Numbers that are not finite become null."""

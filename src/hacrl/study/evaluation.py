@@ -194,6 +194,7 @@ def evaluate_held_out(
     problems = make_task(settings.task, settings.seed, base).held_out(count)
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
+        verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
         for candidate in found:
             name = candidate.agent.name
             report(f"{name}: {len(problems)} problems x {settings.evaluation.samples} replies")

@@ -11,6 +11,7 @@ from rich.measure import measure_renderables
 from rich.table import Column, Table
 from rich.text import Text
 
+from hacrl.plain_console import PlainConsole
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
@@ -24,8 +25,8 @@ TEXT_WIDTH = 20
 
 def console() -> Console:
     """Standard output for tables."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=max(made.width, NARROWEST))
+    made = PlainConsole()
+    return made if made.is_terminal else PlainConsole(width=max(made.width, NARROWEST))
 
 
 class PlainTable(Table):

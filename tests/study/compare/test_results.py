@@ -188,6 +188,17 @@ def test_html_is_escaped_and_paths_in_markdown_are_relative() -> None:
     assert "(../../runs/pair/team/seed-2)" in render(found, "md", "../../")
 
 
+def test_secrets_do_not_reach_the_reports() -> None:
+    """FAULTS D12: `compare ... pool.url=...:secret@` wrote the password into reports."""
+    found = results(*seeds("alone", 0, 0), *seeds("team", 1, 2))
+    changes = ("sampler.options.api_key=hunter2", "task.train=https://me:hunter2@host/data")
+    found = replace(found, changes=changes)
+    found.suite.arms[0].overrides.append("sampler.options.api_key=hunter2")
+    texts = [render(found, "html"), render(found, "md"), json.dumps(as_json(found))]
+    for text in texts:
+        assert "hunter2" not in text and "https://***@host/data" in text
+
+
 def test_metrics_are_means_over_steps() -> None:
     """Effective fraction 6/12 and 2/8: mean 0.375. Null values do not count; other metrics are not
     shown."""

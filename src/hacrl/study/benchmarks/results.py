@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import Template
 from pydantic import TypeAdapter
-from rich.markup import escape
 from rich.table import Table
 
 from hacrl.errors import UserError
@@ -141,7 +140,7 @@ def summary_table(summary: Summary) -> Table:
     for name in ("figure", "problems", *summary.agents):
         table.add_column(name, justify="right")
     for line in _headlines(summary):
-        table.add_row(*map(escape, line))
+        table.add_row(*line)
     return table
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hacrl.errors import UserError
-from hacrl.store.files import write_atomic
+from hacrl.store.files import write_config
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import load_suite, make_runs
 
@@ -54,7 +54,7 @@ def compare(
     wanted = [run for run in runs if not only or run.arm in only]
     failed: list[Failed] = []
     if not report_only:
-        write_atomic(out / "suite.toml", path.read_bytes())
+        write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
         failed = train_runs(wanted, parallel or suite.parallel)
     if not any(run.finished for run in runs):
         raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())

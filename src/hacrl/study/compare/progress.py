@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from hacrl.plain_console import PlainConsole
 from hacrl.study.compare.suite import Run
 
 LINE_EVERY = 30.0
@@ -21,7 +21,7 @@ class SuiteProgress:
     """Measures work in rollouts, which take most of the time and differ between arms."""
 
     def __init__(self, runs: Sequence[Run], waiting: Sequence[Run], parallel: int) -> None:
-        self.console = Console(stderr=True)
+        self.console = PlainConsole(stderr=True)
         self.runs, self.parallel = runs, parallel
         self._finished = len(runs) - len(waiting)
         self._total = {run.name: _rollouts(run) * run.config.steps for run in waiting}
@@ -94,7 +94,7 @@ class SuiteProgress:
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, soft_wrap=True)
 
 
 def _rollouts(run: Run) -> int:

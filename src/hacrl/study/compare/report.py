@@ -19,6 +19,7 @@ import rich.table
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hacrl.logs.warnings import NEARLY_NONE
+from hacrl.safe_text import mask_override
 from hacrl.statistics import LEVEL, Estimate
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.budget import RULES
@@ -45,7 +46,7 @@ def as_json(results: Results) -> dict[str, Any]:
     suite = results.suite
     values = {
         "suite": suite.path.name,
-        "changes": results.changes,
+        "changes": [*map(mask_override, results.changes)],
         "budget": suite.budget,
         "rule": RULES[suite.budget],
         "reference": results.reference,
@@ -79,6 +80,7 @@ def render(results: Results, form: str, up: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["mask"] = mask_override
     checked = [(row, row.theory) for row in results.rows if row.theory]
     agents = results.by_agent().values() if form == "html" else []
     text = environment.get_template(f"report.{form}.j2").render(

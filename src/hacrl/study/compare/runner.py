@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hacrl.config import dump_config
 from hacrl.errors import EXIT_OUT_OF_MEMORY
-from hacrl.store.files import read_whole_lines, write_atomic
+from hacrl.store.files import read_whole_lines, write_config
 from hacrl.study.compare.progress import SuiteProgress
 from hacrl.study.compare.suite import Run
 from hacrl.verify.settings import CORES, usable_cores
@@ -139,5 +139,5 @@ def _command(run: Run) -> list[str]:
     if run.reader.config_path.is_file():
         return ["resume", str(run.folder)]
     path = run.folder.with_suffix(".toml")
-    write_atomic(path, dump_config(run.config))
+    write_config(path, dump_config(run.config))
     return ["train", str(path), "--run", str(run.folder)]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hacrl.config import AgentConfig
+from hacrl.importing import remote_code
 from hacrl.policy.attention import Rule, Switch, doing
 from hacrl.policy.fuse import ROTARY, WORTH_COMPILING, LearningFusion
 
@@ -55,13 +56,13 @@ def measure(
     from hacrl.policy.lora import add_adapter
 
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=agent.trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code(agent))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config,
                 dtype=dtype,
                 attn_implementation="sdpa",
-                trust_remote_code=agent.trust_remote_code,
+                trust_remote_code=remote_code(agent),
             ).eval()
             if agent.lora:
                 model = add_adapter(model, agent.lora).to(dtype)

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from hacrl import __version__
 from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
+from hacrl.importing import CodeRefused, remote_code
 from hacrl.policy.load import choose_device, model_source
 from hacrl.store.reader import RunReader
 from hacrl.study.doctor.memory import Need, device_peak, estimate_need, memory_of, size_text
@@ -55,7 +56,8 @@ class Finding:
     Example: Finding(False, "agent wren", "the model folder /x does not exist. Give ...")
     """
 
-    good: bool
+    good: bool | None
+    """None: not checked, because the check would run code that the config names."""
     what: str
     detail: str
 
@@ -75,7 +77,7 @@ def print_installation(console: Console) -> None:
         table.add_column(name, no_wrap=True)
     for extra, (package, purpose) in EXTRAS.items():
         state = _version(package) or f"no: pip install 'hacrl[{extra}]'"
-        table.add_row(extra, package, escape(state), purpose)
+        table.add_row(extra, package, state, purpose)
     console.print(table)
 
 
@@ -90,12 +92,12 @@ def _version(package: str) -> str:
 def print_config(console: Console, config: Config) -> list[Finding]:
     """Print the checks of a config and the plan of a step. Returns the checks that failed."""
     findings = list(check(config))
-    console.print("\n[bold]checks of the config[/bold]")
+    console.print("\nchecks of the config", style="bold")
+    marks = {True: ("ok", "green"), False: ("no", "red"), None: ("--", "yellow")}
     for finding in findings:
-        mark = "[green]ok[/green]  " if finding.good else "[red]no[/red]  "
-        console.print(f"{mark}{escape(finding.what)}: {escape(finding.detail)}", highlight=False)
+        console.print(Text(*marks[finding.good]), f" {finding.what}: {finding.detail}")
     _print_plan(console, config)
-    return [f for f in findings if not f.good]
+    return [f for f in findings if f.good is False]
 
 
 def check(config: Config) -> Iterator[Finding]:
@@ -120,6 +122,8 @@ def check(config: Config) -> Iterator[Finding]:
 def _try(what: str, call: Callable[[], str]) -> Finding:
     try:
         return Finding(True, what, call())
+    except CodeRefused as error:
+        return Finding(None, what, f"not checked: {error}")
     except (UserError, ImportError) as error:
         return Finding(False, what, str(error))
 
@@ -162,7 +166,7 @@ def _agent(agent: AgentConfig) -> str:
         return f"{source} is a hub name: it is downloaded when the run starts"
     if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
-    tokenizer = load_tokenizer(source, trust_remote_code=agent.trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
     return f"{source}, vocabulary of {len(tokenizer):,} tokens"
@@ -217,7 +221,9 @@ def _need(config: Config, agent: AgentConfig) -> Need | None:
 
 def _print_plan(console: Console, config: Config) -> None:
     """Print updates, floors and memory of every agent."""
-    algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
+    algorithm = None
+    with suppress(CodeRefused):
+        algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
     table = plain_table("\none step of each agent")
     table.caption = (
         "memory with sequences of maximum length; optimizer: master, moments, start weights"
@@ -227,13 +233,15 @@ def _print_plan(console: Console, config: Config) -> None:
     for name in (*names, "an update", "KV cache"):
         table.add_column(name, justify="right")
     for agent in config.agents:
-        plan = plan_of(config, agent, algorithm) if agent.learns else None
+        plan = plan_of(config, agent, algorithm) if algorithm and agent.learns else None
         sizes = ["-"] * 5
         if need := _need(config, agent):
             memory = (need.weights, need.offloadable, need.learning, need.cache)
             sizes = [f"{need.parameters:,}", *(size_text(x) if x else "-" for x in memory)]
         rollouts = 0 if agent.replay else config.prompts_per_step * config.samples_of(agent)
-        table.add_row(agent.name, f"{rollouts:,}", *plan_texts(plan), *sizes)
+        table.add_row(
+            agent.name, f"{rollouts:,}", *(plan_texts(plan) if algorithm else "--"), *sizes
+        )
     console.print(table)
 
 

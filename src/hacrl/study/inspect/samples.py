@@ -7,11 +7,11 @@ for people and from 0 in files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from hacrl.config import Config
@@ -19,45 +19,84 @@ from hacrl.errors import UserError
 from hacrl.store.pool import Pool
 from hacrl.store.reader import RunReader
 from hacrl.study.tables import plain_table
-from hacrl.types import Problem, Trajectory
+from hacrl.types import Group, Problem, Trajectory
 
 
-def print_samples(
-    console: Console,
+@dataclass(frozen=True)
+class StepSamples:
+    """The rollouts of one step, and what each learner's updates did with them."""
+
+    step: int
+    """From 0."""
+    groups: Sequence[Group]
+    learners: Mapping[str, Mapping[tuple[str, str, int], Mapping[str, Any]]]
+    """Learner -> (problem, author, index) -> the row of the sample."""
+    problems: Mapping[str, Problem]
+    """Empty if the task's data cannot be read."""
+
+
+def find_samples(
     run: RunReader,
-    *,
     step: int | None,
     agent: str | None,
     problem: str | None,
-    limit: int,
-    full: bool = False,
-) -> None:
-    """Print one table per problem and learner, up to `limit` rows. `step` counts from 1."""
+    report: Callable[[str], None],
+) -> StepSamples:
+    """The rollouts of a step (counted from 1; default: the last), of one learner or problem."""
     config = run.config()
     at = _stored_step(run, step)
-    learners = _learners(config, agent)
-    samples = {
+    learners = {
         name: {(r["problem"], r["source"], r["index"]): r for r in run.sample_rows(at, name)}
-        for name in learners
+        for name in _learners(config, agent)
     }
     groups = Pool(run.pool_path, read_only=True).snapshot(at).groups
     chosen = [group for group in groups if problem in (None, group.problem_id)]
     if not chosen:
         ids = ", ".join(group.problem_id for group in groups[:3])
         raise UserError(f"--problem {problem!r} is not a problem of step {at + 1}, e.g. {ids}")
-    problems = _problems(config, run, at)
+    return StepSamples(at, chosen, learners, _problems(config, run, at, report))
+
+
+def print_samples(console: Console, found: StepSamples, limit: int, full: bool = False) -> None:
+    """Print one table per problem and learner, up to `limit` rows."""
     shown = 0
-    for group in chosen:
-        for name in learners:
+    for group in found.groups:
+        for name, samples in found.learners.items():
             if shown >= limit:
                 console.print(f"... more with --limit (now {limit}), --problem, --agent or --step")
                 return
-            table = plain_table(f"step {at + 1}, problem {group.problem_id}, learner {name}")
-            table.caption = _question(problems.get(group.problem_id), full)
+            table = plain_table(
+                f"step {found.step + 1}, problem {group.problem_id}, learner {name}"
+            )
+            table.caption = _question(found.problems.get(group.problem_id), full)
             replies = group.trajectories[: limit - shown]
-            console.print(_fill(table, replies, samples[name], full))
+            console.print(_fill(table, replies, samples, full))
             console.print()
             shown += len(group.trajectories)
+
+
+def as_json(found: StepSamples) -> list[dict[str, Any]]:
+    """One row per rollout, for `hacrl samples --json`; `learners` has the row of each learner."""
+    return [
+        {
+            "step": found.step + 1,
+            "problem": t.problem_id,
+            "question": p.messages[-1].content if (p := found.problems.get(t.problem_id)) else None,
+            "answer": p.answer if p else None,
+            "author": t.agent,
+            "index": t.index,
+            "status": t.verdict.status.value if t.verdict else None,
+            "reward": t.reward if t.judged else None,
+            "tokens": t.num_tokens,
+            "text": t.begun + t.text,
+            "learners": {
+                name: rows.get((t.problem_id, t.agent, t.index))
+                for name, rows in found.learners.items()
+            },
+        }
+        for group in found.groups
+        for t in group.trajectories
+    ]
 
 
 def _stored_step(run: RunReader, step: int | None) -> int:
@@ -83,14 +122,17 @@ def _learners(config: Config, agent: str | None) -> list[str]:
     raise UserError(f"--agent {agent!r} {reason}; the learners are {', '.join(learners)}")
 
 
-def _problems(config: Config, run: RunReader, step: int) -> dict[str, Problem]:
-    """The step's problems by id; empty if the task's data cannot be read."""
+def _problems(
+    config: Config, run: RunReader, step: int, report: Callable[[str], None]
+) -> dict[str, Problem]:
+    """The step's problems by id; empty, with a note, if the task's data cannot be read."""
     from hacrl.tasks import make_task
 
     try:
         task = make_task(config.task, config.seed, run.path)
         return {p.id: p for p in task.batch(step, config.prompts_per_step)}
-    except UserError:
+    except UserError as error:
+        report(f"questions are not shown: {error}")
         return {}
 
 
@@ -98,7 +140,7 @@ def _question(problem: Problem | None, full: bool) -> str | None:
     if problem is None:
         return None
     question = one_line(problem.messages[-1].content)
-    return escape(f"question: {question if full else question[:200]}   answer: {problem.answer}")
+    return f"question: {question if full else question[:200]}   answer: {problem.answer}"
 
 
 def _fill(
@@ -125,7 +167,7 @@ def _fill(
             "-" if t.verdict is None else f"{t.reward:g}" if t.judged else t.verdict.status.value
         )
         reply = t.begun + t.text
-        text = _printable(reply if full else one_line(reply))
+        text = reply if full else one_line(reply)
         table.add_row(t.agent, str(t.index), reward, str(t.num_tokens), *numbers, text)
     return table
 
@@ -133,8 +175,3 @@ def _fill(
 def one_line(text: str) -> str:
     """The text with line breaks shown as ⏎."""
     return " ⏎ ".join(text.splitlines())
-
-
-def _printable(text: str) -> str:
-    """Escape rich markup and replace control characters."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "·" for c in text))

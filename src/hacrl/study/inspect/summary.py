@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -112,6 +112,14 @@ def summarise(run: RunReader) -> RunSummary:
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done, checks = run.steps_done(), _checks(run, config)
     return RunSummary(run.path, config, done, state, agents, checks, notes)
+
+
+def as_json(summary: RunSummary) -> dict[str, Any]:
+    """All figures as plain data, for `hacrl show --json`."""
+    config = summary.config
+    plain = asdict(summary) | {"path": str(summary.path), "steps": config.steps}
+    del plain["config"]
+    return plain | {"algorithm": config.algorithm.name}
 
 
 def _checks(run: RunReader, config: Config) -> Checks | None:
