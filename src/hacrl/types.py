@@ -255,6 +255,8 @@ class Snapshot:
     step: int
     members: tuple[str, ...]
     groups: tuple[Group, ...]
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """(agent, reason) of every published row that is no trajectory of this agent and step."""
 
 
 @dataclass(frozen=True)

@@ -193,13 +193,16 @@ def test_every_changed_or_missing_byte_is_noticed(pool, stored):
     assert unnoticed < 10
 
 
-def test_a_batch_from_elsewhere_is_refused(pool, stored):
-    """Its digest is right, its agent is not."""
+def test_rows_of_another_agent_are_left_out(pool, stored):
+    """The digest is right, the agent is not."""
     os.rename(stored.parent, stored.parent.with_name("bee"))
     record = stored.parents[1] / "snapshot.json"
     record.write_text(record.read_text().replace('"ant"', '"bee"'))
-    with pytest.raises(UserError, match=r"row of step 3 and agent 'ant'"):
-        pool.snapshot(3)
+    snapshot = pool.snapshot(3)
+    assert snapshot.groups == ()
+    assert snapshot.unreadable == (("bee", "line 1: is of step 4 and agent 'ant'"),)
+    reasons: list[str] = []
+    assert list(pool.rows(report=reasons.append)) == [] and len(reasons) == 1
 
 
 @pytest.mark.parametrize(

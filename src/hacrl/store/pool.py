@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,25 +125,40 @@ class Pool:
     def snapshot(self, step: int) -> Snapshot:
         """Read a closed step and verify every batch.
 
-        Groups are ordered by problem id, their trajectories by agent and index.
+        Groups are ordered by problem id, their trajectories by agent and index. Rows that an agent
+        published in another form are left out and listed in `unreadable`.
         """
         batches = self._record(step).batches
-        rows = [row for agent in batches for row in self._read(step, agent, batches[agent])]
+        rows: list[Trajectory] = []
+        unreadable: list[tuple[str, str]] = []
+        for agent, digest in batches.items():
+            found, reasons = self._read(step, agent, digest)
+            rows += found
+            unreadable += [(agent, reason) for reason in reasons]
         groups: dict[str, list[Trajectory]] = {}
         for row in sorted(rows, key=lambda t: (t.problem_id, t.agent, t.index)):
             groups.setdefault(row.problem_id, []).append(row)
-        found = (Group(name, group[0].task, tuple(group)) for name, group in groups.items())
-        return Snapshot(step, tuple(batches), tuple(found))
+        made = (Group(name, group[0].task, tuple(group)) for name, group in groups.items())
+        return Snapshot(step, tuple(batches), tuple(made), tuple(unreadable))
 
-    def rows(self, agent: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
+    def rows(
+        self,
+        agent: str | None = None,
+        step: int | None = None,
+        report: Callable[[str], None] = lambda reason: None,
+    ) -> Iterator[Trajectory]:
         """Yield everything published, in any step or by any agent unless one is given.
 
         Ordered by step, agent, problem id and index. Includes batches outside of snapshots.
+        `report` is called with the reason for each row that cannot be read.
         """
         for at in steps_in(self.folder) if step is None else [step]:
             for name in self.arrived(at):
                 if agent in (None, name):
-                    yield from self._read(at, name, _digest(self._step(at) / name))
+                    found, reasons = self._read(at, name, _digest(self._step(at) / name))
+                    for reason in reasons:
+                        report(reason)
+                    yield from found
 
     def _step(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
@@ -160,8 +175,9 @@ class Pool:
             raise changed(path, f"field step: {record.step}, expected {step}")
         return record
 
-    def _read(self, step: int, agent: str, digest: str) -> list[Trajectory]:
-        """Verify the digest of a batch and return its trajectories."""
+    def _read(self, step: int, agent: str, digest: str) -> tuple[list[Trajectory], list[str]]:
+        """Verify the digest of a batch. Return its trajectories, and the reasons why further rows are
+        none: a row that an agent published in a wrong form must not stop the other agents."""
         path = self._step(step) / agent / f"{digest}.jsonl.gz"
         try:
             lines = gzip.decompress(path.read_bytes())
@@ -171,11 +187,16 @@ class Pool:
             raise changed(path, f"not a complete gzip file ({error})") from error
         if (found := hashlib.sha256(lines).hexdigest()) != digest:
             raise changed(path, f"the sha256 of its lines is {found}")
-        rows = list(TRAJECTORY.decode_lines(path, lines.split(b"\n")[:-1]))
-        for row in rows:
-            if (row.step, row.agent) != (step, agent):
-                raise changed(path, f"holds a row of step {row.step} and agent {row.agent!r}")
-        return rows
+        rows, unreadable = [], []
+        for number, line in enumerate(lines.splitlines(), start=1):
+            try:
+                row = TRAJECTORY.decode(line)
+                if (row.step, row.agent) != (step, agent):
+                    raise CodecError(f"is of step {row.step + 1} and agent {row.agent!r}")
+                rows.append(row)
+            except CodecError as error:
+                unreadable.append(f"line {number}: {error}"[:200])
+        return rows, unreadable
 
 
 def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:

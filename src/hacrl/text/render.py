@@ -224,9 +224,16 @@ class Renderer:
 
     def texts(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[str, bool]]:
         """`text` for many (prompt ids, reply ids) at once, which is much faster."""
-        return self._coder.texts(
-            (p, r[:-1] if r and r[-1] in self.end_ids else r) for p, r in pairs
-        )
+        return self.whole_texts((p, r[:-1] if r and r[-1] in self.end_ids else r) for p, r in pairs)
+
+    def whole_texts(
+        self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[str, bool]]:
+        """`texts` of replies without their end token: a control token is not shareable anywhere."""
+        return self._coder.texts(pairs)
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in self._coder.control
 
     def continuation(self, prompt_ids: Sequence[int], text: str) -> Ids | None:
         """The ids of a peer's text after this prompt; None if the rendering law cannot be kept."""

@@ -8,6 +8,7 @@ loop.py decides when they run, an executor (local.py, cluster/executor.py) in wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,10 @@ from hacrl.store.journal import Journal
 from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
-from hacrl.training.samples import SampleLimits, make_samples
+from hacrl.training.samples import DropReason, SampleLimits, make_samples
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
+from hacrl.training.validate import Checker, Invalid
 from hacrl.types import Rollout, Sample, Sampling, Snapshot, Update
 
 if TYPE_CHECKING:
@@ -54,9 +56,16 @@ class Agent:
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         settings = config.algorithm
         self.capability = CapabilityHistory(
-            self.pool.snapshot,
+            lambda step: self._snapshot(step)[0],
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
+        self.checker = Checker(
+            config,
+            self.verifier.label,
+            self.verifier.reward_range,
+            policy.renderer if self.algorithm.needs.include("tokens") else None,
+        )
+        self._noted: set[str] = set()
         self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
@@ -112,7 +121,7 @@ class Agent:
         needs = self.algorithm.needs
         with self.clock("samples"), paused_gc():
             own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
-            snapshot = self.pool.snapshot(step)
+            snapshot, invalid = self._snapshot(step)
             capability = self.capability.at(
                 snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
             )
@@ -128,6 +137,8 @@ class Agent:
                 needs_tokens=needs.include("tokens"),
                 mask_truncated=self.agent.mask_truncated,
             )
+            counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
+            self._note_invalid(step, invalid)
         samples = self._credited(samples, snapshot, capability)
         checked: dict[str, Any] = {}
         if self.diagnostics and self.diagnostics.due(step):
@@ -150,6 +161,7 @@ class Agent:
         return {
             **learning_metrics(done, self.plan, capability, snapshot.members, self.name),
             **counts.metrics(),
+            **Counter(f"samples/invalid/{row.kind}" for row in invalid),
             **checked,
         }
 
@@ -190,7 +202,28 @@ class Agent:
         notes, self.notes = self.notes, []
         return notes
 
+    def note_once(self, subject: str, text: str) -> None:
+        """Add the note `subject` + `text`, unless the run has a note that begins with `subject`."""
+        if subject not in self._noted:
+            self._noted.add(subject)
+            if not any(row["text"].startswith(subject) for row in self.run.notes()):
+                self.notes.append(subject + text)
+
     # ------------------------------------------------------------ parts of the phases
+
+    def _snapshot(self, step: int) -> tuple[Snapshot, list[Invalid]]:
+        """The valid rows of a closed step, and what was left out."""
+        problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
+        return self.checker.check(self.pool.snapshot(step), problems)
+
+    def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
+        for name, count in Counter(row.agent for row in invalid).items():
+            first = next(row.detail for row in invalid if row.agent == name)
+            self.note_once(
+                f"agent {name!r} published invalid rows",
+                f": {count} in step {step + 1}. The first: {first}. They are left out; the rest of "
+                "its batch is used. samples/drop/invalid in metrics.jsonl counts all.",
+            )
 
     def _sample(self, step: int, prompts: dict[str, tuple[int, ...]]) -> list[Rollout]:
         return attempt(

@@ -28,6 +28,7 @@ class ReplayAgent:
         self.name, self.agent, self.config = agent.name, agent, shared.config
         self.task, self.pool = shared.task, shared.pool
         self.clock = Clock()
+        self.notes: list[str] = []
         assert agent.replay is not None
         run = RunDirectory.open(Path(agent.replay))
         self.stored = self._load(run, self._source(run.config()), shared.verifier.label)
@@ -36,7 +37,9 @@ class ReplayAgent:
         """Nothing to restore: this agent has no weights."""
 
     def read_notes(self) -> list[str]:
-        return []
+        """Messages for the user since the last call."""
+        notes, self.notes = self.notes, []
+        return notes
 
     def _source(self, stored: Config) -> str:
         names = [a.name for a in stored.agents]
@@ -52,21 +55,38 @@ class ReplayAgent:
         self, run: RunDirectory, source: str, verifier: str
     ) -> dict[str, dict[int, list[Trajectory]]]:
         stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
-        for t in Pool(run.pool_path, read_only=True).rows(agent=source):
+        unreadable: list[str] = []
+        pool = Pool(run.pool_path, read_only=True)
+        for t in pool.rows(agent=source, report=unreadable.append):
             if t.finish is Finish.NOT_ATTEMPTED:
                 continue
-            if t.verifier != verifier:
-                raise UserError(
-                    f"agent {self.name!r}: the run {run.path} was judged by {t.verifier!r}, this run "
-                    f"uses {verifier!r}. Their rewards cannot be mixed."
-                )
+            self._check(t, run, verifier)
             stored[t.problem_id][t.step].append(t)
+        if unreadable:
+            self.notes.append(
+                f"agent {self.name!r} leaves out {len(unreadable)} stored rows of {run.path} that "
+                f"cannot be read. The first: {unreadable[0]}."
+            )
         if not stored:
             raise UserError(
                 f"agent {self.name!r}: the run {run.path} has no trajectories of {source!r}; "
                 "there is nothing to replay."
             )
         return stored
+
+    def _check(self, t: Trajectory, run: RunDirectory, verifier: str) -> None:
+        """Raise a UserError if rewards or log-probabilities of the run mean something else here."""
+        theirs, ours = t.sampling.temperature, self.config.temperature
+        if t.verifier != verifier:
+            raise UserError(
+                f"agent {self.name!r}: the run {run.path} was judged by {t.verifier!r}, this run "
+                f"uses {verifier!r}. Their rewards cannot be mixed."
+            )
+        if theirs != ours:
+            raise UserError(
+                f"agent {self.name!r}: the run {run.path} was sampled at temperature {theirs:g}, "
+                f"this run has temperature = {ours:g}. Set the same value."
+            )
 
     def rollout(self, step: int) -> dict[str, Any]:
         # A published batch stays as it is, even if the stored run has grown since.
@@ -88,7 +108,7 @@ class ReplayAgent:
             by_step = self.stored.get(problem.id, {})
             found = by_step.get(step) or (by_step[max(by_step)] if by_step else [])
             for i, t in enumerate(found[: self.config.samples_of(self.agent)]):
-                rows.append(replace(t, agent=self.name, step=step, index=i))
+                rows.append(replace(t, agent=self.name, step=step, index=i, task=problem.task))
             if not found:
                 rows.append(
                     not_attempted(problem, self.name, step, Sampling(self.config.temperature, 0))

@@ -39,6 +39,7 @@ class DropReason(StrEnum):
     NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot reproduce the text
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
+    INVALID = "invalid"  # an impossible value; not in the group either (training/validate.py)
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class _Maker:
         """The ids exactly as sampled; they are never tokenised again."""
         if reason := self._unusable(t, needs_behaviour=False):
             return reason
-        if rollout is None:
-            raise ValueError(f"own trajectory {t.key} is in the snapshot but not in the journal")
+        if rollout is None:  # another process published under the learner's name
+            return DropReason.INVALID
         prompt, reply = rollout.prompt_ids, rollout.completion.token_ids
         if not reply:
             return DropReason.EMPTY
@@ -279,8 +280,7 @@ class _Maker:
             return DropReason.NO_LOGPROB
         if t.begun != self.renderer.settings.reply_start:
             return DropReason.BEGUN_REPLY  # text can be split where reply_start ends, ids cannot
-        size = len(self.renderer.tokenizer)
-        return None if all(0 <= i < size for i in t.tokens.ids) else DropReason.NOT_RENDERABLE
+        return None
 
     def _compare_split(self, t: Trajectory, reply: Ids) -> None:
         """Count replies of the same tokenizer that were tokenised differently (end token aside)."""
