@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from rows import make_row
 
 from hacrl.algorithms import Algorithm, Step, make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability
-from hacrl.types import (
-    Finish,
-    Group,
-    LossOutput,
-    MicroBatch,
-    Sample,
-    Sampling,
-    Status,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from hacrl.types import Group, LossOutput, MicroBatch, Sample, Status, Trajectory, Verdict
 
 LETTERS = {"1": Status.OK, "0": Status.WRONG, "u": Status.UNPARSED, "t": Status.TIMEOUT}
 
@@ -38,22 +28,9 @@ def reply(
     step: int = 0,
     status: Status = Status.OK,
 ) -> Trajectory:
-    return Trajectory(
-        problem_id=problem,
-        task=task,
-        agent=agent,
-        index=index,
-        step=step,
-        policy_version=0,
-        turns=(Turn("assistant", "x", True),),
-        finish=Finish.STOP,
-        mean_logprob=-1.0,
-        num_tokens=1,
-        verdict=Verdict(reward, status),
-        verifier="test/1",
-        sampling=Sampling(1.0, 4),
-        shareable=True,
-    )
+    verdict = Verdict(reward, status)
+    fields = {"task": task, "verdict": verdict, "mean_logprob": -1.0, "num_tokens": 1}
+    return make_row(agent, problem, index, step, "x", policy_version=0, **fields)
 
 
 def groups_of(replies: Mapping[str, Mapping[str, str]], step: int = 0) -> list[Group]:

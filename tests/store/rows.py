@@ -1,14 +1,23 @@
-"""Trajectories for tests of the store."""
+"""Trajectories for tests."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from hacrl.types import Finish, Sampling, Status, Trajectory, Turn, Verdict
 
 
 def make_row(
-    agent: str = "ant", problem: str = "q1", index: int = 0, step: int = 3, text: str = "42"
+    agent: str = "ant",
+    problem: str = "q1",
+    index: int = 0,
+    step: int = 3,
+    text: str = "42",
+    **fields: Any,
 ) -> Trajectory:
-    return Trajectory(
+    """A correct reply; `fields` replaces any fields of the trajectory."""
+    made = Trajectory(
         problem_id=problem,
         task="add",
         agent=agent,
@@ -24,3 +33,4 @@ def make_row(
         sampling=Sampling(1.0, 32),
         shareable=True,
     )
+    return replace(made, **fields)

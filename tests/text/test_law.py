@@ -11,34 +11,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rows import make_row
+from small_tokenizers import ASK, SMALL, decoded, small
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hacrl.pocket import POCKET, pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.samples import DropReason, SampleLimits, make_samples
-from hacrl.types import (
-    Finish,
-    Group,
-    Message,
-    Problem,
-    Sampling,
-    Status,
-    Trajectory,
-    Turn,
-    Verdict,
-)
-
-FIXTURES = Path(__file__).parent / "tokenizers"
-SMALL = ("bytes", "spaces", "narrow", "unigram")
-ASK = (Message("user", "What is 17 + 25?"),)
-
-
-@cache
-def small(name: str) -> Renderer:
-    tokenizer = load_tokenizer(FIXTURES / name)
-    template = None if tokenizer.chat_template else "plain"
-    return Renderer(tokenizer, RenderSettings(template=template))
+from hacrl.types import Group, Problem
 
 
 def _data_of(package: str) -> Path:
@@ -132,27 +113,9 @@ def generated_texts(seed: int, markers: list[str], count: int = 2000) -> list[st
     return texts
 
 
-def trajectory(text: str, index: int, agent: str) -> Trajectory:
-    return Trajectory(
-        *("q", "t", agent, index, 0, 0, (Turn("assistant", text, True),), Finish.STOP, -1.0),
-        num_tokens=max(1, len(text)),
-        verdict=Verdict(1.0, Status.OK),
-        verifier="v/1",
-        sampling=Sampling(1.0, 99),
-        shareable=True,
-    )
-
-
 def markers_of(renderer: Renderer) -> list[str]:
     tokens = renderer.tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return [tokens[i].content for i in sorted(tokens)][:20]
-
-
-def decoded(renderer: Renderer, ids: tuple[int, ...]) -> str:
-    """Decoded by transformers, without code of hacrl."""
-    return renderer.tokenizer.decode(
-        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
 
 
 @pytest.mark.parametrize("learner", TEAM)
@@ -166,7 +129,7 @@ def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
         return
     mine, theirs = team_renderer(learner), team_renderer(source)
     texts = generated_texts(TEAM.index(source), markers_of(mine) + markers_of(theirs))
-    group = Group("q", "t", tuple(trajectory(x, n, source) for n, x in enumerate(texts)))
+    group = Group("q", "t", tuple(make_row(source, "q", n, text=x) for n, x in enumerate(texts)))
     samples, report = make_samples(
         [group],
         [],

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
+from small_tokenizers import ASK, FIXTURES, SMALL, decoded, small
 from tokenizers import AddedToken
 
 from hacrl.errors import UserError
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.types import Completion, Finish, Message, Rollout
-
-FIXTURES = Path(__file__).parent / "tokenizers"
-SMALL = ("bytes", "spaces", "narrow", "unigram")
-ASK = (Message("user", "What is 17 + 25?"),)
-
-
-@cache
-def small(name: str) -> Renderer:
-    tokenizer = load_tokenizer(FIXTURES / name)
-    template = None if tokenizer.chat_template else "plain"
-    return Renderer(tokenizer, RenderSettings(template=template))
-
-
-def decoded(renderer: Renderer, ids: tuple[int, ...]) -> str:
-    """Decoded by transformers, without code of hacrl."""
-    return renderer.tokenizer.decode(
-        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
 
 
 def encoded(r: Renderer, text: str) -> tuple[int, ...]:

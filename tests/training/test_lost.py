@@ -53,6 +53,16 @@ class Losing(LocalExecutor):
         return result
 
 
+class Always(dict):
+    """Loses an agent whenever it learns step 1."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def pop(self, key: tuple[str, str, str], default: object = None) -> str | None:
+        return "before" if key == (self.name, "learn", "1") else None
+
+
 class Holding(LocalExecutor):
     """Holds calls back while `held` says so."""
 
@@ -72,13 +82,15 @@ class Notes(Quiet):
         self.notes.append(text)
 
 
-class Until:
-    """True until this many seconds have passed since the first question."""
+class Slow:
+    """Holds back an agent's calls with this argument until `seconds` after the first of them."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.end = seconds, 0.0
+    def __init__(self, name: str, seconds: float = 3 * DEADLINE, step: int = 1) -> None:
+        self.wanted, self.seconds, self.end = (name, (step,)), seconds, 0.0
 
-    def __bool__(self) -> bool:
+    def __call__(self, executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
+        if (name, args) != self.wanted:
+            return False
         now = asyncio.get_running_loop().time()
         self.end = self.end or now + self.seconds
         return now < self.end
@@ -116,12 +128,8 @@ def test_a_member_lost_at_any_call_changes_no_number(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
-    class Hopeless(dict):
-        def pop(self, key, default=None):
-            return "before" if key == ("finch", "learn", "1") else None
-
     with pytest.raises(RunStopped, match=r"'finch' was lost in step 2 .* for the 5th time"):
-        train(Losing, TEAM, tmp_path / "run", lose=Hopeless())
+        train(Losing, TEAM, tmp_path / "run", lose=Always("finch"))
 
 
 def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
@@ -163,14 +171,11 @@ def test_an_error_at_the_deadline_ends_the_run(tmp_path: Path, monkeypatch) -> N
             raise OSError(errno.ENOSPC, "No space left on device")
         real(self, step, members)
 
-    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
-        return (name, method, args) == ("finch", "rollout", (1,)) and bool(hanging)
-
     monkeypatch.setattr(Pool, "close", close)
-    hanging = Until(30)
+    hanging = Slow("finch", 30)
     settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
     with pytest.raises(OSError, match="No space left"):
-        train(Holding, settings, tmp_path / "run", held=held)
+        train(Holding, settings, tmp_path / "run", held=hanging)
     assert hanging.end - time.monotonic() > 15  # at the deadline, not when finch arrives
 
 
@@ -188,11 +193,7 @@ def test_the_end_reports_all_stragglers_once(tmp_path: Path) -> None:
 
 
 def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
-    slow = Until(3 * DEADLINE)
-
-    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
-        return (name, method, args) == ("finch", "rollout", (1,)) and bool(slow)
-
+    held = Slow("finch")
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "steps": 2, "runtime": runtime}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
@@ -207,12 +208,7 @@ def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
 def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path) -> None:
     """finch is away in step 1, so it is at the cut at once; wren's rollouts take longer than the
     deadline. Nobody has published yet: there is nothing to close the step with."""
-
-    slow = Until(3 * DEADLINE)
-
-    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
-        return (name, method, args) == ("wren", "rollout", (1,)) and bool(slow)
-
+    held = Slow("wren")
     members = [member("wren"), member("finch", away=[[1, 2]])]
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
@@ -224,12 +220,7 @@ def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path) -> Non
 def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path) -> None:
     """The frozen finch has published step 1 and the deadline is over, but wren is not there: the step
     waits for it, without asking all the time."""
-
-    slow = Until(3 * DEADLINE)
-
-    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
-        return (name, method, args) == ("wren", "rollout", (1,)) and bool(slow)
-
+    held = Slow("wren")
     members = [member("wren"), member("finch", learn=False)]
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
@@ -239,12 +230,7 @@ def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path) -> N
 def test_the_end_waits_for_who_was_away(tmp_path: Path) -> None:
     """finch is away to the end and beyond; its last evaluation and checkpoint take longer than the
     last step of wren."""
-
-    slow = Until(3 * DEADLINE)
-
-    def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
-        return name == "finch" and args == (4,) and bool(slow)
-
+    held = Slow("finch", step=4)
     members = [member("wren"), member("finch", away=[[3, 10**9]])]
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "agents": members, "runtime": runtime}
@@ -254,12 +240,8 @@ def test_the_end_waits_for_who_was_away(tmp_path: Path) -> None:
 
 
 def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -> None:
-    class Hopeless(dict):
-        def pop(self, key, default=None):
-            return "before" if key == ("finch", "learn", "1") else None
-
     settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
-    run, notes = train(Losing, settings, tmp_path / "run", lose=Hopeless())
+    run, notes = train(Losing, settings, tmp_path / "run", lose=Always("finch"))
     assert "The other agents continue without it" in notes[-1]
     wren = [(r["kind"], r["step"]) for r in run.metrics() if r["agent"] == "wren"]
     assert wren == [
@@ -270,14 +252,10 @@ def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -
 
 
 def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
-    class Hopeless(dict):
-        def pop(self, key, default=None):
-            return "before" if key == ("wren", "learn", "1") else None
-
     members = [member("wren"), member("finch", away=[[2, 3]])]
     settings = {**TEAM, "agents": members, "runtime": {**GO_ON, "deadline": 3600.0}}
     with pytest.raises(RunStopped, match="step 3: no agent is left"):
-        train(Losing, settings, tmp_path / "run", lose=Hopeless())
+        train(Losing, settings, tmp_path / "run", lose=Always("wren"))
 
 
 def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path) -> None:

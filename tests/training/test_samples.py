@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rows import make_row
 
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
@@ -18,7 +19,6 @@ from hacrl.types import (
     Problem,
     Rollout,
     Sample,
-    Sampling,
     Status,
     Tokens,
     Trajectory,
@@ -46,23 +46,8 @@ def peer(
     turns = (Turn("assistant", text, True),)
     if begun:
         turns = (Turn("assistant", begun, False), *turns)
-    made = Trajectory(
-        problem_id="q1",
-        task="add",
-        agent=agent,
-        index=index,
-        step=3,
-        policy_version=3,
-        turns=turns,
-        finish=Finish.STOP,
-        mean_logprob=-0.5,
-        num_tokens=4,
-        verdict=RIGHT,
-        verifier="number/1",
-        sampling=Sampling(1.0, 50),
-        shareable=True,
-    )
-    return replace(made, **other)  # type: ignore[arg-type]
+    fields = {"turns": turns, "mean_logprob": -0.5, "num_tokens": 4, **other}
+    return make_row(agent, index=index, **fields)
 
 
 def own(

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from rows import make_row
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.algorithms.capability import Capability, step_rewards
 from hacrl.study.diagnostics.baseline import BASELINES, Guess, baseline_metrics, guesses
-from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
+from hacrl.types import Group, Snapshot, Status, Trajectory, Verdict
 
 Rewards = dict[str, tuple[float, ...]]
 
 
 def trajectory(agent: str, index: int, reward: float, status: Status = Status.OK) -> Trajectory:
-    return Trajectory(
-        problem_id="q",
-        task="t",
-        agent=agent,
-        index=index,
-        step=0,
-        policy_version=0,
-        turns=(Turn("assistant", "...", True),),
-        finish=Finish.STOP,
-        mean_logprob=-0.5,
-        num_tokens=3,
-        verdict=Verdict(reward, status),
-        verifier="exact/1",
-        sampling=Sampling(1.0, 32),
-        shareable=True,
-    )
+    return make_row(agent, "q", index, 0, task="t", verdict=Verdict(reward, status))
 
 
 def group(rewards: Rewards, problem: str = "q") -> Group:
