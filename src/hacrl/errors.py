@@ -14,7 +14,7 @@ EXIT_STOPPED = 3
 EXIT_OUT_OF_MEMORY = 4
 """Out of memory, on the GPU or on the machine."""
 EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C or SIGTERM."""
+"""Stopped by Ctrl-C. SIGTERM gives 143: 128 and the number of the signal."""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DISK_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
@@ -26,6 +26,14 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with EXIT_USER.
     """
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, raised at a safe point (stopping.py)."""
+
+    def __init__(self, number: int = 2) -> None:
+        self.number = number
+        """The signal's number."""
 
 
 class RunStopped(RuntimeError):
@@ -76,6 +84,8 @@ def explain(error: BaseException) -> str | None:
 
 def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with this error."""
+    if isinstance(error, Interrupted):
+        return 128 + error.number
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, RunStopped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hacrl.errors import UserError
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Quiet
 from hacrl.logs.warnings import WATCHES
+from hacrl.stopping import stoppable
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
@@ -76,6 +78,12 @@ def resume(
 
 def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hooks) -> None:
     """Run the team's loop (loop.py) from the newest checkpoint that all learners have."""
+    if _inside_event_loop():  # a notebook: one thread cannot run two event loops
+        with stoppable(), ThreadPoolExecutor(1) as thread:
+            training = thread.submit(train_team, config, run, observer, hooks)
+            while not wait([training], timeout=0.5).done:  # lets this thread handle signals
+                pass
+            return training.result()
     observer = NotesOnDisk(observer, run)
     observer.phase("loading")
     with ExitStack() as stack:
@@ -83,11 +91,19 @@ def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hoo
         log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
         stack.callback(log.close)
         team = Team(config, run, Pool(run.pool_path), executor, log)
-        # Not asyncio.run: its signal handler would hold Ctrl-C back until a call has ended.
-        with asyncio.Runner() as runner:
+        # pop_all: what was opened is closed before the signal handlers are restored.
+        with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
             runner.get_loop().set_exception_handler(_report_unless_stopped)
             runner.get_loop().run_until_complete(team.train())
     observer.finished()
+
+
+def _inside_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

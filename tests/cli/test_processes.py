@@ -71,7 +71,9 @@ def test_full_disk(tmp_path: Path) -> None:
     assert "free space" in err
 
 
-def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_says_how_to_continue(tmp_path: Path, number: int, code: int) -> None:
+    """FIRST_HOUR 19: SIGTERM exits with 143, not 130."""
     config = write(tmp_path / "a.toml", steps=500, evaluation={"problems": 0})
     child = start("-m", "hacrl", "train", config, "--run", tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
@@ -80,9 +82,9 @@ def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
         assert time.monotonic() < until
         assert child.poll() is None
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, err = child.communicate(timeout=300)
-    assert child.returncode == 130
+    assert child.returncode == code
     last = err.splitlines()[-1]
     assert last.startswith("stopped; continue with `")
     assert last.endswith(f"hacrl resume {tmp_path / 'run'}`")

@@ -14,7 +14,7 @@ from rich.console import Console
 from hacrl.cli import progress
 from hacrl.cli.terminal import errors_as_messages, program
 from hacrl.config import parse_config
-from hacrl.errors import RunStopped, UserError, describe, explain, first_line
+from hacrl.errors import Interrupted, RunStopped, UserError, describe, explain, first_line
 from hacrl.store.rundir import RunDirectory
 
 CONFIG = {
@@ -75,6 +75,7 @@ def test_progress_in_a_terminal() -> None:
         (UserError("place: value. Way out."), 2, "error: place: value. Way out."),
         (RunStopped("stale"), 3, "error: stale"),
         (KeyboardInterrupt(), 130, "stopped"),
+        (Interrupted(15), 143, "stopped"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "the disk is full"),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
         (MemoryError("big"), 4, "microbatch_tokens"),

@@ -11,7 +11,6 @@ Commands import torch and transformers only when they need them, so `hacrl --hel
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import typer
@@ -32,13 +31,7 @@ for commands in (training.commands, results.commands, setup.commands):
 
 def main() -> None:
     """The entry point of the console script."""
-    signal.signal(signal.SIGTERM, _stop)
     app(prog_name="hacrl")
-
-
-def _stop(number: int, frame: object) -> None:
-    """SIGTERM stops like Ctrl-C, so that child processes and files are closed."""
-    raise KeyboardInterrupt
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import threading
 import time
 from collections import defaultdict
 from contextlib import ExitStack, suppress
@@ -23,10 +25,13 @@ from hacrl.cluster.actor import AgentActor, AgentSpec, Failed, FollowerActor
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError, first_line
 from hacrl.logs.observer import PHASES, Observer
+from hacrl.stopping import check
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import AgentLost
 
+POLL = 0.5
+"""Seconds between two checks for Ctrl-C and SIGTERM."""
 PATIENCE = 60.0
 """Seconds after which an agent without a machine is reported."""
 GRACE = 10.0
@@ -58,6 +63,7 @@ def connect(config: Config, stack: ExitStack) -> bool:
             "num_cpus": max(os.cpu_count() or 1, int(cores + 1)),
             "include_dashboard": False,
         }
+    on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -66,6 +72,8 @@ def connect(config: Config, stack: ExitStack) -> bool:
             f"({first_line(error)}). Check that it is running and that RAY_AUTH_TOKEN_PATH is set."
         ) from error
     stack.callback(ray.shutdown)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler exits with code 15
     return address != "local"
 
 
@@ -128,8 +136,9 @@ class RayExecutor:
         done: set[Any] = set()
         while not done:
             done, _ = await asyncio.wait(
-                (answer, *following), timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED
+                (answer, *following), timeout=POLL, return_when=asyncio.FIRST_COMPLETED
             )
+            check()
             self._report_waiting(name, processes)
         first = answer if answer in done else done.pop()
         try:

@@ -16,6 +16,7 @@ import torch
 from hacrl.policy.batch import divisors_of, make_batch, make_inputs
 from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.update import Loss, Sums, merge_rows
+from hacrl.stopping import check
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def accumulate_gradient(
     outputs: list[tuple[list[int], LossOutput]] = []
     with _training_mode(policy):
         for rows in microbatches(policy, [forward[i] for i in mine], lengths, prompts):
+            check()
             micro = [samples[i] for i in rows] or [idle_sample(policy.renderer.pad_id)]
             inputs = make_inputs(
                 [s.token_ids for s in micro],
@@ -71,7 +73,10 @@ def accumulate_gradient(
 
 
 def microbatches(
-    policy: Policy, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[tuple[int, ...]]
+    policy: Policy,
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    prompts: Sequence[tuple[int, ...]],
 ) -> list[list[int]]:
     """Split `rows` into micro-batches; `lengths` and `prompts` are of all rows. Every rank gets the
     same number of micro-batches, because each forward is a collective; the last ones may be empty."""

@@ -30,6 +30,7 @@ from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank
 from hacrl.policy.update import AtScores, Loss, UpdateReport, merge_rows
 from hacrl.sampling.base import Sampler, make_sampler
+from hacrl.stopping import check
 from hacrl.store.checkpoint import Checkpoint
 from hacrl.types import Sample, Update
 
@@ -104,6 +105,7 @@ class Policy:
         computed: list[tuple[list[int], Tensor]] = []
         mine = self.ranks.split(prompts, lengths)
         for rows in microbatches(self, mine, lengths, prompts):
+            check()
             pairs = [sequences[i] for i in rows] or [((self.renderer.pad_id,),) * 2]
             inputs = make_inputs(
                 [[*prompt, *reply] for prompt, reply in pairs],
@@ -132,7 +134,12 @@ class Policy:
 
     # ------------------------------------------------------------ learning
 
-    def update(self, samples: Sequence[Sample], loss: Loss, update: Update) -> UpdateReport:
+    def update(
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        update: Update,
+    ) -> UpdateReport:
         """One optimizer step on a minibatch, in micro-batches whose losses add up to its loss.
 
         Rows of advantage 0 are skipped unless there is a KL term. Divisors and the optimizer step are
@@ -161,7 +168,11 @@ class Policy:
         )
 
     def gradient(
-        self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
+        self,
+        samples: Sequence[Sample],
+        rows: Sequence[int],
+        loss: Loss,
+        update: Update,
     ) -> dict[str, Tensor]:
         """The part of a minibatch's gradient that comes from the samples `rows`, not clipped. For
         diagnostics: weights, optimizer and counters do not change."""
@@ -220,7 +231,10 @@ class Policy:
             step=step,
             model={name: self._on_host(master) for name, master in self.master.items()},
             optimizer={name: self._on_host(t) for name, t in self.optimizer_tensors().items()},
-            state={"updates_made": self.updates_made, "skipped_in_a_row": self.skipped_in_a_row},
+            state={
+                "updates_made": self.updates_made,
+                "skipped_in_a_row": self.skipped_in_a_row,
+            },
         )
 
     def optimizer_tensors(self) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from hacrl.policy.attention import CacheShape, Switch
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.cache import PREFILL_TOKENS, PagedCache, Prefix, device_memory, pages_for
 from hacrl.sampling.decode import GraphDecoder, Rows
+from hacrl.stopping import check
 
 AHEAD = 64
 """Maximum number of waiting prompts that are prefilled together with an admitted one."""
@@ -104,6 +105,7 @@ class ContinuousBatch:
 
     def run(self) -> list[Reply]:
         while self.waiting or self.count:
+            check()
             self._admit()
             self._make_room(self._steps())
             # Preemption may have removed the rows with the longest rest.

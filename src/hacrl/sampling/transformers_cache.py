@@ -16,7 +16,8 @@ from transformers import DynamicCache
 from hacrl.noise import exponential_noise
 from hacrl.policy.attention import Switch
 from hacrl.sampling.base import Reply, Request
-from hacrl.sampling.cache import PREFILL_TOKENS, device_memory
+from hacrl.sampling.cache import PREFILL_TOKENS
+from hacrl.stopping import check
 
 COMPACT_FRACTION = 0.25
 """Finished rows are dropped from the batch when they make up this fraction of it."""
@@ -25,8 +26,7 @@ COMPACT_FRACTION = 0.25
 class TransformersSampler:
     """Samples batches of at most `rows` replies; a batch shrinks as its rows finish.
 
-    If keys and values of all rows would need more than `cache_fraction` of the device's memory, batches
-    are smaller.
+    If all rows would need more than `cache_bytes` of keys and values, batches are smaller.
     """
 
     def __init__(
@@ -35,11 +35,14 @@ class TransformersSampler:
         end_ids: Sequence[int],
         pad_id: int,
         rows: int,
-        cache_fraction: float = 1.0,
+        *,
+        cache_bytes: int | None = None,
     ) -> None:
         self.model = model
-        self.end_ids, self.pad_id, self.rows = tuple(end_ids), pad_id, rows
-        self.cache_fraction = cache_fraction
+        self.end_ids = tuple(end_ids)
+        self.pad_id = pad_id
+        self.rows = rows
+        self.cache_bytes = cache_bytes
 
     @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
@@ -54,9 +57,10 @@ class TransformersSampler:
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Consecutive requests: as many as fit the cache and whose prompts fit one prefill pass."""
-        longest = max((len(r.prompt_ids) + r.limit for r in requests), default=1)
-        memory = int(self.cache_fraction * device_memory(self.model.device))
-        rows = min(self.rows, max(1, memory // (longest * token_bytes(self.model))))
+        rows = self.rows
+        if requests and self.cache_bytes is not None:
+            longest = max(len(r.prompt_ids) + r.limit for r in requests)
+            rows = min(rows, max(1, self.cache_bytes // (longest * token_bytes(self.model))))
         batch: list[Request] = []
         prompts: set[tuple[int, ...]] = set()
         width = 0
@@ -84,6 +88,7 @@ class TransformersSampler:
         stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
         done_B = limits_B < 1
         for position in range(longest):
+            check()
             token_B, logprob_B = draw(
                 logits_BV, keys_B, torch.full_like(keys_B, position), temperature
             )

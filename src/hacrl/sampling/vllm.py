@@ -29,6 +29,7 @@ from hacrl.errors import RunStopped, UserError, describe
 from hacrl.policy.lora import merged_weights
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.probe import Probe, Row, Scores
+from hacrl.stopping import check
 
 if TYPE_CHECKING:
     from hacrl.policy.policy import Policy
@@ -118,7 +119,9 @@ class VllmSampler:
         ]
         prompts = [{"prompt_token_ids": list(r.prompt_ids)} for r in requests]
         replies = []
-        for output in self.engine.generate(prompts, parameters, use_tqdm=False):
+        with _checked_steps(self.engine.llm_engine):
+            outputs = self.engine.generate(prompts, parameters, use_tqdm=False)
+        for output in outputs:
             (reply,) = output.outputs
             ids = tuple(reply.token_ids)
             logprobs = [by_id[i].logprob for i, by_id in zip(ids, reply.logprobs, strict=True)]
@@ -259,6 +262,22 @@ def _named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     if revert_weight_conversion(model, names).keys() == names.keys():
         return merged_weights(model)
     return iter(revert_weight_conversion(model, dict(merged_weights(model))).items())
+
+
+@contextlib.contextmanager
+def _checked_steps(engine: Any) -> Iterator[None]:
+    """Ctrl-C and SIGTERM take effect between two steps of the engine."""
+    step = engine.step
+
+    def checked() -> Any:
+        check()
+        return step()
+
+    engine.step = checked
+    try:
+        yield
+    finally:
+        del engine.step
 
 
 def _import_vllm() -> None:

@@ -17,6 +17,7 @@ from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, Row, count
 from hacrl.sampling.base import Request
+from hacrl.stopping import stoppable
 from hacrl.store.files import write_atomic
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
@@ -50,6 +51,7 @@ def evaluate(
     return result
 
 
+@stoppable()
 def ask(
     policy: Policy,
     problems: Sequence[Problem],

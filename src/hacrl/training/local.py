@@ -14,6 +14,7 @@ from hacrl.algorithms import Algorithm, make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.logs.observer import PHASES, Observer
 from hacrl.policy.sharding.followers import LocalRanks
+from hacrl.stopping import check
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
@@ -66,6 +67,7 @@ class LocalExecutor:
 
     async def call(self, name: str, method: str, *args: Any) -> Any:
         await asyncio.sleep(0)  # agents take turns: all roll out before the first one learns
+        check()
         self.observer.phase(PHASES.get(method, method))
         agent = self.agents[name]
         result = getattr(agent, method)(*args)

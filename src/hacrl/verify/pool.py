@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any, Self
 
+from hacrl import stopping
 from hacrl.errors import UserError, describe
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.process import WorkerProcess, pack_call
@@ -125,7 +126,7 @@ class VerifierPool:
             if self._closed:
                 raise ValueError("this VerifierPool is closed")
             if self._inline is not None:
-                return [guarded_judge(self._inline, reply, problem) for reply, problem in items]
+                return [self._judge_inline(*item) for item in items]
             try:
                 return self._judge(_Batch(items))
             except BaseException:
@@ -162,6 +163,11 @@ class VerifierPool:
                 self._wait(_Batch([]))
             return self._hello
 
+    def _judge_inline(self, reply: str, problem: Problem) -> Verdict:
+        assert self._inline is not None
+        stopping.check()
+        return guarded_judge(self._inline, reply, problem)
+
     def _judge(self, batch: _Batch) -> list[Verdict]:
         self._check(batch)  # replaces workers that died between two batches
         while len(batch.verdicts) < len(batch.items):
@@ -176,6 +182,7 @@ class VerifierPool:
 
     def _wait(self, batch: _Batch) -> None:
         """Wait for an answer, a death or a time limit, then check every worker."""
+        stopping.check()
         self._start_missing()
         now, limit = time.monotonic(), self.settings.timeout
         left = [worker.clock + limit - now for worker in self._workers if worker.calls]

@@ -137,15 +137,16 @@ def test_report_only_trains_nothing(finished: Path, tmp_path: Path) -> None:
     assert content(out) == before
 
 
-def test_an_interrupted_suite_says_how_to_continue(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_suite_says_how_to_continue(tmp_path: Path, number: int, code: int) -> None:
     write_suite(tmp_path)
     process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while "started" not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "0 of 4 runs are finished. The same command continues\n" in err  # no report yet
 
 

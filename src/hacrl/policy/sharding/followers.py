@@ -106,7 +106,7 @@ class LocalRanks:
             for rank, device in zip(others, devices[name][1:], strict=True):
                 spec = RankSpec(rank, size, address, name, ranks, device, backend_device, paths)
                 started.append(Follower(spec))
-                self.stack.callback(started[-1].end)
+                self.stack.push(started[-1].end)
                 self.followers[name].append(started[-1])
         exits = partial(_exits, started, timeout=0.0)
         join_world(0, size, address, device=backend_device, store=store, exits=exits)
@@ -160,10 +160,11 @@ class Follower:
         lines = self._output.read()[-2000:].decode(errors="replace").strip().splitlines()
         return f"process {self.pid}: {how}" + (f"; {lines[-1]}" if lines else "")
 
-    def end(self) -> None:
-        """Wait for the process, and kill it if it does not end."""
+    def end(self, error: type[BaseException] | None = None, *_: object) -> None:
+        """Wait for the process, and kill it if it does not end. After an error it is killed at once:
+        it may be sampling, or waiting for rank 0."""
         try:
-            self._process.wait(timeout=EXIT_TIMEOUT)
+            self._process.wait(timeout=0.0 if error else EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

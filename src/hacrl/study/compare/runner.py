@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hacrl.config import dump_config
 from hacrl.errors import EXIT_OUT_OF_MEMORY
+from hacrl.stopping import check, stoppable
 from hacrl.store.files import read_whole_lines, write_config
 from hacrl.study.compare.progress import SuiteProgress
 from hacrl.study.compare.suite import Run
@@ -53,7 +54,7 @@ def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
     active: list[Process] = []
     failed: list[Failed] = []
     slots = parallel
-    with SuiteProgress(runs, waiting, parallel) as progress:
+    with stoppable(), SuiteProgress(runs, waiting, parallel) as progress:
         try:
             while waiting or active:
                 for process in [p for p in active if p.popen.poll() is not None]:
@@ -81,6 +82,7 @@ def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
                         process.shared = True
                 progress.update([process.run for process in active])
                 time.sleep(POLL_EVERY)
+                check()
         except KeyboardInterrupt:
             progress.interrupted()
             raise

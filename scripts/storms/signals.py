@@ -1,0 +1,196 @@
+"""Send Ctrl-C or SIGTERM to pocket runs at random moments, start-up included.
+
+    python scripts/storms/signals.py --count 40
+
+Every command must end within 5 seconds with exit code 130 or 143 (or by the signal itself, which a
+shell reports as the same number), leave no process behind, and the run must continue afterwards.
+Prints one line per finding and a summary; the exit code is 1 if there is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+import hacrl
+from hacrl.errors import UserError
+
+LIMIT = 5.0
+"""Seconds until the command must have ended."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TEAM = {
+    "steps": 10_000,
+    "prompts_per_step": 8,
+    "samples_per_prompt": 4,
+    "minibatch_samples": 16,
+    "max_prompt_tokens": 64,
+    "max_response_tokens": 24,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number", "workers": 1},
+    "evaluation": {"every": 3, "problems": 20},
+    "checkpoint": {"every": 2},
+    "runtime": {"threads": 1, "device": "cpu"},
+    "agents": [
+        {"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4},
+        {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4},
+    ],
+}
+SUITE = {
+    "base": "team.toml",
+    "seeds": [1],
+    "reference": "gspo",
+    "parallel": 2,
+    "arms": [{"name": "hacpo"}, {"name": "gspo", "overrides": ["algorithm.name=gspo"]}],
+}
+COMMANDS = {
+    "train": ("train", "team.toml", "--run", "run"),
+    "compare": ("compare", "suite.toml", "--out", "out"),
+    "eval": ("eval", "pocket:wren", "evaluation.problems=5000", "--config", "team.toml"),
+}
+
+
+@dataclass
+class Shot:
+    """One command that was signalled."""
+
+    signal: signal.Signals
+    after: float
+    """Seconds from the start of the command to the signal."""
+    seconds: float
+    """Seconds from the signal to the end of the command."""
+    trained: bool
+    """Whether the run had finished a step."""
+    findings: list[str]
+
+    def __str__(self) -> str:
+        text = "; ".join(self.findings)
+        return f"{self.signal.name} after {self.after:.2f} s: {text} ({self.seconds:.1f} s)"
+
+
+def shoot(place: Path, command: str, number: signal.Signals, after: float) -> Shot:
+    """Start the command in `place`, signal it after this many seconds and check its end."""
+    place.mkdir(parents=True)
+    (place / "team.toml").write_text(tomli_w.dumps(TEAM))
+    (place / "suite.toml").write_text(tomli_w.dumps(SUITE))
+    mark = uuid.uuid4().hex
+    source = Path(hacrl.__file__).parents[1]
+    with open(place / "log", "wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "hacrl", *COMMANDS[command]],
+            cwd=place,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"STORM": mark, "PYTHONPATH": str(source)},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    time.sleep(after)
+    findings = [] if child.poll() is None else [f"ended by itself: {_last_line(place)}"]
+    begin = time.monotonic()
+    child.send_signal(number)
+    try:
+        child.wait(timeout=12 * LIMIT)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    seconds = time.monotonic() - begin
+    if seconds > LIMIT:
+        findings.append("did not stop in time")
+    if not findings and child.returncode not in (128 + number, -number):
+        findings.append(f"exit code {child.returncode}: {_last_line(place)}")
+    if left := _survivors(mark):
+        findings.append(f"processes left: {', '.join(left)}")
+    metrics = place / "run" / "metrics.jsonl"
+    trained = metrics.exists() and b'"train"' in metrics.read_bytes()
+    if command == "train":
+        findings += _not_resumable(place / "run")
+    return Shot(number, after, seconds, trained, findings)
+
+
+def _last_line(place: Path) -> str:
+    return ((place / "log").read_text().strip().splitlines() or ["(no output)"])[-1]
+
+
+def _survivors(mark: str, patience: float = 3.0) -> list[str]:
+    """Command lines of the processes that still carry the mark in their environment."""
+    until = time.monotonic() + patience
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
+def _not_resumable(run: Path) -> list[str]:
+    """Why the run cannot continue by one step, or start where it had not begun."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if (run / "config.toml").exists():
+                done = max((r["step"] + 1 for r in _rows(run)), default=0)
+                hacrl.resume(run, steps=done + 1)
+            else:
+                hacrl.train(TEAM, run, steps=1)
+    except (UserError, OSError, RuntimeError) as error:
+        return [f"cannot continue: {error}"]
+    return []
+
+
+def _rows(run: Path) -> list[dict]:
+    from hacrl.store.reader import RunReader
+
+    return RunReader(run).metrics("train")
+
+
+def storm(count: int, seed: int, command: str = "train", longest: float = 20.0) -> list[Shot]:
+    """`count` shots of each signal, from 0.05 to `longest` seconds after the start."""
+    draw, shots = random.Random(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(count):
+            for number in SIGNALS:
+                after = draw.uniform(0.05, longest)
+                shots.append(shoot(Path(folder) / f"{i}-{number}", command, number, after))
+                if shots[-1].findings:
+                    print(shots[-1], flush=True)
+    return shots
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=40, help="shots of each signal")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--command", choices=COMMANDS, default="train")
+    parser.add_argument("--longest", type=float, default=20.0, help="latest signal, in seconds")
+    args = parser.parse_args()
+    shots = storm(args.count, args.seed, args.command, args.longest)
+    for number in SIGNALS:
+        mine = [shot for shot in shots if shot.signal == number]
+        seconds = sorted(shot.seconds for shot in mine)
+        trained = sum(shot.trained for shot in mine)
+        print(
+            f"{args.command}, {number.name}: {len(mine)} shots, {trained} after the first step, "
+            f"longest {seconds[-1]:.2f} s, median {seconds[len(seconds) // 2]:.2f} s, "
+            f"{sum(bool(shot.findings) for shot in mine)} findings"
+        )
+    return int(any(shot.findings for shot in shots))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM stop a run at a safe point.
+
+An exception that a signal handler raises can land in a finaliser, where Python discards it. Inside
+`stoppable` the handler therefore only sets a flag, and `check` raises `Interrupted` from ordinary
+code: between decode rounds, micro-batches, verifier calls and phases. The same signal a second time
+has its default effect and ends the process at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hacrl.errors import Interrupted
+
+_received = 0
+"""The signal to stop for; 0 if there was none."""
+_previous: dict[int, Any] = {}
+"""Handlers that `stoppable` has replaced."""
+
+
+def check() -> None:
+    """Raise `Interrupted` if the run is to stop. Cheap: it reads one variable."""
+    if _received:
+        raise Interrupted(_received)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """In this block Ctrl-C and SIGTERM take effect at the next `check`, at the latest at its end.
+
+    A signal that is ignored (nohup) stays ignored. Python has signal handlers in the main thread
+    only, so the block has no effect in another thread, or inside another such block.
+    """
+    global _received
+    if _previous or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    number: int
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN):
+                _previous[number] = handler
+                signal.signal(number, _receive)
+        yield
+        check()
+    finally:
+        for number, handler in _previous.items():
+            signal.signal(number, handler)
+        _previous.clear()
+        _received = 0
+
+
+def _receive(number: int, frame: object) -> None:
+    global _received
+    _received = _received or number
+    # A second Ctrl-C must not end a notebook or an interactive session.
+    signal.signal(number, _previous[number] if hasattr(sys, "ps1") else signal.SIG_DFL)
