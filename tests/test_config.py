@@ -207,3 +207,20 @@ def test_config_and_algorithms_import_without_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_first_hour_20_the_module_beside_the_config_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory, which `python -m hacrl` searches first, has a module of this name too."""
+    from hacrl.importing import add_folder, import_object, source_file
+
+    for place in ("here", "team", "other"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "own_rewards.py").write_text(f"def score(): return {place!r}\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    for place in ("team", "other", "team", "here"):
+        path = add_folder("own_rewards:score", tmp_path / place)
+        assert source_file(path) == tmp_path / place / "own_rewards.py"
+        assert import_object(path, "verifier.options.path")() == place

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hacrl.config import Config
+    from hacrl.config_file import Overrides
     from hacrl.logs.observer import Observer
     from hacrl.store.rundir import RunDirectory
 
@@ -42,13 +43,27 @@ def train(
         return start(config, run, overrides, observer=shown, hooks=HOOKS)
 
 
-def resume(run: str | Path, *, observer: Observer | None = None, **overrides: Any) -> RunDirectory:
-    """Continue a run from its newest complete checkpoint; `steps=N` extends it."""
+def resume(
+    run: str | Path,
+    overrides: Overrides = (),
+    accept_changed: bool = False,
+    *,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> RunDirectory:
+    """Continue a run from its newest complete checkpoint; `steps=N` extends it.
+
+    `overrides` are those of the command line (`["runtime.device=cpu"]`) or a dict of dotted keys;
+    keyword arguments are top-level settings. A change of settings, data or models that changes
+    results is an error, unless `accept_changed`; it is then recorded in RUN/fingerprint.json.
+    """
     from hacrl.runs import resume as resume_run
     from hacrl.study.diagnostics.check import HOOKS
 
+    if overrides and settings:
+        raise TypeError("give overrides or keyword arguments, not both")
     with _shown(observer) as shown:
-        return resume_run(Path(run), overrides, observer=shown, hooks=HOOKS)
+        return resume_run(Path(run), overrides or settings, shown, HOOKS, accept_changed)
 
 
 def _shown(observer: Observer | None) -> AbstractContextManager[Observer | None]:

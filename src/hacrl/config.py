@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from hacrl.algorithms import AlgorithmSettings, make_settings
-from hacrl.config_file import apply_overrides, explain, read_toml, resolve_imports
+from hacrl.config_file import apply_overrides, explain, read_toml, resolve_imports, resolve_paths
 from hacrl.errors import UserError
 from hacrl.tasks.settings import TaskConfig
 from hacrl.verify.settings import VerifierConfig
@@ -62,14 +62,19 @@ class Table(BaseModel):
 class EvaluationConfig(Table):
     every: int = Field(10, ge=0)
     """Steps between evaluations. 0: only before the first step and after the last."""
-    problems: int = Field(200, ge=0)
-    """Number of held-out problems; 0 switches evaluation off."""
+    problems: Annotated[int, Field(ge=0)] | Literal["all"] = 200
+    """Most held-out problems to use, or "all". 0 switches evaluation off."""
     samples: int = Field(1, ge=1)
     """Replies to each problem (the k of avg@k)."""
     temperature: float = Field(1.0, ge=0)
     """0 is greedy."""
     max_response_tokens: int | None = Field(None, ge=1)
     """Token limit of a reply (the paper: 8,196). Unset: the training limit."""
+
+    @property
+    def most(self) -> int | None:
+        """`problems`, with None for all."""
+        return None if self.problems == "all" else self.problems
 
 
 class DiagnosticsConfig(Table):
@@ -216,7 +221,7 @@ class AgentConfig(Table):
     one runs on padded rows."""
     ranks: int = Field(1, ge=1)
     """Number of GPUs to shard this agent over (FSDP2), one process each; locally those from `device`
-    on. It may be changed in the run's config.toml before a resume."""
+    on. It may change on a resume."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, slower updates."""
     offload: Literal["auto", "none", "optimizer"] = "auto"
@@ -369,30 +374,6 @@ def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None
     except ValidationError as error:
         raise UserError(f"{source}: {explain(error, Config, tree, RENAMED)}") from error
     return resolve_paths(config, base)
-
-
-def resolve_paths(config: Config, base: Path) -> Config:
-    """Make paths absolute that are relative to the config file."""
-
-    def absolute(value: str | None) -> str | None:
-        if not value or value.startswith("pocket:"):
-            return value
-        path = base / Path(value).expanduser()
-        is_path = path.exists() or value.startswith(("/", "./", "../", "~"))
-        return str(path.resolve()) if is_path else value  # else: a hub name
-
-    agents = [
-        a.model_copy(update={"model": absolute(a.model), "replay": absolute(a.replay)})
-        for a in config.agents
-    ]
-    task = config.task.model_copy(
-        update={
-            field: absolute(value) if config.task.kind == "hub" else str((base / value).resolve())
-            for field in ("train", "held_out", "exclude")
-            if isinstance(value := getattr(config.task, field, None), str)
-        }
-    )
-    return config.model_copy(update={"agents": agents, "task": task})
 
 
 def dump_config(config: Config) -> str:

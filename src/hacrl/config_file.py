@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +21,11 @@ from hacrl.errors import UserError
 from hacrl.importing import add_folder
 from hacrl.safe_text import mask
 
+if TYPE_CHECKING:
+    from hacrl.config import Config
+
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Changes of a config: `key=value` texts as on the command line, or dotted key -> value."""
 ARMS = "arms"
 """The folder with arm files, beside the config file."""
 
@@ -35,16 +40,44 @@ def read_toml(path: Path) -> dict[str, Any]:
 def resolve_imports(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     """A copy of the tree in which import paths of modules in `base` have their folder."""
     tree = deepcopy(tree)
+    for table, key in import_tables(tree):
+        table[key] = add_folder(table[key], base)
+    return tree
+
+
+def import_tables(tree: dict[str, Any]) -> list[tuple[dict[str, str], str]]:
+    """The tables and keys of the tree that may hold an import path."""
     keys = [("task", "kind"), ("verifier", "kind"), ("algorithm", "name"), ("sampler", "kind")]
     tables = [(tree.get(table), key) for table, key in keys]
     if isinstance(verifier := tree.get("verifier"), dict) and verifier.get("kind") == "function":
         tables.append((verifier.get("options"), "path"))
     agents = tree.get("agents")
     tables += [(agent, "sampler") for agent in (agents if isinstance(agents, list) else [])]
-    for table, key in tables:
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = add_folder(table[key], base)
-    return tree
+    return [(t, k) for t, k in tables if isinstance(t, dict) and isinstance(t.get(k), str)]
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """Make paths absolute that are relative to the config file."""
+
+    def absolute(value: str | None) -> str | None:
+        if not value or value.startswith("pocket:"):
+            return value
+        path = base / Path(value).expanduser()
+        is_path = path.exists() or value.startswith(("/", "./", "../", "~"))
+        return str(path.resolve()) if is_path else value  # else: a hub name
+
+    agents = [
+        a.model_copy(update={"model": absolute(a.model), "replay": absolute(a.replay)})
+        for a in config.agents
+    ]
+    task = config.task.model_copy(
+        update={
+            field: absolute(value) if config.task.kind == "hub" else str((base / value).resolve())
+            for field in ("train", "held_out", "exclude")
+            if isinstance(value := getattr(config.task, field, None), str)
+        }
+    )
+    return config.model_copy(update={"agents": agents, "task": task})
 
 
 # ---------------------------------------------------------------- overrides
@@ -91,6 +124,11 @@ def set_key(tree: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
     _set(tree, key.split("."), value, override)
+
+
+def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key to a value, as `set_key` does for a text."""
+    _set(tree, key.split("."), value, f"{key}={value}")
 
 
 def _set(node: Any, path: list[str], value: Any, override: str) -> None:

@@ -9,7 +9,8 @@ someone else must be safe to look at.
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _NO_CODE = "HACRL_NO_CODE"
 """Environment variable, so that worker processes refuse code too."""
+
+
+_OF_CONFIGS: set[str] = set()
+"""Names of the modules that configs have named with their folder."""
 
 
 class CodeRefused(UserError):
@@ -75,9 +80,26 @@ def add_folder(path: str, base: Path) -> str:
     return f"{root}/{rest}" if colon and found else path
 
 
+def source_file(path: str) -> Path | None:
+    """The file of the module that an import path names, without importing it; None if unknown."""
+    folder, _, rest = path.rpartition("/")
+    module = rest.partition(":")[0]
+    if folder:
+        place = Path(folder, *module.split("."))
+        files = [place.with_name(f"{place.name}.py"), place / "__init__.py"]
+        return next((file for file in files if file.is_file()), None)
+    _search(str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        return None
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
 def import_object(path: str, field: str) -> Any:
-    """Import and return the object at `path`. Without a folder in the path, modules in the current
-    folder can be imported.
+    """Import and return the object at `path`. With a folder in the path, the module is the one in that
+    folder, even if another of this name is installed or imported. Otherwise it is looked up as usual,
+    and in the current folder.
 
     `field` is the config key that holds the path; errors name it.
     """
@@ -87,9 +109,10 @@ def import_object(path: str, field: str) -> Any:
         raise UserError(f"{field} = {path!r} is not an import path 'package.module:object'.")
     if not path.startswith("hacrl."):
         check_code(f"{field} = {path!r}")
-    if (place := folder or str(Path.cwd())) not in sys.path:
-        sys.path.append(place)
+    _search(folder or str(Path.cwd()))
     try:
+        if folder:
+            _import_package(module_name.partition(".")[0], folder)
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise UserError(
@@ -104,3 +127,27 @@ def import_object(path: str, field: str) -> Any:
     if not hasattr(module, name):
         raise UserError(f"{field} = {path!r}: module {module_name!r} ({file}) has no {name!r}.")
     return getattr(module, name)
+
+
+def _import_package(name: str, folder: str) -> None:
+    """Import the module or package `name` of `folder`, in place of one of this name that an earlier
+    config named or that is elsewhere on the path. Modules of Python or of a library that is loaded
+    already are not replaced."""
+    spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+    loaded = getattr(sys.modules.get(name), "__spec__", None)
+    replaceable = name in _OF_CONFIGS or (loaded is None and name not in sys.stdlib_module_names)
+    if spec and replaceable and getattr(loaded, "origin", None) != spec.origin:
+        _OF_CONFIGS.add(name)
+        for other in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+            del sys.modules[other]
+        sys.path.insert(0, folder)
+        try:
+            importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
+
+
+def _search(folder: str) -> None:
+    """Let modules in `folder` be imported if no other module has their name."""
+    if folder not in sys.path:
+        sys.path.append(folder)

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config, load_config, parse_config
+from hacrl.config_file import Overrides, apply_overrides, set_value
 from hacrl.errors import UserError
+from hacrl.fingerprint import check_inputs
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Quiet
 from hacrl.logs.warnings import WATCHES
 from hacrl.stopping import stoppable
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.tasks import Task, make_task
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import Executor, Team
 
@@ -24,7 +27,7 @@ from hacrl.training.loop import Executor, Team
 def start(
     config: Config | str | Path | dict[str, Any],
     run: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides = (),
     observer: Observer | None = None,
     hooks: Hooks | None = None,
 ) -> RunDirectory:
@@ -35,7 +38,7 @@ def start(
         config = load_config(Path(config))
     elif isinstance(config, dict):
         config = parse_config(config)
-    config = _changed(config, overrides or {})
+    config = _changed(config, overrides)
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
         try:
@@ -48,46 +51,53 @@ def start(
 
 def resume(
     run: Path,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides = (),
     observer: Observer | None = None,
     hooks: Hooks | None = None,
+    accept_changed: bool = False,
 ) -> RunDirectory:
-    """Continue a run from its newest whole checkpoint. Only `steps` may change."""
+    """Continue a run from its newest whole checkpoint. Changes of the config or of a file that would
+    change results raise a UserError, unless `accept_changed` (see hacrl.fingerprint)."""
     directory = RunDirectory.open(run)
-    config = directory.config()
-    if other := set(overrides or {}) - {"steps"}:
-        raise UserError(
-            f"resume: {sorted(other)[0]} cannot change within a run; only steps can. Start a new "
-            "run to use another value."
-        )
+    old = directory.config()
     with directory.locked():
-        done = _steps_done(directory)
-        if not config.checkpoint.save and done >= config.steps:
+        done = directory.steps_done()
+        if not old.checkpoint.save and done >= old.steps:
             raise UserError(
                 f"{run} is finished and wrote no checkpoints (checkpoint.save = false), so it "
                 "cannot be resumed. Start a new run."
             )
-        if overrides:
-            config = _changed(config, overrides)
-            if config.steps < done:
-                raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
-            directory.set_config(config)
-        train_team(config, directory, observer or Quiet(), hooks or Hooks())
+        config = _changed(old, overrides)
+        if config.steps < done:
+            raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
+        train_team(config, directory, observer or Quiet(), hooks or Hooks(), accept_changed)
     return directory
 
 
-def train_team(config: Config, run: RunDirectory, observer: Observer, hooks: Hooks) -> None:
+def train_team(
+    config: Config,
+    run: RunDirectory,
+    observer: Observer,
+    hooks: Hooks,
+    accept_changed: bool = False,
+) -> None:
     """Run the team's loop (loop.py) from the newest checkpoint that all learners have."""
     if _inside_event_loop():  # a notebook: one thread cannot run two event loops
         with stoppable(), ThreadPoolExecutor(1) as thread:
-            training = thread.submit(train_team, config, run, observer, hooks)
+            training = thread.submit(train_team, config, run, observer, hooks, accept_changed)
             while not wait([training], timeout=0.5).done:  # lets this thread handle signals
                 pass
             return training.result()
     observer = NotesOnDisk(observer, run)
     observer.phase("loading")
+    task = make_task(config.task, config.seed, run.path)
+    for text in _check_task(config, task):
+        observer.note(text)
+    check_inputs(config, task, run, observer.note, accept_changed)
+    if config != run.config():
+        run.set_config(config)
     with ExitStack() as stack:
-        executor = _make_executor(config, run, observer, hooks, stack)
+        executor = _make_executor(config, run, observer, hooks, stack, task)
         log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
         stack.callback(log.close)
         team = Team(config, run, Pool(run.pool_path), executor, log)
@@ -106,6 +116,20 @@ def _inside_event_loop() -> bool:
     return True
 
 
+def _check_task(config: Config, task: Task) -> list[str]:
+    """Check the numbers of problems before any model is loaded; return notes for the user."""
+    notes = list(getattr(task, "notes", ()))
+    task.batch(0, config.prompts_per_step)
+    wanted = config.evaluation.problems
+    found = len(task.held_out(config.evaluation.most)) if wanted else 0
+    if isinstance(wanted, int) and found < wanted:
+        notes.append(
+            f"evaluation.problems = {wanted}, but the task has {found} held-out problems; all "
+            f"{found} are used."
+        )
+    return notes
+
+
 def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what no task has handled. Ctrl-C also ends the tasks, but the caller reports it."""
     if not isinstance(context.get("exception"), KeyboardInterrupt):
@@ -113,7 +137,12 @@ def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 
 def _make_executor(
-    config: Config, run: RunDirectory, observer: Observer, hooks: Hooks, stack: ExitStack
+    config: Config,
+    run: RunDirectory,
+    observer: Observer,
+    hooks: Hooks,
+    stack: ExitStack,
+    task: Task,
 ) -> Executor:
     if config.runtime.kind == "ray":
         from hacrl.cluster.executor import RayExecutor
@@ -121,11 +150,7 @@ def _make_executor(
         return RayExecutor(config, run, observer, hooks, stack)
     from hacrl.training.local import LocalExecutor
 
-    return LocalExecutor(config, run, observer, hooks, stack)
-
-
-def _steps_done(run: RunDirectory) -> int:
-    return max((row["step"] + 1 for row in run.metrics() if row["kind"] == "train"), default=0)
+    return LocalExecutor(config, run, observer, hooks, stack, task)
 
 
 def free_name(path: Path) -> Path:
@@ -137,7 +162,15 @@ def free_name(path: Path) -> Path:
     return candidate
 
 
-def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
-    return (
-        parse_config({**config.model_dump(exclude_none=True), **overrides}) if overrides else config
-    )
+def _changed(config: Config, overrides: Overrides) -> Config:
+    """Return the config with overrides, as on the command line or as a mapping of dotted keys to
+    values. Paths in them start at the current folder."""
+    if not overrides:
+        return config
+    tree = config.model_dump(mode="json", exclude_none=True)
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            set_value(tree, key, value)
+    else:
+        apply_overrides(tree, overrides, Path.cwd())
+    return parse_config(tree)

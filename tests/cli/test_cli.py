@@ -114,7 +114,8 @@ def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: 
     assert "using step 1 instead" in err
     assert "step 3 of 3" in out
     assert (copy / "metrics.jsonl").read_text().startswith(before)
-    assert "only steps can" in refused("resume", copy, "seed=1")
+    assert "seed: 0 -> 1. Restore" in refused("resume", copy, "seed=1")
+    assert "is not of the form key=value" in refused("resume", copy, "seed")
     assert "is not a run directory" in refused("resume", tmp_path)
 
 

@@ -331,8 +331,10 @@ def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> N
 def test_a_pool_closed_by_other_members_is_refused(tmp_path: Path) -> None:
     run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
     run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
-    with pytest.raises(UserError, match=r"closed with the agents wren, but the config has finch"):
+    with pytest.raises(UserError, match=r'agents: \["wren"\] -> \["finch"\]; /'):
         hacrl.resume(run.path)
+    with pytest.raises(UserError, match=r"closed with the agents wren, but the config has finch"):
+        hacrl.resume(run.path, accept_changed=True)
 
 
 def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
@@ -364,7 +366,11 @@ def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path)
 
     config = team(member("wren"), log={"tensorboard": True}, evaluation={"every": 1, "problems": 6})
     run = hacrl.train(config, tmp_path / "run", steps=2)
+    (first,) = (run.path / "tensorboard").iterdir()
+    before = first.read_bytes()
     hacrl.resume(run.path, steps=3)
+    assert first.read_bytes() == before  # history is not written again
+    assert len(list((run.path / "tensorboard").iterdir())) == 2
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
     steps = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -16,7 +16,6 @@ from hacrl.cli.terminal import (
     print_json,
     program,
 )
-from hacrl.errors import UserError
 
 if TYPE_CHECKING:
     from hacrl.study.compare.results import Results
@@ -51,7 +50,16 @@ def train(
 
 
 @commands.command()
-def resume(run: Run, overrides: Overrides = None) -> None:
+def resume(
+    run: Run,
+    overrides: Overrides = None,
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed", help="Continue although data, models or settings have changed."
+        ),
+    ] = False,
+) -> None:
     """Continue RUN from its newest complete checkpoint; steps=N extends it."""
     with errors_as_messages(run):
         from hacrl.cli.progress import ProgressLine
@@ -59,7 +67,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
         from hacrl.study.diagnostics.check import HOOKS
 
         with ProgressLine() as progress:
-            resume_run(run, _parse(overrides or []), observer=progress, hooks=HOOKS)
+            resume_run(run, overrides or [], progress, HOOKS, accept_changed)
         _print_summary(run)
 
 
@@ -143,14 +151,3 @@ def _print_summary(run: Path) -> None:
     typer.echo(f"\nrun directory: {run}")
     for rest in (f"show {run}", f"samples {run}", f"export {run} {agent} DIR"):
         typer.echo(f"  {program()} {rest}")
-
-
-def _parse(overrides: list[str]) -> dict[str, object]:
-    """The overrides of `resume` as a dict. Which keys may change is decided by the run."""
-    changed: dict[str, object] = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
-        changed[key] = int(value) if value.lstrip("-").isdigit() else value
-    return changed

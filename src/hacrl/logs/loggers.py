@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -34,14 +33,17 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.path / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)  # a resumed run writes it anew from its metrics
-        self.writer = SummaryWriter(str(folder))
+        # Readers drop what an earlier file has from this step on.
+        first = run.steps_done() if folder.exists() else 0
+        self.writer = SummaryWriter(str(folder), purge_step=first)
         for row in run.metrics():
-            self.log(row)
+            if row["step"] >= first:  # the evaluation after the last step
+                self.log(row)
 
     def log(self, row: Mapping[str, Any]) -> None:
         for key, value in numbers(row).items():
             self.writer.add_scalar(key, value, row["step"])
+        self.writer.flush()  # a kill loses no row of a saved step
 
     def close(self) -> None:
         self.writer.close()

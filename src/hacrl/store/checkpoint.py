@@ -4,7 +4,7 @@
       best.json                     {step: held-out score} of the best step
       step-000010/
         model.safetensors  optimizer.safetensors  state.json
-        manifest.json               sha256 of the three
+        manifest.json               sha256 of the three, and the digest of the run's inputs
 
 Tensors are stored as safetensors and everything else as JSON: loading executes no code.
 """
@@ -32,6 +32,7 @@ SCHEMA = 2
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.json"
+_FINGERPRINT = "fingerprint"
 
 Report = Callable[[str], None]
 
@@ -64,8 +65,9 @@ class Checkpoints:
     complete for all. The agent is the folder's only writer; others may read at the same time.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, fingerprint: str | None = None) -> None:
+        """`fingerprint` is the digest of the run's inputs, for checkpoints to be saved."""
+        self.folder, self.keep, self.fingerprint = folder, keep, fingerprint
         self._saved: int | None = None
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -78,7 +80,8 @@ class Checkpoints:
             _save_tensors(new / _OPTIMIZER, checkpoint.optimizer)
             (new / _STATE).write_text(state, encoding="utf-8")
             manifest: dict[str, Any] = {"schema": SCHEMA, "step": checkpoint.step}
-            manifest |= {name: _sha256(new / name) for name in _FILES}
+            manifest[_FINGERPRINT] = self.fingerprint
+            manifest |= {name: sha256(new / name) for name in _FILES}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         self._saved = checkpoint.step
         return place
@@ -97,8 +100,9 @@ class Checkpoints:
         for path in (place / name for name in _FILES):
             if not path.is_file():
                 raise CorruptCheckpoint(f"{path} is missing")
-            if manifest.pop(path.name, None) != _sha256(path):
+            if manifest.pop(path.name, None) != sha256(path):
                 raise CorruptCheckpoint(f"{path} was changed (its sha256 is not in the manifest)")
+        manifest.pop(_FINGERPRINT, None)
         if manifest != {"schema": SCHEMA, "step": step}:
             raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
 
@@ -187,6 +191,14 @@ def newest_common(
     return found
 
 
+def fingerprint_of(folder: Path, step: int) -> str | None:
+    """The digest of the inputs that a checkpoint was trained with; None if it is not known."""
+    try:
+        return _json(folder / f"step-{step:06d}" / _MANIFEST).get(_FINGERPRINT)
+    except CorruptCheckpoint:
+        return None
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -197,7 +209,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

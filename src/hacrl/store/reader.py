@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from hacrl.config import Config, load_config
 from hacrl.errors import UserError
-from hacrl.store.files import read_whole_lines
+from hacrl.store.files import changed, read_whole_lines
 
 Row = dict[str, Any]
 
@@ -90,6 +90,29 @@ class RunReader:
 
     def samples(self, agent: str) -> Path:
         return self.path / "samples" / agent
+
+    @property
+    def fingerprint_path(self) -> Path:
+        return self.path / "fingerprint.json"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The inputs of the run and their history (hacrl.fingerprint); {} if there are none yet."""
+        try:
+            found = json.loads(self.fingerprint_path.read_text(encoding="utf-8"))
+            return found if found["inputs"] and found["history"] else {}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError) as error:
+            raise changed(self.fingerprint_path, f"not a fingerprint ({error!r})") from error
+
+    def digest(self) -> str | None:
+        """The digest of the run's inputs, for checkpoints."""
+        history = self.fingerprint().get("history")
+        return history[-1]["digest"] if history else None
+
+    def journalled(self) -> bool:
+        """Whether something has been sampled."""
+        return any((self.path / name).exists() for name in ("journal", "evaluation"))
 
     def config(self) -> Config:
         return load_config(self.config_path)

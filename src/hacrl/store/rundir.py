@@ -2,6 +2,7 @@
 
 config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
+fingerprint.json        inputs of the run (config, files, models, versions) and how they changed
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
                         update, offload, evaluate, checkpoint); differs between equal runs
@@ -53,20 +54,24 @@ class RunDirectory(RunReader):
                 f"{path} holds a run of {which}. Continue it with `hacrl resume {path}`, choose "
                 "another directory with --run, or delete this one."
             )
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(not _left_by_a_kill(file) for file in path.iterdir()):
             raise UserError(
                 f"{path} is not empty and is not a run. Choose a new directory with --run: a run "
                 "needs a directory of its own."
             )
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(run.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        facts = json.dumps(environment(config), indent=2)
+        write_atomic(run.path / "environment.json", facts + "\n")
         write_config(run.config_path, dump_config(config))
         return run
 
     def forget_if_not_begun(self) -> None:
         """Remove the directory, which `create` made, if nothing has been sampled yet."""
-        if not any((self.path / begun).exists() for begun in ("journal", "evaluation")):
+        if not self.journalled():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def set_fingerprint(self, content: Row) -> None:
+        write_config(self.fingerprint_path, json.dumps(content, indent=1) + "\n")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -122,7 +127,14 @@ def _write_rows(path: Path, rows: Iterable[Row]) -> None:
     write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def environment() -> dict[str, Any]:
+def _left_by_a_kill(path: Path) -> bool:
+    """Whether a new run writes this file before it is one, or a run that ended early left it."""
+    if path.name == "environment.json":
+        return b'"layout"' in path.read_bytes()
+    return path.name in (".lock", "fingerprint.json") or path.name.startswith(".tmp-")
+
+
+def environment(config: Config) -> dict[str, Any]:
     """Return versions and hardware, for environment.json."""
     import torch
     import transformers
@@ -137,6 +149,6 @@ def environment() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": config.runtime.threads or torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }

@@ -188,10 +188,9 @@ def evaluate_held_out(
         settings = load_config(config, overrides)
         found = [_like_agent(target, settings, agent)]
         base = Path.cwd()
-    count = settings.evaluation.problems
-    if not count:
+    if not settings.evaluation.problems:
         raise UserError("evaluation.problems = 0: give a number, e.g. evaluation.problems=200")
-    problems = make_task(settings.task, settings.seed, base).held_out(count)
+    problems = make_task(settings.task, settings.seed, base).held_out(settings.evaluation.most)
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded

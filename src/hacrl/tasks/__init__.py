@@ -30,7 +30,8 @@ class Task(Protocol):
         ...
 
     def held_out(self, count: int | None) -> list[Problem]:
-        """Problems that training never sees, the same for every seed; None means all of them."""
+        """At most `count` problems that training never sees, the same for every seed; None means
+        all of them."""
         ...
 
 

@@ -76,7 +76,9 @@ class ArithmeticTask:
 
     def batch(self, step: int, count: int) -> list[Problem]:
         """The training problems of a step, all different; a smaller count gives a prefix."""
-        self._check("prompts_per_step", count, held_out=False)
+        fewest = min(len(all_problems(o, held_out=False)) for o in self.operations)
+        of = f"training problems with {', '.join(self.operations)} in equal parts"
+        check_count(count, fewest * len(self.operations), of)
         taken: dict[str, Problem] = {}
         attempt = 0
         while len(taken) < count:
@@ -90,20 +92,12 @@ class ArithmeticTask:
     def held_out(self, count: int | None) -> list[Problem]:
         """The first `count` held-out problems in a fixed order, operations in turn; None gives all
         that fit into equal parts (483 for the three operations)."""
-        if count is not None:
-            self._check("evaluation.problems", count, held_out=True)
         ordered = [
             sorted(all_problems(operation, held_out=True), key=lambda p: draw("order", p.id))
             for operation in self.operations
         ]
         turns = (problem for turn in zip(*ordered, strict=False) for problem in turn)
         return list(islice(turns, count))
-
-    def _check(self, setting: str, count: int, held_out: bool) -> None:
-        fewest = min(len(all_problems(o, held_out)) for o in self.operations)
-        side = "held-out" if held_out else "training"
-        of = f"{side} problems with {', '.join(self.operations)} in equal parts"
-        check_count(setting, count, fewest * len(self.operations), of)
 
 
 def arithmetic_task(config: TaskConfig, seed: int, base: Path) -> ArithmeticTask:

@@ -6,7 +6,9 @@ the same text with other white space or letter case is the same problem.
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,18 +39,21 @@ class DatasetTask:
         held_out: Sequence[Problem],
         seed: int,
         facts: dict[str, int],
+        notes: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.train = tuple(train)
         self.kept_out = tuple(held_out)
         self.facts = {**facts, "train": len(self.train), "held_out": len(self.kept_out)}
         """Counts of the problems read, left out and kept."""
+        self.notes = tuple(notes)
+        """Sentences about the data for the user; a run shows them."""
         self._deck = Deck([problem.id for problem in self.train], seed)
 
     def batch(self, step: int, count: int) -> list[Problem]:
         """The step's training problems, all different; every problem comes once per epoch."""
         of = f"training problems of task {self.name!r}"
-        check_count("prompts_per_step", count, len(self.train), of)
+        check_count(count, len(self.train), of)
         return [self.train[i] for i in self._deck.deal(step, count)]
 
     def held_out(self, count: int | None) -> list[Problem]:
@@ -56,12 +61,9 @@ class DatasetTask:
         size = len(self.kept_out)
         if not size:
             raise UserError(
-                f"task {self.name!r} has no held-out problems: set task.held_out, or a "
-                "task.held_out_fraction above 0"
+                f"task {self.name!r} has no held-out problems: set task.held_out, raise "
+                "task.held_out_fraction, or switch evaluation off with evaluation.problems=0"
             )
-        if count is None:
-            return list(self.kept_out)
-        check_count("evaluation.problems", count, size, f"held-out problems of task {self.name!r}")
         by_hash = sorted(range(size), key=lambda i: hash_number("sample", self.kept_out[i].id))
         return [self.kept_out[i] for i in sorted(by_hash[:count])]
 
@@ -114,20 +116,33 @@ def _build(
         left = [p for p in left if p.id not in excluded]
     if not left:
         raise UserError(f"task {name!r} has no training problems left: {facts}")
-    return DatasetTask(name, left, kept_out, seed, facts)
+    notes = []
+    if repeated := len(train) - len({_content(row) for row in train}):
+        notes.append(
+            f"{repeated} of the {len(train)} rows of {config.train} repeat another row; each is a "
+            "problem of its own"
+        )
+    return DatasetTask(name, left, kept_out, seed, facts, notes)
 
 
 def to_problems(
     rows: list[Row], columns: ColumnsConfig, template: PromptTemplate, name: str, stem: str
 ) -> list[Problem]:
-    """Check every row and convert it to a problem; ids of rows without one begin with `stem`."""
+    """Check every row and convert it to a problem. A row without an id gets `stem` and a hash of its
+    content, and a number if the row comes again."""
     id_column = columns.id or ("id" if "id" in rows[0].values else None)
+    copies: Counter[str] = Counter()
     own = {columns.question, columns.answer, id_column}
     problems: list[Problem] = []
     seen: dict[str, str] = {}
     for row in rows:
         question, answer = _question(row, columns), _answer(row, columns)
-        id_ = str(_column(row, id_column, "id")) if id_column else f"{stem}-{row.number}"
+        if id_column:
+            id_ = str(_column(row, id_column, "id"))
+        else:
+            id_ = f"{stem}-{_content(row)}"
+            copies[id_] += 1
+            id_ += f"-{copies[id_]}" if copies[id_] > 1 else ""
         if id_ in seen:
             raise UserError(f"{row.where}: id {id_!r} is already used at {seen[id_]}")
         seen[id_] = row.where
@@ -143,6 +158,11 @@ def to_problems(
         )
         problems.append(problem)
     return problems
+
+
+def _content(row: Row) -> str:
+    """A hash of all columns of the row."""
+    return f"{hash_number(json.dumps(row.values, sort_keys=True, default=str)):016x}"
 
 
 def _column(row: Row, column: str, meaning: str) -> Any:

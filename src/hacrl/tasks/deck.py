@@ -27,10 +27,13 @@ def hash_fraction(*parts: object) -> float:
     return (hash_number(*parts) >> 11) * 2.0**-53
 
 
-def check_count(setting: str, count: int, size: int, of: str) -> None:
-    """UserError unless `count`, the value of a setting, is between 1 and `size`."""
+def check_count(count: int, size: int, of: str) -> None:
+    """UserError unless a step's `count` problems are between 1 and `size`."""
     if not 1 <= count <= size:
-        raise UserError(f"{setting} = {count} is not between 1 and {size}, the number of {of}")
+        raise UserError(
+            f"prompts_per_step = {count} is not between 1 and {size}, the number of {of}. Lower "
+            "prompts_per_step, or give the task more problems."
+        )
 
 
 class Deck:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hacrl.errors import UserError
 from hacrl.tasks.dataset import normalised
-from hacrl.tasks.deck import Deck, check_count, hash_fraction, hash_number
+from hacrl.tasks.deck import Deck, hash_fraction, hash_number
 from hacrl.tasks.gold import gold_is_right, operand_key
 from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.settings import GymConfig, TaskConfig
@@ -83,8 +83,6 @@ class GymTask:
             sorted(pool.held_out, key=lambda p: hash_number("sample", p.id)) for pool in self.pools
         ]
         turns = [p for turn in zip_longest(*ordered) for p in turn if p is not None]
-        of = f"held-out problems of task {self.name!r} (see task.held_out_fraction and draws)"
-        check_count("evaluation.problems", count, len(turns), of)
         return turns[:count]
 
     def _counts(self, step: int, count: int) -> list[int]:

@@ -36,7 +36,8 @@ class ColumnsConfig(BaseModel):
     answer: str = "answer"
     """Column with the gold answer: text or a number."""
     id: str | None = None
-    """Column with the problem's id. Unset: the column `id` if it exists, else file name and line."""
+    """Column with the problem's id. Unset: the column `id` if it exists, else file name and a hash
+    of the row."""
     task: str | None = None
     """Column with the problem's task, for capability by task and for tables. Unset: task.name."""
 

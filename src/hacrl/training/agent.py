@@ -49,7 +49,9 @@ class Agent:
         self.run, self.pool, self.task = shared.run, shared.pool, shared.task
         self.verifier, self.algorithm = shared.verifier, shared.algorithm
         self.journal = Journal(self.run.journal(self.name))
-        self.checkpoints = Checkpoints(self.run.checkpoints(self.name), config.checkpoint.keep)
+        self.checkpoints = Checkpoints(
+            self.run.checkpoints(self.name), config.checkpoint.keep, self.run.digest()
+        )
         self.clock = Clock()
         self.notes: list[str] = []
         self.plan = plan_of(config, agent, self.algorithm) if agent.learns else None
@@ -181,7 +183,7 @@ class Agent:
     def evaluate(self, done: int) -> tuple[dict[str, Any], bool]:
         """Answer the held-out problems alone; return metrics and whether this is the best so far."""
         with self.clock("evaluate"):
-            problems = self.task.held_out(self.config.evaluation.problems)
+            problems = self.task.held_out(self.config.evaluation.most)
             folder = self.run.evaluation(done, self.name)
             result = evaluate(self.policy, self.config, problems, self.verifier, folder)
         best = False

@@ -37,11 +37,13 @@ class Shared:
     hooks: Hooks
 
 
-def open_shared(config: Config, run: RunDirectory, hooks: Hooks, stack: ExitStack) -> Shared:
-    """Open the task, verifier and pool of this process; `stack` closes them."""
+def open_shared(
+    config: Config, run: RunDirectory, hooks: Hooks, stack: ExitStack, task: Task | None = None
+) -> Shared:
+    """Open the verifier, the pool and, unless given, the task of this process; `stack` closes them."""
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
-    task = make_task(config.task, config.seed, run.path)
+    task = task or make_task(config.task, config.seed, run.path)
     verifier = stack.enter_context(VerifierPool(config.verifier))
     algorithm = make_algorithm(config.algorithm, verifier.reward_range)
     return Shared(config, run, Pool(run.pool_path), task, verifier, algorithm, hooks)
@@ -57,11 +59,12 @@ class LocalExecutor:
         observer: Observer,
         hooks: Hooks,
         stack: ExitStack,
+        task: Task,
     ) -> None:
         self.observer = observer
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         ranks = LocalRanks(config, stack)
-        shared = open_shared(config, run, hooks, stack)
+        shared = open_shared(config, run, hooks, stack, task)
         self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
         self.agents = {a.name: self.make(a.name) for a in config.agents}
 

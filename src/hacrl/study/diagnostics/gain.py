@@ -41,11 +41,11 @@ class UnseenProblems:
     are training problems of coming steps that no earlier step has used.
     """
 
-    def __init__(self, task: Task, seed: int, prompts_per_step: int, evaluated: int) -> None:
+    def __init__(self, task: Task, seed: int, prompts_per_step: int, evaluated: int | None) -> None:
         self.task, self.seed, self.prompts = task, seed, prompts_per_step
         self._used: dict[int, set[str]] = {}
         try:
-            reported = {p.id for p in task.held_out(evaluated)} if evaluated else set()
+            reported = {p.id for p in task.held_out(evaluated)} if evaluated != 0 else set()
             self.spare = [p for p in task.held_out(None) if p.id not in reported]
         except UserError:  # a task without held-out problems
             self.spare = []

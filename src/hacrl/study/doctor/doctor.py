@@ -138,7 +138,7 @@ def _extra(extra: str, what: str) -> Finding:
 def _task(config: Config) -> str:
     task = make_task(config.task, config.seed, Path.cwd())
     training = task.batch(0, config.prompts_per_step)
-    held_out = task.held_out(config.evaluation.problems) if config.evaluation.problems else []
+    held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
     return f"{config.task.kind}, {len(training)} problems per step, {len(held_out)} held out"
 
 

@@ -1,0 +1,226 @@
+"""The inputs of a run: config, data and model files, user code, problems, versions.
+
+RUN/fingerprint.json keeps them, and `hacrl resume` compares them with those it finds:
+
+    inputs      the current inputs
+    history     [{"step": 0, "digest": ...}, {"step": 20, "digest": ..., "changes": [...]}]
+
+The manifest of a checkpoint has the digest of the inputs that the checkpoint was trained with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+from hacrl.config import Config
+from hacrl.config_file import import_tables
+from hacrl.errors import UserError
+from hacrl.importing import source_file
+from hacrl.pocket import pocket_path
+from hacrl.store.checkpoint import fingerprint_of, sha256
+from hacrl.store.files import steps_in
+from hacrl.store.rundir import RunDirectory, environment
+from hacrl.tasks import Task
+from hacrl.verify.settings import VERIFIERS
+
+Inputs = dict[str, dict[str, Any]]
+Kind = Literal["free", "rounding", "results"]
+
+FREE = """
+    steps skip_limit evaluation.every diagnostics.* checkpoint.* log.* verifier.workers
+    runtime.address runtime.placement runtime.deadline
+    agents.*.cpus agents.*.gpus agents.*.resources*
+"""
+"""Keys that change no number of a step: a resume may change them."""
+ROUNDING = """
+    runtime.kind runtime.device runtime.threads sampler.cache_fraction sampler.max_tokens
+    agents.*.device agents.*.ranks agents.*.attention agents.*.offload agents.*.microbatch_tokens
+    agents.*.sampler_rows agents.*.gradient_checkpointing torch transformers gpu
+"""
+"""Keys that change numbers by rounding only: a resume may change them, and notes it. Every other key
+needs `--accept-changed`."""
+_MODEL_FILES = ".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py"
+
+
+@dataclass(frozen=True)
+class Change:
+    """An input that differs.
+
+    Example: Change("runtime.threads", "rounding", "runtime.threads: 1 -> 2")
+    """
+
+    key: str
+    kind: Kind
+    text: str
+
+
+def check_inputs(
+    config: Config,
+    task: Task,
+    run: RunDirectory,
+    note: Callable[[str], None],
+    accept_changed: bool = False,
+) -> None:
+    """Compare the inputs with those of the run and keep them. A new run keeps them only. UserError if
+    a change would change results and is not accepted."""
+    stored = run.fingerprint()
+    old: Inputs = stored.get("inputs", {})
+    new = read_inputs(config, task, old.get("files", {}))
+    learners = [a.name for a in config.agents if a.learns]
+    saved = [set(steps_in(run.checkpoints(name))) for name in learners]
+    step = max(set.intersection(*saved), default=0)
+    history = stored.get("history", [])
+    digests = {entry["digest"] for entry in history}
+    for name in learners if stored and step else ():
+        if fingerprint_of(run.checkpoints(name), step) not in digests | {None}:
+            raise UserError(
+                f"{run.checkpoints(name)}: the checkpoint of step {step} was trained with other "
+                f"inputs than {run.fingerprint_path} lists. Restore the files of this run."
+            )
+    found = changes(old, new) if stored else []
+    if unaccepted := [c.text for c in found if c.kind == "results" and not accept_changed]:
+        raise UserError(
+            f"{run.path} was trained with other inputs: {_listed(unaccepted)}. Restore them, start a "
+            f"new run, or accept the change with `hacrl resume {run.path} --accept-changed`."
+        )
+    noted = [c.text for c in found if c.kind != "free"]
+    if noted:
+        note(
+            f"resumed with changed inputs ({_listed(noted)}): from step {step + 1} on the run is "
+            "not byte for byte that of an undisturbed one."
+        )
+    elif not stored and run.journalled():
+        note("the run has no fingerprint.json: its inputs cannot be compared with those of today.")
+    if noted or not history:
+        entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
+        history = [*history, entry]
+    run.set_fingerprint({"inputs": new, "history": history})
+
+
+def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
+    """The inputs as they are now. `known` are the files of an earlier start: a file whose size and
+    time are the same is not read again."""
+    here = environment(config)
+    versions = {key: here[key] for key in ("hacrl", "torch", "transformers", "gpu")}
+    if verifier := VERIFIERS.get(config.verifier.kind):
+        versions["verifier"] = f"{config.verifier.kind}/{getattr(verifier, 'version', '')}"
+    files = _data_and_code(config)
+    for model in [agent.model for agent in config.agents if agent.model]:
+        is_pocket, name = model.startswith("pocket:"), model.removeprefix("pocket:")
+        folder = pocket_path(name) if is_pocket else Path(model).expanduser()
+        if folder.is_dir():
+            files += sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES)
+        elif model.count("/") == 1 and not folder.is_absolute():
+            versions[f"hub revision of {model}"] = hub_revision(model)
+    train = getattr(task, "train", None) or task.batch(0, config.prompts_per_step)
+    held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
+    return {
+        "config": _by_key(config),
+        "files": {str(p): _stat(p, known.get(str(p))) for p in files if p.is_file()},
+        "versions": versions,
+        "problems": {"training": _hash(train), "held-out": _hash(held_out)},
+    }
+
+
+def changes(old: Inputs, new: Inputs) -> list[Change]:
+    """What differs. Other problems are listed only if neither a key nor a file explains them."""
+    found = []
+    both = {*old["config"].get("agents", ())} & {*new["config"].get("agents", ())}
+    for part in ("config", "versions"):
+        for key in sorted(old[part].keys() | new[part].keys()):
+            before, now = old[part].get(key), new[part].get(key)
+            is_agents = key.startswith("agents.")
+            if is_agents and not any(key.startswith(f"agents.{name}.") for name in both):
+                continue  # the key `agents` names those that came or left
+            if before != now:
+                found.append(Change(key, _kind(key), f"{key}: {_value(before)} -> {_value(now)}"))
+    for path in sorted(old["files"].keys() | new["files"].keys()):
+        before, now = (inputs["files"].get(path, {}).get("sha256") for inputs in (old, new))
+        if before != now:
+            what = "was added" if not before else "was changed" if now else "is gone or not used"
+            found.append(Change(path, "results", f"{path} {what}"))
+    if all(change.kind != "results" for change in found):
+        for side, before in old["problems"].items():
+            if before != new["problems"][side]:
+                found.append(Change("task", "results", f"the {side} problems of the task changed"))
+    return found
+
+
+def digest(inputs: Inputs) -> str:
+    """The hash of all inputs but those that may change freely."""
+    kept: dict[str, Any] = {
+        part: {k: v for k, v in inputs[part].items() if _kind(k) != "free"}
+        for part in ("config", "versions", "problems")
+    }
+    kept["files"] = {path: entry["sha256"] for path, entry in inputs["files"].items()}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def hub_revision(name: str) -> str | None:
+    """The commit that the hub name stands for now, or stands for in the local cache if the hub cannot
+    be reached; None if neither knows it."""
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, "config.json")).parent.name
+    except Exception:  # loading the model reports what is wrong
+        return None
+
+
+def _data_and_code(config: Config) -> list[Path]:
+    named = [getattr(config.task, key) for key in ("train", "held_out", "exclude")]
+    files = [Path(name) for name in named if name]
+    tree = config.model_dump(mode="json", exclude_none=True)
+    found = (source_file(table[key]) for table, key in import_tables(tree) if ":" in table[key])
+    return files + [path for path in found if path]
+
+
+def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:
+    stat = os.stat(path)
+    facts = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    same = known is not None and facts.items() <= known.items()
+    return {**facts, "sha256": known["sha256"] if known and same else sha256(path)}
+
+
+def _by_key(config: Config) -> dict[str, Any]:
+    """Dotted key -> value, e.g. agents.wren.model, and the names of the agents."""
+    tree = config.model_dump(mode="json", exclude_none=True)
+    agents = {agent["name"]: agent for agent in tree["agents"]}
+    return {**dict(_flat({**tree, "agents": agents})), "agents": list(agents)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _kind(key: str) -> Kind:
+    if any(fnmatch(key, pattern) for pattern in FREE.split()):
+        return "free"
+    return "rounding" if any(fnmatch(key, p) for p in ROUNDING.split()) else "results"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f"; and {len(texts) - 5} more" if len(texts) > 5 else ""
+    return "; ".join(texts[:5]) + more
+
+
+def _value(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value)
+
+
+def _hash(problems: Any) -> str:
+    found = hashlib.sha256()
+    for problem in problems:
+        found.update(repr(problem).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()

@@ -1,0 +1,223 @@
+"""A run knows its inputs: a resume compares config, data, models and code, and names what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from team import member, team
+
+import hacrl
+from hacrl import fingerprint
+from hacrl.errors import UserError
+from hacrl.pocket import pocket_path
+from hacrl.store.checkpoint import fingerprint_of
+from hacrl.store.rundir import RunDirectory
+
+REWARD = "def score(completion, answer):\n    return 1.0 if answer in completion else 0.0\n"
+
+
+def write_rows(path: Path, count: int, first: int = 10) -> None:
+    rows = [{"question": f"{i}+{i}", "answer": 2 * i} for i in range(first, first + count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def own_config(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A team of one on own data, with its own model folder and its own reward function."""
+    write_rows(folder / "train.jsonl", 30)
+    (folder / "rewards.py").write_text(REWARD)
+    shutil.copytree(pocket_path("wren"), folder / "model")
+    agent = {"name": "wren", "model": str(folder / "model"), "learning_rate": 2e-4}
+    task = {"kind": "jsonl", "train": str(folder / "train.jsonl")}
+    options = {"path": f"{folder}/rewards:score"}
+    verifier = {"kind": "function", "options": options, "workers": 1, "timeout": 300}
+    return team(agent, **{"steps": 2, "task": task, "verifier": verifier, **settings})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    with pytest.warns(
+        UserWarning, match=r"evaluation\.problems = 12, but the task has \d held-out"
+    ):
+        return hacrl.train(own_config(tmp_path), tmp_path / "run")
+
+
+def history(run: RunDirectory) -> list[dict[str, Any]]:
+    return run.fingerprint()["history"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("train.jsonl", lambda path: write_rows(path, 29, first=11)),
+        ("rewards.py", lambda path: path.write_text(REWARD.replace("0.0", "0.5"))),
+        ("model/generation_config.json", lambda path: path.write_text("{}")),
+        ("model/tokenizer_config.json", lambda path: path.unlink()),
+    ],
+)
+def test_first_hour_4_and_d2_a_changed_file_is_named(
+    run: RunDirectory, tmp_path: Path, file: str, change: Any
+) -> None:
+    """Line 1 of the data removed, another reward, another model: refused, or accepted and recorded."""
+    before = (run.metrics_path.read_bytes(), run.config_path.read_bytes())
+    change(tmp_path / file)
+    with pytest.raises(UserError, match=rf"{file} (was changed|is gone).*--accept-changed"):
+        hacrl.resume(run.path, steps=3)
+    assert (run.metrics_path.read_bytes(), run.config_path.read_bytes()) == before
+    if file == "model/tokenizer_config.json":
+        return
+    with pytest.warns(UserWarning, match=rf"{file} was changed.*from step 3 on"):
+        hacrl.resume(run.path, ["steps=3"], accept_changed=True)
+    first, second = history(run)
+    assert (first["step"], second["step"]) == (0, 2)
+    assert [file in text for text in second["changes"]] == [True]
+    assert fingerprint_of(run.checkpoints("wren"), 3) == second["digest"] != first["digest"]
+    assert any(f"{file} was changed" in note["text"] for note in run.notes())
+
+
+def test_first_hour_11_each_key_has_its_class(tmp_path: Path) -> None:
+    """Free: workers, logging, steps. Noted: threads, micro-batches. Refused: the rest."""
+    run = hacrl.train(team(member("wren"), steps=1), tmp_path / "run")
+    free = ["verifier.workers=2", "log.tensorboard=true", "checkpoint.keep=1", "steps=2"]
+    hacrl.resume(run.path, free)
+    assert run.notes() == [] and len(history(run)) == 1
+    config = run.config()
+    assert (config.verifier.workers, config.log.tensorboard, config.steps) == (2, True, 2)
+    with pytest.warns(UserWarning, match=r"agents\.wren\.microbatch_tokens: 16384 -> 64"):
+        hacrl.resume(run.path, {"agents.wren.microbatch_tokens": 64, "steps": 3})
+    assert [note["text"].count("from step 3 on") for note in run.notes()] == [1]
+    with pytest.raises(UserError, match=r"algorithm\.epsilon_low: 0\.003 -> 0\.1.*accept-changed"):
+        hacrl.resume(run.path, ["algorithm.epsilon_low=0.1", "runtime.threads=2", "steps=4"])
+    assert run.config().steps == 3
+    with pytest.warns(UserWarning, match=r"epsilon_low"):
+        hacrl.resume(run.path, ["algorithm.epsilon_low=0.1", "steps=4"], accept_changed=True)
+    assert [entry["step"] for entry in history(run)] == [0, 2, 3]
+    with pytest.raises(UserError, match="has done 4 steps"):
+        hacrl.resume(run.path, ["steps=3"], accept_changed=True)
+    with pytest.raises(UserError, match="unknown key; did you mean 'threads'"):
+        hacrl.resume(run.path, ["runtime.thread=1"])
+
+
+def test_keys_of_the_classes_exist() -> None:
+    """A renamed key must be renamed in FREE and ROUNDING too."""
+    keys = {
+        f"agents.*.{key}" if table == "agents" else f"{table}.{key}"
+        for table, kind in {
+            "agents": hacrl.config.AgentConfig,
+            "evaluation": hacrl.config.EvaluationConfig,
+            "sampler": hacrl.config.SamplerConfig,
+            "runtime": hacrl.config.RuntimeConfig,
+            "verifier": hacrl.config.VerifierConfig,
+        }.items()
+        for key in kind.model_fields
+    }
+    keys |= set(hacrl.config.Config.model_fields) | {"torch", "transformers", "gpu"}
+    listed = (*fingerprint.FREE.split(), *fingerprint.ROUNDING.split())
+    tables = {"diagnostics.*", "checkpoint.*", "log.*"}
+    assert {key.removesuffix("*") if key.endswith("s*") else key for key in listed} - tables <= keys
+
+
+def test_unchanged_files_are_not_read_again(run: RunDirectory, monkeypatch: Any) -> None:
+    """A resume with a model of 30 GB must not take minutes; a new time alone is no change."""
+
+    def refuse(path: Path) -> str:
+        raise AssertionError(f"{path} was read again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fingerprint, "sha256", refuse)
+        hacrl.resume(run.path, steps=3)
+    os.utime(run.path.parent / "train.jsonl")
+    hacrl.resume(run.path, steps=4)
+    assert len(history(run)) == 1
+
+
+def test_checkpoints_of_other_inputs_are_refused(run: RunDirectory, tmp_path: Path) -> None:
+    place = run.checkpoints("wren") / "step-000002" / "manifest.json"
+    manifest = json.loads(place.read_text())
+    assert manifest["fingerprint"] == history(run)[0]["digest"]
+    place.write_text(json.dumps({**manifest, "fingerprint": "0" * 64}))
+    with pytest.raises(UserError, match="checkpoint of step 2 was trained with other inputs"):
+        hacrl.resume(run.path, steps=3)
+
+
+def test_a_run_without_a_fingerprint_says_so(run: RunDirectory) -> None:
+    run.fingerprint_path.unlink()
+    with pytest.warns(UserWarning, match=r"has no fingerprint\.json"):
+        hacrl.resume(run.path, steps=3)
+    assert len(history(run)) == 1
+    run.fingerprint_path.write_text("{}")
+    with pytest.raises(UserError, match=r"fingerprint\.json: not a fingerprint"):
+        hacrl.resume(run.path, steps=4)
+
+
+def test_the_revision_of_a_hub_name_is_part_of_the_inputs(tmp_path: Path, monkeypatch: Any) -> None:
+    commit = tmp_path / "snapshots" / ("a" * 40) / "config.json"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(commit))
+    assert fingerprint.hub_revision("Qwen/Qwen3-1.7B-Base") == "a" * 40
+    old = {"config": {}, "files": {}, "problems": {}, "versions": {"hub revision of Q/q": "a"}}
+    new = {**old, "versions": {"hub revision of Q/q": "b"}}
+    assert [c.text for c in fingerprint.changes(old, new)] == ['hub revision of Q/q: "a" -> "b"']
+    assert fingerprint.digest(old) != fingerprint.digest(new)
+
+
+# ---------------------------------------------------------------- before models are loaded
+
+
+def no_model(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("a model was loaded")
+
+
+def test_first_hour_12_too_many_prompts_per_step_is_found_before_loading(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("hacrl.policy.policy.load_model", no_model)
+    place = tmp_path / "run"
+    with pytest.raises(UserError, match=r"prompts_per_step = 99 is not between 1 and 2\d"):
+        hacrl.train(own_config(tmp_path, prompts_per_step=99), place)
+    assert not place.exists()
+
+
+def test_first_hour_5_few_held_out_problems_are_used_with_a_note(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The note comes before any model is loaded; "all" is a value and needs no note."""
+    monkeypatch.setattr("hacrl.policy.policy.load_model", no_model)
+    config = own_config(tmp_path)
+    few = pytest.warns(UserWarning, match=r"evaluation\.problems = 12, but the task has")
+    with few as notes, pytest.raises(AssertionError, match="was loaded"):
+        hacrl.train(config, tmp_path / "run")
+    assert len(notes) == 1
+    config["evaluation"]["problems"] = "all"
+    with pytest.raises(AssertionError, match="was loaded"):
+        hacrl.train(config, tmp_path / "all")
+
+
+def test_first_hour_15_the_environment_has_the_threads_of_the_config(tmp_path: Path) -> None:
+    config = hacrl.config.parse_config(team(member("wren"), runtime={"threads": 3}))
+    run = RunDirectory.create(tmp_path / "run", config)
+    assert json.loads((run.path / "environment.json").read_text())["threads"] == 3
+
+
+@pytest.mark.parametrize("left", [["environment.json"], [".tmp-config.toml-1a"], [".lock"]])
+def test_d20_a_kill_between_the_first_files_does_not_block_the_name(
+    tmp_path: Path, left: list[str]
+) -> None:
+    config = hacrl.config.parse_config(team(member("wren")))
+    run = RunDirectory.create(tmp_path / "run", config)
+    if ".tmp-config.toml-1a" in left:
+        run.config_path.rename(run.path / left[0])
+    run.config_path.unlink(missing_ok=True)
+    (run.path / ".lock").touch()
+    again = RunDirectory.create(run.path, config)
+    assert again.config() == config
+    with again.locked():
+        assert not list(run.path.glob(".tmp-*"))
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "environment.json").write_text("{}")
+    with pytest.raises(UserError, match="not empty"):
+        RunDirectory.create(foreign, config)
