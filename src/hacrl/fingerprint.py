@@ -24,6 +24,7 @@ from hacrl.config_file import import_tables
 from hacrl.errors import UserError
 from hacrl.importing import source_file
 from hacrl.pocket import pocket_path
+from hacrl.safe_text import mask
 from hacrl.store.checkpoint import fingerprint_of, sha256
 from hacrl.store.files import steps_in
 from hacrl.store.rundir import RunDirectory, environment
@@ -190,8 +191,9 @@ def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _by_key(config: Config) -> dict[str, Any]:
-    """Dotted key -> value, e.g. agents.wren.model, and the names of the agents."""
-    tree = config.model_dump(mode="json", exclude_none=True)
+    """Dotted key -> value, e.g. agents.wren.model, and the names of the agents. Secrets are masked: a
+    new password is no change."""
+    tree = mask(config.model_dump(mode="json", exclude_none=True))
     agents = {agent["name"]: agent for agent in tree["agents"]}
     return {**dict(_flat({**tree, "agents": agents})), "agents": list(agents)}
 

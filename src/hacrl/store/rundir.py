@@ -71,7 +71,7 @@ class RunDirectory(RunReader):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def set_fingerprint(self, content: Row) -> None:
-        write_config(self.fingerprint_path, json.dumps(content, indent=1) + "\n")
+        write_atomic(self.fingerprint_path, json.dumps(content, indent=1) + "\n")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
