@@ -34,8 +34,8 @@ from hacrl.config import Config, parse_config
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
-from hacrl.sampling.cache import ARENAS
-from hacrl.study.doctor.memory import device_peak, estimate_need, memory_of
+from hacrl.sampling.cache import ARENAS, device_memory
+from hacrl.study.doctor.memory import device_peak, estimate_need
 from hacrl.types import Sample, Update
 
 
@@ -107,7 +107,7 @@ def make_config(case: Case, sizes: Sizes, folder: Path) -> Config:
 
 
 def predict(config: Config, device: torch.device) -> tuple[float, str]:
-    whole = memory_of(device)
+    whole = device_memory(device)
     needs = {}
     for agent in config.agents:
         need = estimate_need(config, agent, agent.model, device, whole)
@@ -127,7 +127,7 @@ def step(policies: list[Policy], sizes: Sizes, number: int, peaks: dict[str, flo
     for policy, own in zip(policies, rollouts, strict=True):
         with _peak_of("learning", device, peaks):
             for m, part in enumerate(("own", "peers")):
-                report = policy.update(own, LOSS, Update(m, 2, 0.8, part, ("p",)))
+                report = policy.update(own, LOSS, Update(m, 0.8, part, ("p",)))
                 assert not report.skipped
             policy.offload()
 

@@ -201,7 +201,7 @@ def _score_and_update(
     if "update" in parts:
         loss = Gspo(SETTINGS, (0.0, 1.0)).loss
         samples = _samples(trace, replies, scored.result)
-        update = Update(0, 1, 0.8, "own", tuple(dict.fromkeys(s.problem_id for s in samples)))
+        update = Update(0, 0.8, "own", tuple(dict.fromkeys(s.problem_id for s in samples)))
         done = timed(
             lambda _: policy.update(samples, loss, update), device, repeats=setting.repeats
         )

@@ -303,13 +303,11 @@ class Sample:
 class Update:
     """One planned optimizer update of a step (training/plan.py).
 
-    Example: Update(index=2, count=4, floor=0.85, part="peers", problems=("add-17-25", ...))
+    Example: Update(index=2, floor=0.85, part="peers", problems=("add-17-25", ...))
     """
 
     index: int
     """m of the paper: the number of updates planned before this one in the step."""
-    count: int
-    """Number of updates planned in the step."""
     floor: float
     """Lower end of the trust interval for peers' ratios at this update; 0 without a floor."""
     part: str

@@ -10,7 +10,7 @@ from by_hand import batch_of, gradient, groups_of, rule, step_of
 
 from hacrl.types import Update
 
-UPDATE = Update(0, 1, 0.8, "own", ("q",))
+UPDATE = Update(0, 0.8, "own", ("q",))
 
 
 f_tis = partial(rule, "f-tis")

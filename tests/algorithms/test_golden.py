@@ -130,7 +130,7 @@ def test_golden_case(case: dict) -> None:
     delta_step = case["settings"]["delta_step"]
     floor = 1 - case["settings"]["delta"] + case["update"] * delta_step
     assert floor == pytest.approx(expected["peer_floor"], **CLOSE)
-    update = Update(case["update"], case["update"] + 1, floor, "mixed", ())
+    update = Update(case["update"], floor, "mixed", ())
 
     logprobs = flat(case["learner_mean_logprob"])
     batch = rows(samples, logprobs)

@@ -12,7 +12,7 @@ from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 from hacrl.algorithms.graft import candidates, exchange
 from hacrl.types import Sample, Update
 
-UPDATE = Update(0, 1, 0.8, "mixed", ("q",))
+UPDATE = Update(0, 0.8, "mixed", ("q",))
 
 
 graft = partial(rule, "graft")

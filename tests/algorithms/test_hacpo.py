@@ -14,7 +14,7 @@ from hacrl.algorithms.capability import Capability
 from hacrl.errors import UserError
 from hacrl.types import Group, Status, Update
 
-FIRST = Update(0, 1, 0.8, "own", ())
+FIRST = Update(0, 0.8, "own", ())
 STRONGER = {"q": {"a": "10", "b": "11"}}
 """b is right twice, a once."""
 

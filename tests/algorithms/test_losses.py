@@ -18,7 +18,7 @@ from hacrl.errors import UserError
 from hacrl.types import Sample, Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)
-FIRST = Update(0, 1, 0.8, "own", ())
+FIRST = Update(0, 0.8, "own", ())
 
 
 def test_grpo_by_hand() -> None:

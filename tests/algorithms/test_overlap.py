@@ -13,7 +13,7 @@ from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 from hacrl.algorithms.overlap import level
 from hacrl.types import Status, Update, Verdict
 
-MIXED = Update(0, 1, 0.8, "mixed", ("q",))
+MIXED = Update(0, 0.8, "mixed", ("q",))
 
 
 overlap = partial(rule, "overlap")

@@ -15,7 +15,7 @@ from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
 from hacrl.types import Update
 
 HALF = 0.5 / (sqrt(0.5) + 1e-6)
-UPDATE = Update(0, 1, 0.8, "mixed", ("q1", "q2", "q3", "q4"))
+UPDATE = Update(0, 0.8, "mixed", ("q1", "q2", "q3", "q4"))
 
 
 sgt = partial(rule, "sgt")

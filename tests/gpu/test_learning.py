@@ -128,7 +128,7 @@ def test_packed_bfloat16_equals_padded_float32(family: str) -> None:
 
 LOSS = make_algorithm(make_settings(epsilon_low=0.1, epsilon_high=0.1)).loss
 
-UPDATE = Update(0, 2, 0.8, "peers", ("p",))
+UPDATE = Update(0, 0.8, "peers", ("p",))
 
 
 def policy(folder: Path, **changes) -> Policy:

@@ -74,7 +74,7 @@ def test_updates_are_those_of_the_whole_policy(
     whole = Policy(agent, device=DEVICE, temperature=1.0, beta=0.01)
     sharded = ShardedPolicy(agent, group=group, device=DEVICE, temperature=1.0, beta=0.01)
     settings = make_settings("gspo", beta=0.01, epsilon_low=0.9, epsilon_high=9.0)
-    loss, update = make_algorithm(settings).loss, Update(0, 1, 0.8, "own", ())
+    loss, update = make_algorithm(settings).loss, Update(0, 0.8, "own", ())
     batch = rows(whole)
     for _ in range(3):
         mine, theirs = (p.update(batch, loss, update) for p in (sharded, whole))

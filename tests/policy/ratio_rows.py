@@ -17,7 +17,7 @@ from hacrl.types import Sample, Update
 Spec = tuple[bool, float, float]
 """(is own, ratio s, advantage)"""
 
-UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+UPDATE = Update(0, 0.8, "mixed", ("p0", "p1"))
 WIDE = {"epsilon_low": 0.1, "epsilon_high": 0.1}
 
 # With the clip at 0.1 and the floor at 0.8, hacpo gives the rows marked "zero" no gradient.

@@ -16,7 +16,7 @@ from hacrl.policy.offload import plan_slabs
 from hacrl.policy.policy import Policy
 from hacrl.types import Sample, Update
 
-UPDATE = Update(0, 1, 0.8, "own", ("p",))
+UPDATE = Update(0, 0.8, "own", ("p",))
 LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
 
 

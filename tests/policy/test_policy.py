@@ -63,7 +63,7 @@ def loss_of(name: str = "hacpo", **settings):
     return make_algorithm(make_settings(name, **settings)).loss
 
 
-UPDATE = Update(0, 2, 0.8, "mixed", ())
+UPDATE = Update(0, 0.8, "mixed", ())
 
 
 def gradients(p: Policy) -> dict[str, torch.Tensor]:

@@ -57,17 +57,14 @@ def outside(ratios: list[float]) -> int:
 
 
 @pytest.mark.parametrize("part", ["own", "mixed"])
-@pytest.mark.parametrize(
-    ("beta", "changes"),
-    [(0.0, {}), (0.1, {}), (0.0, {"lora": {"rank": 4}})],
-)
+@pytest.mark.parametrize(("beta", "changes"), [(0.0, {}), (0.1, {}), (0.0, {"lora": {"rank": 4}})])
 def test_own_ratios_are_1_at_the_weights_of_scoring(
     llama: Path, part: str, beta: float, changes: dict
 ) -> None:
     """The minibatch is half of what was scored, and two groups have advantage 0. Peers' rows were not
     scored, so the forward gives their ratios."""
     name = "gspo" if part == "own" else "hacpo"
-    update = Update(0, 2, 0.8, part, ())
+    update = Update(0, 0.8, part, ())
     found = []
     for wrap in (lambda loss: loss, AtScores):
         p = policy(llama, beta, dtype="bfloat16", **changes)
@@ -92,7 +89,7 @@ def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
     as sharding needs."""
     p = policy(llama)
     batch = [s for s in scored(p) if s.is_own]
-    loss, update = loss_of(name), Update(0, 1, 0.8, "own", ())
+    loss, update = loss_of(name), Update(0, 0.8, "own", ())
     plain, wrapped = (
         p.gradient(batch, range(len(batch)), f, update)
         for f in (loss, pickle.loads(pickle.dumps(AtScores(loss))))
@@ -107,7 +104,7 @@ def test_the_kl_term_is_that_of_the_forward(llama: Path) -> None:
     p = policy(llama, 0.1, dtype="bfloat16")
     with RoundsByShape():
         batch = [s for s in scored(p)[6:18] if s.is_own]
-        report = p.update(batch, AtScores(loss_of("gspo", 0.1)), Update(0, 2, 0.8, "own", ()))
+        report = p.update(batch, AtScores(loss_of("gspo", 0.1)), Update(0, 0.8, "own", ()))
     assert report.ratios == pytest.approx([1.0] * len(batch), abs=1e-6)
     assert report.kl == pytest.approx(0.0, abs=1e-9)
 
@@ -115,7 +112,7 @@ def test_the_kl_term_is_that_of_the_forward(llama: Path) -> None:
 def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) -> None:
     """A skipped update keeps them; a real one and a restored checkpoint do not. In float32 the loss is
     never wrapped."""
-    p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 1, 0.8, "own", ())
+    p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 0.8, "own", ())
     batch = [s for s in scored(p) if s.is_own]
     start = p.checkpoint(0)
     assert p.at_scores(loss, 3) is loss

@@ -24,7 +24,7 @@ from hacrl.noise import gumbel_noise
 from hacrl.pocket import pocket_path
 from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
-from hacrl.sampling import compatibility, engine, transformers_cache
+from hacrl.sampling import compatibility, transformers_cache
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.compatibility import find_cache_shape
 from hacrl.sampling.decode import has_static_rope
@@ -57,7 +57,7 @@ def test_long_limits_take_fewer_rows(monkeypatch) -> None:
         return draw(logits, *rest)
 
     wanted = plainly(model, asked)
-    monkeypatch.setattr(engine, "device_memory", lambda device: 2 * 5 * 34 * 384)
+    monkeypatch.setattr(transformers_cache, "device_memory", lambda device: 2 * 5 * 34 * 384)
     monkeypatch.setattr(transformers_cache, "draw", counted)
     same(BuiltinSampler(model, ENDS, 0, 64, cache_fraction=0.5).sample(asked, 1.0), wanted)
     assert max(rows) == 5

@@ -22,7 +22,7 @@ from hacrl.types import Sample, Update
 
 FAMILIES = ["tied", "qwen2", "qwen", "gemma3"]
 LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
-UPDATE = Update(0, 1, 0.8, "own", ("p",))
+UPDATE = Update(0, 0.8, "own", ("p",))
 
 
 def model_of(family: str):

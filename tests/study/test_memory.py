@@ -251,7 +251,7 @@ def test_an_update_allocates_what_was_estimated(
         tracked.add(tensor)
     with tracked:
         for _ in range(2):
-            policy.update(samples, loss, Update(0, 1, 0.8, "own", ("p",)))
+            policy.update(samples, loss, Update(0, 0.8, "own", ("p",)))
     estimate = need.weights + need.offloadable + need.learning
     assert estimate == pytest.approx(tracked.peak, rel=0.2)
 
@@ -278,7 +278,7 @@ def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:
     made = config({"model": "pocket:wren"}, {"model": "pocket:finch"})
     (found,) = doctor._memory(made)
     assert found.good and found.what == "memory of cpu" and "learns" in found.detail
-    monkeypatch.setattr(doctor, "memory_of", lambda device: 1e6)
+    monkeypatch.setattr(doctor, "device_memory", lambda device: 1e6)
     (found,) = doctor._memory(made)
     assert not found.good and "microbatch_tokens" in found.detail
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -85,8 +85,8 @@ def test_learning_metrics_by_hand() -> None:
         UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (0.0, 1.62, 0.0, 1.28), 1e-3),
     ]
     done = [
-        (Update(0, 2, 0.8, "own", ("q",)), own, reports[0]),
-        (Update(1, 2, 0.8, "peers", ("q",)), peers, reports[1]),
+        (Update(0, 0.8, "own", ("q",)), own, reports[0]),
+        (Update(1, 0.8, "peers", ("q",)), peers, reports[1]),
     ]
     plan = Plan((("own", 1), ("peers", 1)), (0.8, 0.8))
     capability = Capability({("a", ""): 0.25, ("b", ""): 0.5})
@@ -125,7 +125,7 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
         )
 
     plan = Plan((("own", 2),), (0.8, 0.8))
-    done = [(Update(m, 2, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
+    done = [(Update(m, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
     found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
     assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)
 
@@ -144,7 +144,7 @@ def test_means_are_over_the_samples_that_were_not_skipped() -> None:
     ]
     ratios, weights = (1.0, None, 0.7, 0.9, None), (1.0, None, 0.0, 0.9, None)
     report = UpdateReport(0.1, 0.2, 0.0, False, ratios, weights, 1e-3)
-    update = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+    update = Update(0, 0.8, "mixed", ("p0", "p1"))
     capability = Capability({("a", ""): 0.5, ("b", ""): 0.5})
     plan = Plan((("mixed", 1),), (0.8,))
     found = learning_metrics([(update, batch, report)], plan, capability, ("a", "b"), "a")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -43,10 +43,23 @@ class Fusion:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """The model uses the compiled modules inside the block."""
-        forward = {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
-        with _instead(forward, {s: self._fused(f) for s, f in self.rotary.items()}):
+        """The model uses the compiled modules and rotary functions inside the block."""
+        forward = self._forwards()
+        before = {source: getattr(source, ROTARY) for source in self.rotary}
+        for source, function in self.rotary.items():
+            setattr(source, ROTARY, self._fused(function))
+        for part, function in forward.items():
+            part.forward = function
+        try:
             yield
+        finally:
+            for part in forward:
+                del part.forward
+            for source, function in before.items():
+                setattr(source, ROTARY, function)
+
+    def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
+        return {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
@@ -73,11 +86,8 @@ class LearningFusion(Fusion):
 
     def __init__(self, model: nn.Module, compiler: Compiler | None = None) -> None:
         super().__init__(model, compiler)
-        self._forward: dict[nn.Module, Callable[..., Any]] = {
-            part: self._fused(type(part).forward).__get__(part)
-            for part in self.parts
-            if not _has_matrix(part)
-        }
+        self.parts = [part for part in self.parts if not _has_matrix(part)]
+        self._forward = super()._forwards()
         products: dict[Any, Any] = {}
         for module in model.modules():
             if is_gated(module):
@@ -86,38 +96,15 @@ class LearningFusion(Fusion):
                 if kind not in products:
                     products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
-        self._rotary = {s: self._fused(f) for s, f in self.rotary.items()}
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """The model uses the compiled modules inside the block."""
-        with _instead(self._forward, self._rotary):
-            yield
+    def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
+        return self._forward
 
 
 def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:
     """The rotary functions of a model, by the Python module that contains them."""
     sources = {sys.modules[type(m).__module__] for m in model.modules() if _is_attention(m)}
     return {source: getattr(source, ROTARY) for source in sources if hasattr(source, ROTARY)}
-
-
-@contextlib.contextmanager
-def _instead(
-    forward: Mapping[nn.Module, Callable[..., Any]], rotary: Mapping[Any, Callable[..., Any]]
-) -> Iterator[None]:
-    """Inside the block modules use these forwards and Python modules these rotary functions."""
-    before = {source: getattr(source, ROTARY) for source in rotary}
-    for source, function in rotary.items():
-        setattr(source, ROTARY, function)
-    for part, function in forward.items():
-        part.forward = function
-    try:
-        yield
-    finally:
-        for part in forward:
-            del part.forward
-        for source, function in before.items():
-            setattr(source, ROTARY, function)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,10 +73,7 @@ def accumulate_gradient(
 
 
 def microbatches(
-    policy: Policy,
-    rows: Sequence[int],
-    lengths: Sequence[int],
-    prompts: Sequence[tuple[int, ...]],
+    policy: Policy, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[tuple[int, ...]]
 ) -> list[list[int]]:
     """Split `rows` into micro-batches; `lengths` and `prompts` are of all rows. Every rank gets the
     same number of micro-batches, because each forward is a collective; the last ones may be empty."""

@@ -22,16 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from hacrl.policy.attention import Rule, Switch, causal, doing
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.head import has_triton
-
-varlen_attn: Any
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an older torch
-    varlen_attn = None
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -57,9 +52,6 @@ class Layout:
     """Of the whole sequences."""
     prompts: tuple[int, ...]
     """Tokens of each sequence's shared prompt; 0 if it shares none."""
-    prompt_start: tuple[int, ...]
-    rest_start: tuple[int, ...]
-    """Start of what follows the shared prompt, or of the whole sequence."""
     tokens: int
     """Length of the row."""
     index_F: Tensor
@@ -76,7 +68,7 @@ def pack(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = Non
         tuple(row[:n]) for row, n in zip(sequences, prompts or [0] * len(sequences), strict=True)
     ]
     count = Counter(begins)
-    lengths, shared, prompt_start, rest_start = [], [], [], []
+    shared: list[int] = []
     index: list[Tensor] = []
     start_of: dict[tuple[int, ...], int] = {}
     end = 0
@@ -88,14 +80,9 @@ def pack(sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = Non
         start = start_of[begin] if prompt else end
         rest = len(row) - prompt
         index += [torch.arange(start, start + prompt), torch.arange(end, end + rest)]
-        lengths.append(len(row))
         shared.append(prompt)
-        prompt_start.append(start)
-        rest_start.append(end)
         end += rest
-    return Layout(
-        tuple(lengths), tuple(shared), tuple(prompt_start), tuple(rest_start), end, torch.cat(index)
-    )
+    return Layout(tuple(map(len, sequences)), tuple(shared), end, torch.cat(index))
 
 
 # ---------------------------------------------------------------- attention
@@ -123,20 +110,19 @@ class Packed:
         """For the kernel: boundaries of the pieces in the row, boundaries of the keys that each piece
         sees (its own are the last), and these keys, unless they are the row itself."""
         layout = self.layout
-        queries, keys, seen = [], [], []
-        index = layout.index_F.split(layout.lengths)
-        for b, (length, prompt) in enumerate(zip(layout.lengths, layout.prompts, strict=True)):
-            # The first sequence with a shared prompt brings the prompt as a piece of its own.
-            if prompt and layout.prompt_start[b] + prompt == layout.rest_start[b]:
+        queries, seen = [], []
+        starts: set[int] = set()  # of prompts in the row
+        for at, prompt in zip(layout.index_F.split(layout.lengths), layout.prompts, strict=True):
+            if prompt and int(at[0]) not in starts:  # a shared prompt is a piece of its own
+                starts.add(int(at[0]))
                 queries.append(prompt)
-                keys.append(prompt)
-                seen.append(index[b][:prompt])
-            queries.append(length - prompt)
-            keys.append(length)
-            seen.append(index[b])
+                seen.append(at[:prompt])
+            queries.append(len(at) - prompt)
+            seen.append(at)
         copies = None
         if layout.shares:
             copies = Copies(to_device(torch.cat(seen), self.device), of=layout.tokens)
+        keys = [len(at) for at in seen]
         return _boundaries(queries, self.device), _boundaries(keys, self.device), copies
 
     def _kernel(self, query_1HND: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -146,7 +132,8 @@ class Packed:
             key, value = (copies.taken_from(t) for t in (key, value))
         # The kernel's window does not count the present token, a model's window does.
         left = -1 if rule.window is None or rule.window >= self.longest else rule.window - 1
-        out_NHD: Tensor = varlen_attn(
+        attention: Any = varlen_attn
+        out_NHD: Tensor = attention(
             query,
             key,
             value,
@@ -203,8 +190,7 @@ def kernel_serves(query: Tensor, value: Tensor, rule: Rule) -> bool:
     """Whether the kernel supports it: half precision on a GPU, its head sizes, no score cap."""
     size = query.shape[-1]
     return (
-        varlen_attn is not None
-        and query.is_cuda
+        query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
         and size == value.shape[-1]
         and size % 8 == 0
@@ -215,12 +201,11 @@ def kernel_serves(query: Tensor, value: Tensor, rule: Rule) -> bool:
 
 def _grouped(query: Tensor, key: Tensor) -> dict[str, bool]:
     """torch 2.11 accepts grouped heads as they are; later versions need enable_gqa."""
-    if query.shape[1] == key.shape[1] or "enable_gqa" not in _ARGUMENTS:
-        return {}
-    return {"enable_gqa": True}
+    grouped = query.shape[1] != key.shape[1] and "enable_gqa" in _ARGUMENTS
+    return {"enable_gqa": True} if grouped else {}
 
 
-_ARGUMENTS = varlen_attn.__kwdefaults__ if varlen_attn is not None else {}
+_ARGUMENTS = varlen_attn.__kwdefaults__ or {}
 
 
 class Copies:

@@ -134,12 +134,7 @@ class Policy:
 
     # ------------------------------------------------------------ learning
 
-    def update(
-        self,
-        samples: Sequence[Sample],
-        loss: Loss,
-        update: Update,
-    ) -> UpdateReport:
+    def update(self, samples: Sequence[Sample], loss: Loss, update: Update) -> UpdateReport:
         """One optimizer step on a minibatch, in micro-batches whose losses add up to its loss.
 
         Rows of advantage 0 are skipped unless there is a KL term. Divisors and the optimizer step are
@@ -168,11 +163,7 @@ class Policy:
         )
 
     def gradient(
-        self,
-        samples: Sequence[Sample],
-        rows: Sequence[int],
-        loss: Loss,
-        update: Update,
+        self, samples: Sequence[Sample], rows: Sequence[int], loss: Loss, update: Update
     ) -> dict[str, Tensor]:
         """The part of a minibatch's gradient that comes from the samples `rows`, not clipped. For
         diagnostics: weights, optimizer and counters do not change."""
@@ -231,10 +222,7 @@ class Policy:
             step=step,
             model={name: self._on_host(master) for name, master in self.master.items()},
             optimizer={name: self._on_host(t) for name, t in self.optimizer_tensors().items()},
-            state={
-                "updates_made": self.updates_made,
-                "skipped_in_a_row": self.skipped_in_a_row,
-            },
+            state={"updates_made": self.updates_made, "skipped_in_a_row": self.skipped_in_a_row},
         )
 
     def optimizer_tensors(self) -> dict[str, Tensor]:

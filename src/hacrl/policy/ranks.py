@@ -1,8 +1,13 @@
 """The seam between a policy and the processes ("ranks") that hold it.
 
-`OneRank` is the default: one process, one device, and every method returns what it was given.
-`sharding/` has a second class with the same methods for weights that are sharded over several ranks.
-Nothing else in a policy depends on the number of ranks.
+A policy calls `ranks` at five points: to place its model, to choose the rows of a minibatch that this
+process computes, to collect results, and to get or set a whole tensor. `OneRank` is the default: one
+process and one device, so it places the model, chooses all rows, and returns values and tensors as they
+are. To read the code of one GPU, skip every call of `ranks`.
+
+With several ranks (sharding/), `ShardedRanks` has the same methods, and every rank runs the code of
+`Policy` on its rows. Only one more thing shows in that code: a rank with fewer micro-batches than others
+computes empty ones (gradients.py), because a sharded forward needs all ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ class OneRank:
         *,
         keep_start: bool,
     ) -> Weights:
-        """Move the model to its device and prepare it for scoring and training. `keep_start`: the start
-        weights stay available, for the KL term."""
+        """Move the model to its device and prepare it for scoring and training. `keep_start` keeps the
+        start weights, for the KL term."""
         return place_on_device(model, agent, device, temperature, keep_start=keep_start)
 
     def split(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> list[int]:

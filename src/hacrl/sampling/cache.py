@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hacrl.policy.attention import CacheShape, Rule, Work, causal, doing
+from hacrl.policy.microbatch import plan_microbatches
 
 PAGE = 64
 """Tokens in a page."""
@@ -46,26 +48,6 @@ def prefill(model: Any, ids_BL: Tensor, work: Work) -> None:
     """Run the model over right-padded prompts; `work` attends and stores keys and values."""
     with doing(work):
         model(input_ids=ids_BL, use_cache=False, logits_to_keep=1)
-
-
-def prefill_batches(prefixes: Sequence[Prefix]) -> list[list[int]]:
-    """Indices of the prefixes, grouped by similar length; at most PREFILL_TOKENS with padding."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(prefixes)), key=lambda i: -len(prefixes[i])):
-        width = len(prefixes[batches[-1][0]]) if batches else 0
-        if batches and width * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
-
-
-def prefill_ids(prefixes: Sequence[Prefix], pad_id: int) -> np.ndarray:
-    """All tokens but the last of each prefix, right-padded."""
-    ids = np.full((len(prefixes), max(len(p) for p in prefixes) - 1), pad_id, np.int64)
-    for row, prefix in zip(ids, prefixes, strict=True):
-        row[: len(prefix) - 1] = prefix[:-1]
-    return ids
 
 
 def pages_for(tokens: int) -> int:
@@ -173,8 +155,9 @@ class PagedCache:
     def fill(self, model: Any, pad_id: int) -> None:
         """Prefill the new prefixes and copy their last pages to the rows."""
         prefixes = [s.prefix for s in self._to_fill]
-        for batch in prefill_batches(prefixes):
-            ids_BL = torch.from_numpy(prefill_ids([prefixes[i] for i in batch], pad_id))
+        for batch in plan_microbatches(list(map(len, prefixes)), PREFILL_TOKENS, padded=True):
+            ids = [torch.tensor(prefixes[i][:-1]) for i in batch]
+            ids_BL = pad_sequence(ids, batch_first=True, padding_value=pad_id)
             prefill(model, ids_BL.to(self.device), self._prefill_attention(batch))
         self._to_fill = []
         if self._to_copy:

@@ -13,7 +13,6 @@ import torch
 
 from hacrl.config import SamplerConfig
 from hacrl.sampling.base import Reply, Request
-from hacrl.sampling.cache import device_memory
 from hacrl.sampling.compatibility import find_cache_shape
 from hacrl.sampling.paged import PagedSampler
 from hacrl.sampling.transformers_cache import TransformersSampler
@@ -38,12 +37,9 @@ class BuiltinSampler:
         *,
         cache_fraction: float = 0.2,
     ) -> None:
-        self.model = model
-        self.end_ids, self.pad_id, self.rows = tuple(end_ids), pad_id, rows
-        self.cache_fraction = cache_fraction
-        self.cache_kind = "unknown"
-        """KV cache in use: "paged" or "transformers"; "unknown" before the first request."""
-        self._paged: PagedSampler | None = None
+        self.model, self.end_ids = model, tuple(end_ids)
+        self._settings = pad_id, rows, cache_fraction
+        self._chosen: PagedSampler | TransformersSampler | None = None
 
     def weights_changed(self) -> None:
         """Nothing to do: the sampler reads the trainer's tensors."""
@@ -53,26 +49,19 @@ class BuiltinSampler:
         """Replies in the order of the requests. Temperature 0 is greedy."""
         if not requests:
             return []
-        if self.cache_kind == "unknown":
-            self._choose_cache()
-        if self._paged is not None:
-            return self._paged.sample(requests, temperature)
-        cache_bytes = int(self.cache_fraction * device_memory(self.model.device))
-        sampler = TransformersSampler(
-            self.model, self.end_ids, self.pad_id, self.rows, cache_bytes=cache_bytes
-        )
-        return sampler.sample(requests, temperature)
+        if self._chosen is None:
+            shape = None if self.model.device.type == "cpu" else find_cache_shape(self.model)
+            if shape is None:
+                self._chosen = TransformersSampler(self.model, self.end_ids, *self._settings)
+            else:
+                self._chosen = PagedSampler(self.model, shape, self.end_ids, *self._settings)
+        return self._chosen.sample(requests, temperature)
 
-    def _choose_cache(self) -> None:
-        self.cache_kind = "transformers"
-        if self.model.device.type == "cpu":
-            return
-        shape = find_cache_shape(self.model)
-        if shape is not None:
-            self.cache_kind = "paged"
-            self._paged = PagedSampler(
-                self.model, shape, self.end_ids, self.pad_id, self.rows, self.cache_fraction
-            )
+    @property
+    def cache_kind(self) -> str:
+        """KV cache in use: "paged" or "transformers"; "unknown" before the first request."""
+        kinds = {PagedSampler: "paged", TransformersSampler: "transformers"}
+        return kinds.get(type(self._chosen), "unknown")
 
 
 def builtin_sampler(policy: Policy, settings: SamplerConfig) -> BuiltinSampler:

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from hacrl.noise import exponential_noise
 from hacrl.policy.attention import Switch
 from hacrl.sampling.base import Reply, Request
-from hacrl.sampling.cache import PREFILL_TOKENS
+from hacrl.sampling.cache import PREFILL_TOKENS, device_memory
 from hacrl.stopping import check
 
 COMPACT_FRACTION = 0.25
@@ -26,7 +26,8 @@ COMPACT_FRACTION = 0.25
 class TransformersSampler:
     """Samples batches of at most `rows` replies; a batch shrinks as its rows finish.
 
-    If all rows would need more than `cache_bytes` of keys and values, batches are smaller.
+    If keys and values of all rows would need more than `cache_fraction` of the device's memory, batches
+    are smaller.
     """
 
     def __init__(
@@ -35,14 +36,11 @@ class TransformersSampler:
         end_ids: Sequence[int],
         pad_id: int,
         rows: int,
-        *,
-        cache_bytes: int | None = None,
+        cache_fraction: float = 1.0,
     ) -> None:
         self.model = model
-        self.end_ids = tuple(end_ids)
-        self.pad_id = pad_id
-        self.rows = rows
-        self.cache_bytes = cache_bytes
+        self.end_ids, self.pad_id, self.rows = tuple(end_ids), pad_id, rows
+        self.cache_fraction = cache_fraction
 
     @torch.no_grad()
     def sample(self, requests: Sequence[Request], temperature: float) -> list[Reply]:
@@ -57,10 +55,9 @@ class TransformersSampler:
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Consecutive requests: as many as fit the cache and whose prompts fit one prefill pass."""
-        rows = self.rows
-        if requests and self.cache_bytes is not None:
-            longest = max(len(r.prompt_ids) + r.limit for r in requests)
-            rows = min(rows, max(1, self.cache_bytes // (longest * token_bytes(self.model))))
+        longest = max((len(r.prompt_ids) + r.limit for r in requests), default=1)
+        memory = int(self.cache_fraction * device_memory(self.model.device))
+        rows = min(self.rows, max(1, memory // (longest * token_bytes(self.model))))
         batch: list[Request] = []
         prompts: set[tuple[int, ...]] = set()
         width = 0

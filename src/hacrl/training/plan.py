@@ -50,7 +50,7 @@ class Plan:
             edges = [round(i * len(ordered) / count) for i in range(count + 1)]
             for start, end in pairwise(edges):
                 m, problems = len(updates), tuple(ordered[start:end])
-                updates.append(Update(m, len(self.floors), self.floors[m], name, problems))
+                updates.append(Update(m, self.floors[m], name, problems))
         return updates
 
 

@@ -26,7 +26,7 @@ from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
-UPDATE = Update(0, 2, 0.8, "mixed", ("p0", "p1"))
+UPDATE = Update(0, 0.8, "mixed", ("p0", "p1"))
 TIMEOUT = timedelta(minutes=5)
 """Instead of half an hour, so that ranks out of step give an error and not a hanging test."""
 FOLLOWER = """

@@ -100,7 +100,7 @@ def problem_gains(
     gains: dict[str, list[float]] = {source: [] for source in found.moves}
     for problem_id, replies in by_problem.items():
         samples = _samples(replies, learner)
-        update = Update(0, 1, 0.5, "own", (problem_id,))
+        update = Update(0, 0.5, "own", (problem_id,))
         gradient = policy.gradient(samples, range(len(samples)), reinforce, update)
         for source, move in found.moves.items():
             gains[source].append(-found.updates[source] * dot(gradient, move))

@@ -21,7 +21,7 @@ from hacrl.types import Sample, Update
 class Block:
     """One block of the plan with its samples.
 
-    Example: Block(Update(2, 4, 0.85, "peers", ("p", "q")), updates=2, samples=(...))
+    Example: Block(Update(2, 0.85, "peers", ("p", "q")), updates=2, samples=(...))
     """
 
     update: Update
@@ -35,7 +35,7 @@ def blocks(plan: Plan, samples: Sequence[Sample], problems: Sequence[str]) -> li
     """The blocks of the plan that have samples."""
     found, first = [], 0
     for part, updates in plan.parts:
-        update = Update(first, len(plan.floors), plan.floors[first], part, tuple(problems))
+        update = Update(first, plan.floors[first], part, tuple(problems))
         if chosen := minibatch(samples, update):
             found.append(Block(update, updates, chosen))
         first += updates

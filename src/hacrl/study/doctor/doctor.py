@@ -23,8 +23,9 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.importing import CodeRefused, remote_code
 from hacrl.policy.load import choose_device, model_source
+from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
-from hacrl.study.doctor.memory import Need, device_peak, estimate_need, memory_of, size_text
+from hacrl.study.doctor.memory import Need, device_peak, estimate_need, size_text
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
@@ -193,7 +194,7 @@ def _memory(config: Config) -> Iterator[Finding]:
             devices.setdefault(place, {})[agent.name] = need
     for place, needs in devices.items():
         device = choose_device(place.split()[0])
-        whole = memory_of(device)
+        whole = device_memory(device)
         peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
         fits = peak.bytes <= FITS * whole
         text = f"about {size_text(peak.bytes)} at most, when {peak.when}"
@@ -216,7 +217,7 @@ def _need(config: Config, agent: AgentConfig) -> Need | None:
         return None
     if not source or not Path(source).is_dir():
         return None
-    return estimate_need(config, agent, source, device, memory_of(device))
+    return estimate_need(config, agent, source, device, device_memory(device))
 
 
 def _print_plan(console: Console, config: Config) -> None:

@@ -14,7 +14,6 @@ Sequences have their maximum length, so a run with shorter replies needs less.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import ceil
 
@@ -161,13 +160,6 @@ def _cache_tokens(config: Config, agent: AgentConfig, rows: int, on_gpu: bool) -
         return rows * (prompt + reply)
     pages = rows * (ceil((prompt + reply) / PAGE) + 1)
     return (pages + config.prompts_per_step * ceil(prompt / PAGE)) * PAGE
-
-
-def memory_of(device: torch.device) -> float:
-    """Total memory of a GPU, or of this machine."""
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def size_text(size: float) -> str:
