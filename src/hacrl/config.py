@@ -315,7 +315,9 @@ class Config(Table):
             raise ValueError("agents: none of them learns; set learn = true for at least one")
         for step in range(self.steps):
             if not any(a.learns and not a.is_away(step) for a in self.agents):
-                raise ValueError(f"agents: in step {step} every learner is away")
+                raise ValueError(
+                    f"agents: in step {step + 1} every learner is away (away counts steps from 0)"
+                )
         kinds = {a.name: a.sampler or self.sampler.kind for a in self.agents}
         if self.sampler.options and set(kinds.values()) == {"builtin"}:
             raise ValueError("sampler.options: the built-in sampler has none; set sampler.kind too")

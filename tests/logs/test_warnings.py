@@ -1,4 +1,4 @@
-"""A run that shares next to nothing says so."""
+"""Warnings about lost data, learners without signal, and learners that become worse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 
 from hacrl.config import parse_config
-from hacrl.logs.warnings import UnusedPeersWatch
+from hacrl.logs.warnings import (
+    DROPPED,
+    WATCHES,
+    CollapseWatch,
+    DroppedPeersWatch,
+    LongPromptsWatch,
+    NoSignalWatch,
+    TruncatedWatch,
+    UnusedPeersWatch,
+)
 from hacrl.store.rundir import RunDirectory
+from hacrl.training.samples import DropReason
 
 
 @pytest.fixture
@@ -36,8 +46,10 @@ def row(
     }
 
 
-def warnings(run: RunDirectory, rows: list[dict[str, Any]]) -> list[str]:
-    watch = UnusedPeersWatch(run)
+def warnings(
+    run: RunDirectory, rows: list[dict[str, Any]], make: Any = UnusedPeersWatch
+) -> list[str]:
+    watch = make(run)
     return [sentence for one in rows for sentence in watch.look([one])]
 
 
@@ -82,3 +94,110 @@ def test_a_resumed_run_does_not_repeat_it(run: RunDirectory) -> None:
     assert warnings(run, [row(6, 0.0)]) == []
     run.rewind(3)  # back before the warning
     assert len(warnings(run, [row(3, 0.0), row(4, 0.0)])) == 1
+
+
+def train(step: int, **values: Any) -> dict[str, Any]:
+    """A train row; "__" in a name stands for "/"."""
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return {"kind": "train", "step": step, "agent": "ant", **named}
+
+
+def evaluated(step: int, accuracy: float, half: float = 0.02) -> dict[str, Any]:
+    interval = {"accuracy/low": accuracy - half, "accuracy/high": accuracy + half}
+    row = {"kind": "evaluation", "step": step, "agent": "ant", "accuracy": accuracy}
+    return {**row, **interval, "problems": 300}
+
+
+CASES = [
+    (
+        LongPromptsWatch,
+        [train(0, not_attempted=0), train(1, not_attempted=5), train(2, not_attempted=7)],
+        "agent 'ant' leaves out 5 of 128 problems in step 2: their prompts are longer than "
+        "max_prompt_tokens = 1024.",
+    ),
+    (
+        LongPromptsWatch,
+        [train(1, not_attempted=5, replayed=3)],
+        "agent 'ant' has no stored reply to 5 of 128 problems in step 2.",
+    ),
+    (
+        TruncatedWatch,
+        [train(s, truncated=0.3) for s in range(9)],
+        "agent 'ant': 30 % of its replies in the 5 steps up to step 5 reached "
+        "max_response_tokens = 4096",
+    ),
+    (
+        NoSignalWatch,
+        [
+            train(s, own__samples=8, own__advantage_zero=1.0 if s else 0.9, reward=0.0)
+            for s in range(9)
+        ],
+        "agent 'ant' has had no training signal in the 5 steps up to step 6: all replies to a problem "
+        "got the same reward (mean reward 0)",
+    ),
+    (
+        DroppedPeersWatch,
+        [
+            train(
+                s,
+                **{"samples__kept__cow": 3, "samples__dropped__cow": 5},
+                **{"samples__drop__too_long": 4, "samples__drop__empty": 1},
+            )
+            for s in range(9)
+        ],
+        "agent 'ant' cannot use 25 of its peers' 40 replies in the 5 steps up to step 5. The most "
+        "frequent reason, 20 times (too_long): the reply is over max_response_tokens",
+    ),
+    (
+        CollapseWatch,
+        [evaluated(s, 0.4 - 0.03 * s) for s in range(6)],
+        "agent 'ant' has become worse: held-out accuracy 34.0 % after step 2, 40.0 % before training. "
+        "A lower learning_rate (now 1e-06) may prevent it.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("watch", "rows", "start"), CASES)
+def test_each_loss_is_named_once_with_count_key_and_value(
+    run: RunDirectory, watch: Any, rows: list[dict[str, Any]], start: str
+) -> None:
+    """FIRST_HOUR 3, 13. Other agents are not warned about, and a resumed run repeats nothing."""
+    assert watch in WATCHES
+    (sentence,) = warnings(run, rows, watch)
+    assert sentence.startswith(start)
+    run.add_metrics(rows)
+    assert warnings(run, [{**row, "step": row["step"] + len(rows)} for row in rows], watch) == []
+    assert len(warnings(run, [{**row, "agent": "bee"} for row in rows], watch)) == 1
+
+
+QUIET = [
+    (LongPromptsWatch, [train(s, not_attempted=0) for s in range(9)]),
+    (TruncatedWatch, [train(s, truncated=0.25) for s in range(9)]),
+    (TruncatedWatch, [train(s, truncated=1.0) for s in range(4)]),
+    (
+        NoSignalWatch,
+        [
+            train(s, own__samples=8, own__advantage_zero=1.0, reward=0.0, peers__forwarded=s % 5)
+            for s in range(9)
+        ],
+    ),
+    (
+        DroppedPeersWatch,
+        [train(s, samples__kept__ant=1, samples__dropped__ant=9) for s in range(9)],
+    ),
+    (CollapseWatch, [evaluated(0, 0.4, 0.05), *(evaluated(s, 0.3, 0.05) for s in (1, 2))]),
+    (CollapseWatch, [evaluated(0, 0.4, 0.001), evaluated(1, 0.36, 0.001)]),
+    (CollapseWatch, [evaluated(1, 0.4), evaluated(2, 0.0)]),
+]
+"""Below the limits, too short, with signal from peers, own samples, noise, small, without a start."""
+
+
+@pytest.mark.parametrize(("watch", "rows"), QUIET)
+def test_small_losses_are_not_warned_about(
+    run: RunDirectory, watch: Any, rows: list[dict[str, Any]]
+) -> None:
+    assert warnings(run, rows, watch) == []
+
+
+def test_every_reason_of_a_dropped_reply_has_a_text() -> None:
+    assert set(DROPPED) == set(DropReason)

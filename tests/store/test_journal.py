@@ -51,7 +51,7 @@ def test_a_journalled_step_is_final(journal):
         ([rollout(), rollout(index=1)], {"gap": 0.5}),
         ([rollout()], {}),
     ):
-        with pytest.raises(UserError, match="step 12 is journalled already"):
+        with pytest.raises(UserError, match="step 13 is journalled already"):
             journal.write(12, rows, facts)
     assert journal.read(12) == ([rollout()], {"gap": 0.5})
 
@@ -59,7 +59,7 @@ def test_a_journalled_step_is_final(journal):
 def test_what_must_not_be_journalled(journal):
     for rows, reason in (
         ([rollout(), rollout()], "twice"),
-        ([rollout(step=11)], "is of step 11"),
+        ([rollout(step=11)], "is of step 12"),
         ([replace(rollout(), verdict=None)], "no verdict"),
         ([rollout(text="\ud800")], "surrogate"),
         ([rollout(reward=float("nan"))], "verdict.reward"),

@@ -79,11 +79,11 @@ def test_what_cannot_be_published(pool):
     for rows, error, words in (
         ([row(), row()], ValueError, "twice"),
         ([row("bee")], ValueError, "agent 'bee'"),
-        ([row(step=4)], ValueError, "step 4"),
+        ([row(step=4)], ValueError, "of step 5"),
         ([row(), row(index=1, text="\ud800")], UserError, "index 1: cannot.*surrogate"),
         ([replace(row(), mean_logprob=float("nan"))], UserError, "'q1'.*field mean_logprob"),
     ):
-        with pytest.raises(error, match=f"agent 'ant', step 3.*{words}"):
+        with pytest.raises(error, match=f"agent 'ant', step 4.*{words}"):
             pool.publish(3, "ant", rows)
     assert list(pool.rows()) == [] and pool.arrived(3) == ()
 
@@ -92,7 +92,7 @@ def test_the_first_close_decides_and_late_batches_never_count(pool):
     for agent in ("ant", "bee", "cat"):
         pool.publish(3, agent, [row(agent)])
     assert not pool.closed(3)
-    with pytest.raises(UserError, match="step 3 is not closed"):
+    with pytest.raises(UserError, match="step 4 is not closed"):
         pool.snapshot(3)
     pool.close(3, ["ant", "dog", "bee"])
     before = pool.snapshot(3)
@@ -109,7 +109,7 @@ def test_the_first_close_decides_and_late_batches_never_count(pool):
 
 def test_an_empty_batch_is_an_arrival_and_without_one_no_step_closes(pool):
     for members in ([], ["ant"]):
-        with pytest.raises(ValueError, match="step 4"):
+        with pytest.raises(ValueError, match="step 5"):
             pool.close(4, members)
     assert not pool.closed(4)
     pool.publish(4, "ant", [])

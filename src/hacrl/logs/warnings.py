@@ -1,11 +1,13 @@
-"""Warnings about a run's metrics: a learner without updates, a learner that ignores its peers."""
+"""Warnings about a run's metrics: data that is lost, learners that learn nothing or become worse."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from math import hypot
 from typing import Any
 
+from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
 Row = Mapping[str, Any]
@@ -16,37 +18,39 @@ BELOW_FLOOR = 0.5
 """Fraction of peers' samples below the floor from which on the floor is named as the reason."""
 STEPS = 5
 """Steps that are averaged."""
+MANY_DROPPED = 0.5
+"""Fraction of peers' replies that became no sample."""
+MANY_TRUNCATED = 0.25
+"""Fraction of an agent's replies that reached the token limit."""
+COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
+"""An accuracy is far below the start if it is lower by this much and by this many standard errors,
+over at least this many problems."""
+DROPPED = {
+    "not_attempted": "the prompt was too long for the peer (its max_prompt_tokens)",
+    "not_judged": "the verifier failed or ran out of time",
+    "truncated": "the reply was truncated, and mask_truncated is set",
+    "not_shareable": "the peer's text does not reproduce its tokens",
+    "no_logprob": "the peer published no log-probability",
+    "begun_reply": "the reply does not begin with this agent's reply_start",
+    "other_vocabulary": "the algorithm exchanges tokens, but the vocabularies differ",
+    "not_renderable": "this agent's tokenizer cannot write the text",
+    "too_long": "the reply is over max_response_tokens in this agent's tokens; raise it, or set "
+    'too_long = "truncate"',
+    "empty": "the reply has no token",
+    "invalid": "the peer published impossible values",
+}
+"""Why a peer's reply became no sample (training/samples.py), for people."""
 
 
-class IdleWatch:
-    """Warns once per learner about a step without an update."""
+class AgentWatch:
+    """Looks at the rows of each agent and warns once per agent, also across a resume. Subclasses
+    choose the rows that count and write the sentence.
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._warned: set[str] = set()
-
-    def look(self, rows: Sequence[Row]) -> list[str]:
-        found = []
-        for row in rows:
-            if row.get("updates") != 0 or row.get("absent") or row["agent"] in self._warned:
-                continue
-            self._warned.add(row["agent"])
-            unjudged = row["verdict/timeout"] + row["verdict/error"]
-            found.append(
-                f"agent {row['agent']!r} learned nothing in step {row['step'] + 1}: of "
-                f"{row['rollouts']} rollouts {unjudged} could not be judged, "
-                f"{row['not_attempted']} prompts were too long, {row['updates_skipped']} updates "
-                "were not finite."
-            )
-        return found
-
-
-class UnusedPeersWatch:
-    """Warns once per learner, also across a resume, that nearly no peer sample had a gradient.
-
-    Example: watch = UnusedPeersWatch(run); watch.look(rows) == [] or one sentence per learner
+    Example: watch = UnusedPeersWatch(run); watch.look(rows) == [] or one sentence per agent
     """
 
     def __init__(self, run: RunDirectory) -> None:
+        self.config = run.config()
         self._last: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=STEPS))
         self._warned: set[str] = set()
         self.look(run.metrics())
@@ -54,18 +58,178 @@ class UnusedPeersWatch:
     def look(self, rows: Sequence[Row]) -> list[str]:
         found = []
         for row in rows:
-            learner = row["agent"]
-            if row["kind"] != "train" or not row.get("peers/forwarded") or learner in self._warned:
+            agent = row["agent"]
+            if agent in self._warned or not self.counts(row):
                 continue
-            last = self._last[learner]
-            last.append(row)
-            if len(last) == STEPS and _mean(last, "peers/used") < NEARLY_NONE:
-                self._warned.add(learner)
-                found.append(_sentence(learner, last))
+            self._last[agent].append(row)
+            if sentence := self.sentence(agent, self._last[agent]):
+                self._warned.add(agent)
+                found.append(sentence)
         return found
 
+    def counts(self, row: Row) -> bool:
+        """Whether to look at the row."""
+        raise NotImplementedError
 
-WATCHES = (IdleWatch, UnusedPeersWatch)
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        """The warning after the last STEPS rows that count, or fewer at the beginning."""
+        raise NotImplementedError
+
+
+class IdleWatch(AgentWatch):
+    """A step without an update."""
+
+    def counts(self, row: Row) -> bool:
+        return row.get("updates") == 0 and not row.get("absent")
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        row = rows[-1]
+        unjudged = row["verdict/timeout"] + row["verdict/error"]
+        return (
+            f"agent {agent!r} learned nothing in step {row['step'] + 1}: of {row['rollouts']} rollouts "
+            f"{unjudged} could not be judged, {row['not_attempted']} prompts were too long, "
+            f"{row['updates_skipped']} updates were not finite."
+        )
+
+
+class UnusedPeersWatch(AgentWatch):
+    """Nearly no peer sample had a gradient."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and bool(row.get("peers/forwarded"))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        if len(rows) < STEPS or _mean(rows, "peers/used") >= NEARLY_NONE:
+            return None
+        return _unused_peers(agent, rows)
+
+
+class DroppedPeersWatch(AgentWatch):
+    """More than half of the peers' replies became no sample."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and any(_of_peers(row))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        kept, dropped = (sum(n) for n in zip(*map(_of_peers, rows), strict=True))
+        if len(rows) < STEPS or dropped <= MANY_DROPPED * (kept + dropped):
+            return None
+        reasons = Counter[str]()
+        for row in rows:
+            reasons.update({why: row.get(f"samples/drop/{why}", 0) for why in DROPPED})
+        (reason, count), *_ = reasons.most_common(1)
+        return (
+            f"agent {agent!r} cannot use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
+            f"{_span(rows)}. The most frequent reason, {count:.0f} times ({reason}): "
+            f"{DROPPED[reason]}."
+        )
+
+
+class LongPromptsWatch(AgentWatch):
+    """Problems were left out because their prompt is too long."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and bool(row.get("not_attempted"))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        row, limit = rows[-1], self.config.prompt_limit(self.config.agent(agent))
+        of = f"{row['not_attempted']} of {self.config.prompts_per_step} problems in step "
+        if "replayed" in row:
+            return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
+        return (
+            f"agent {agent!r} leaves out {of}{row['step'] + 1}: their prompts are longer than "
+            f"max_prompt_tokens = {limit}. It learns nothing from them, and in evaluations they count "
+            "as not solved. Raise max_prompt_tokens; `hacrl show` counts them."
+        )
+
+
+class TruncatedWatch(AgentWatch):
+    """Many replies reached the token limit."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and row.get("truncated") is not None
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        fraction = sum(row["truncated"] for row in rows) / len(rows)
+        if len(rows) < STEPS or fraction <= MANY_TRUNCATED:
+            return None
+        limit = self.config.response_limit(self.config.agent(agent))
+        return (
+            f"agent {agent!r}: {100 * fraction:.0f} % of its replies in {_span(rows)} reached "
+            f"max_response_tokens = {limit} and were truncated, often before an answer. Raise it if "
+            "correct replies need more tokens."
+        )
+
+
+class NoSignalWatch(AgentWatch):
+    """All advantages were 0 for some steps: the rewards of each group are equal."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and bool(row.get("own/samples"))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        silent = all(r["own/advantage_zero"] == 1 and not r.get("peers/forwarded") for r in rows)
+        if len(rows) < STEPS or not silent:
+            return None
+        reward = sum(row["reward"] for row in rows) / len(rows)
+        return (
+            f"agent {agent!r} has had no training signal in {_span(rows)}: all replies to a problem "
+            f"got the same reward (mean reward {reward:.3g}), so all advantages are 0. Check the reward "
+            "function, or choose problems that the agent solves sometimes."
+        )
+
+
+class CollapseWatch(AgentWatch):
+    """Held-out accuracy is far below the start."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._start: dict[str, Row] = {}
+        super().__init__(run)
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "evaluation" and row.get("problems", 0) >= COLLAPSE_PROBLEMS
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        if rows[0]["step"] == 0:
+            self._start[agent] = rows[0]
+        start, now = self._start.get(agent), rows[-1]
+        if start is None:
+            return None
+        errors = ((r["accuracy/high"] - r["accuracy/low"]) / 2 / Z95 for r in (start, now))
+        lost = start["accuracy"] - now["accuracy"]
+        if lost < COLLAPSE_POINTS or lost <= COLLAPSE_ERRORS * hypot(*errors):
+            return None
+        rate = self.config.agent(agent).learning_rate
+        return (
+            f"agent {agent!r} has become worse: held-out accuracy {100 * now['accuracy']:.1f} % after "
+            f"step {now['step']}, {100 * start['accuracy']:.1f} % before training. A lower "
+            f"learning_rate (now {rate:g}) may prevent it. `hacrl export --best` writes the best "
+            "weights so far."
+        )
+
+
+WATCHES = (
+    IdleWatch,
+    UnusedPeersWatch,
+    DroppedPeersWatch,
+    LongPromptsWatch,
+    TruncatedWatch,
+    NoSignalWatch,
+    CollapseWatch,
+)
+
+
+def _span(rows: Sequence[Row]) -> str:
+    return f"the {len(rows)} steps up to step {rows[-1]['step'] + 1}"
+
+
+def _of_peers(row: Row) -> tuple[float, float]:
+    """Kept and dropped samples of peers."""
+    kept, dropped = (
+        sum(n for key, n in row.items() if key.startswith(start) and key != start + row["agent"])
+        for start in ("samples/kept/", "samples/dropped/")
+    )
+    return kept, dropped
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
@@ -74,11 +238,11 @@ def _mean(rows: Sequence[Row], name: str) -> float:
     return float(sum(row["peers/forwarded"] * row[name] for row in rows) / total)
 
 
-def _sentence(learner: str, rows: Sequence[Row]) -> str:
+def _unused_peers(learner: str, rows: Sequence[Row]) -> str:
     used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
     text = (
         f"{learner} learns almost nothing from its peers: only {100 * used:.1f} % of their samples "
-        f"had a gradient in the {len(rows)} steps up to step {rows[-1]['step'] + 1}. "
+        f"had a gradient in {_span(rows)}. "
     )
     if below >= BELOW_FLOOR:
         text += (

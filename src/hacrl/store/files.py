@@ -7,6 +7,7 @@ removes temporary names that a kill left behind. A full disk raises a UserError.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -14,8 +15,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hacrl.errors import UserError
 from hacrl.safe_text import has_secret
@@ -48,6 +50,22 @@ def write_atomic(path: Path, data: bytes | str, replace: bool = True, mode: int 
 def write_config(path: Path, text: str) -> None:
     """Write the text of a config; only the owner can read it if it holds a secret."""
     write_atomic(path, text, mode=0o600 if has_secret(text) else 0o666)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON without the literals NaN and Infinity: numbers that are not finite become null."""
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:

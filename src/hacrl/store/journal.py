@@ -45,7 +45,7 @@ class Journal:
             write_atomic(path, content)
         elif path.read_bytes() != content:
             raise UserError(
-                f"{path}: step {step} is journalled already, with other rollouts; a journalled step "
+                f"{path}: step {step + 1} is journalled already, with other rollouts; a journalled step "
                 "is final. Resume the run that wrote it, or use another run directory"
             )
 
@@ -78,9 +78,11 @@ class Journal:
         lines, seen = [json.dumps(facts, allow_nan=False, sort_keys=True).encode()], set()
         for rollout in rollouts:
             key = (rollout.problem_id, rollout.index)
-            place = f"journal of {self.agent!r}, step {step}, problem {key[0]!r}, index {key[1]}"
+            place = (
+                f"journal of {self.agent!r}, step {step + 1}, problem {key[0]!r}, index {key[1]}"
+            )
             if rollout.step != step or key in seen:
-                reason = "is given twice" if key in seen else f"is of step {rollout.step}"
+                reason = "is given twice" if key in seen else f"is of step {rollout.step + 1}"
                 raise ValueError(f"{place}: {reason}")
             if rollout.verdict is None and rollout.completion.finish != Finish.NOT_ATTEMPTED:
                 raise ValueError(f"{place}: has no verdict; judge rollouts before journalling them")

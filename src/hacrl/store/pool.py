@@ -108,7 +108,7 @@ class Pool:
         folder = self._step(step)
         published = [agent for agent in members if (folder / agent).is_dir()]
         if not published:
-            raise ValueError(f"closing step {step}: none of {members!r} has published")
+            raise ValueError(f"closing step {step + 1}: none of {members!r} has published")
         record = _Record(SCHEMA, step, {agent: _digest(folder / agent) for agent in published})
         text = json.dumps(asdict(record), indent=1) + "\n"
         with suppress(FileExistsError):  # another process was faster
@@ -168,7 +168,7 @@ class Pool:
         try:
             record = _RECORD.decode(path.read_bytes())
         except FileNotFoundError as error:
-            raise UserError(f"{path} does not exist: step {step} is not closed yet") from error
+            raise UserError(f"{path} does not exist: step {step + 1} is not closed yet") from error
         except CodecError as error:
             raise changed(path, str(error)) from error
         if record.step != step:
@@ -204,9 +204,9 @@ def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
     lines: list[bytes] = []
     last = None
     for row in sorted(trajectories, key=lambda t: (t.problem_id, t.index)):
-        where = f"agent {agent!r}, step {step}, problem {row.problem_id!r}, index {row.index}"
+        where = f"agent {agent!r}, step {step + 1}, problem {row.problem_id!r}, index {row.index}"
         if (row.step, row.agent) != (step, agent):
-            raise ValueError(f"{where}: is of step {row.step} and agent {row.agent!r}")
+            raise ValueError(f"{where}: is of step {row.step + 1} and agent {row.agent!r}")
         if row.key == last:
             raise ValueError(f"{where}: is in the batch twice")
         last = row.key

@@ -25,14 +25,13 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config, dump_config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.store.files import append_line, sweep, write_atomic, write_config
+from hacrl.store.files import append_line, sweep, to_json, write_atomic, write_config
 from hacrl.store.reader import LAYOUT, RunReader
 from hacrl.types import Sample
 
@@ -95,8 +94,7 @@ class RunDirectory(RunReader):
     def add_metrics(self, rows: Iterable[Row]) -> None:
         """Append rows to metrics.jsonl. Numbers that are not finite become null."""
         for row in rows:
-            bad = {k: None for k, v in row.items() if isinstance(v, float) and not isfinite(v)}
-            append_line(self.metrics_path, json.dumps({**row, **bad}, allow_nan=False), sync=True)
+            append_line(self.metrics_path, to_json(row), sync=True)
 
     def add_times(self, row: Row) -> None:
         append_line(self.path / "times.jsonl", json.dumps(row))
@@ -124,7 +122,7 @@ class RunDirectory(RunReader):
 
 
 def _write_rows(path: Path, rows: Iterable[Row]) -> None:
-    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomic(path, "".join(to_json(row) + "\n" for row in rows))
 
 
 def _left_by_a_kill(path: Path) -> bool:

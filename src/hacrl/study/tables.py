@@ -91,6 +91,12 @@ def summary_table(summary: RunSummary) -> Table:
             f"{duration(checks.seconds)}, not counted above"
         )
         caption += checks.warnings
+    caption += [
+        f"{a.name}: {a.too_long} of {a.prompts} prompts were longer than max_prompt_tokens = "
+        f"{config.prompt_limit(config.agent(a.name))} and were left out"
+        for a in summary.agents
+        if a.too_long
+    ]
     table.caption = "\n".join(caption)
     table.add_column("agent", no_wrap=True)
     names = ("before", "after", "gain", "best (step)", "reward", "rollouts", "updates")

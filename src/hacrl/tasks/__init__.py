@@ -34,6 +34,8 @@ class Task(Protocol):
         all of them."""
         ...
 
+    # Optional: notes, a sequence of sentences about the data that a run shows.
+
 
 def make_task(config: TaskConfig, seed: int, base: Path) -> Task:
     """Build the task of a config; relative paths in it start at `base`."""

@@ -122,6 +122,14 @@ def _build(
             f"{repeated} of the {len(train)} rows of {config.train} repeat another row; each is a "
             "problem of its own"
         )
+    reasons = {
+        "left_out_same_question_held_out": "ask the same as a held-out problem",
+        "left_out_by_exclude": "are listed in task.exclude",
+    }
+    if lost := [f"{facts[key]} {text}" for key, text in reasons.items() if facts.get(key)]:
+        notes.append(
+            f"of the {len(train)} rows of {config.train} these are left out: " + ", ".join(lost)
+        )
     return DatasetTask(name, left, kept_out, seed, facts, notes)
 
 

@@ -51,6 +51,13 @@ class GymTask:
         self.seed = seed
         self.facts = {pool.label: pool.facts for pool in pools}
         """Sizes of the pools and counts of the problems left out."""
+        self.notes = [
+            f"task.gym: {pool.label!r} leaves out {pool.facts['empty_gold']} of {pool.facts['draws']} "
+            f"draws without an answer and {pool.facts['wrong_gold']} with a wrong one"
+            for pool in pools
+            if pool.facts.get("empty_gold") or pool.facts.get("wrong_gold")
+        ]
+        """Sentences about the data for the user; a run shows them. Repeated draws are normal."""
         self._decks = [Deck([p.id for p in pool.train], seed) for pool in pools]
         total = sum(pool.weight for pool in pools)
         self._fractions = [pool.weight / total for pool in pools]

@@ -7,13 +7,12 @@ as one without, except for `diagnostics/*`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hacrl.algorithms.capability import Capability
 from hacrl.noise import order_key, stream_key
-from hacrl.store.files import write_atomic
+from hacrl.store.files import to_json, write_atomic
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
@@ -125,7 +124,7 @@ class Diagnostics:
         }
         folder = self.run.path / "diagnostics" / self.agent.name
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / f"step-{step:06d}.json", json.dumps(rows) + "\n")
+        write_atomic(folder / f"step-{step:06d}.json", to_json(rows) + "\n")
 
 
 HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))

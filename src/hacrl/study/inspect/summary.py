@@ -52,6 +52,10 @@ class AgentSummary:
     peers_used: float | None
     """Fraction of peers' samples with a gradient after clipping; None if there were none."""
     seconds: float
+    prompts: int = 0
+    """Training prompts it was given."""
+    too_long: int = 0
+    """Those of them that were longer than max_prompt_tokens."""
 
     @property
     def before(self) -> Score | None:
@@ -107,7 +111,7 @@ class RunSummary:
 def summarise(run: RunReader) -> RunSummary:
     """Read a run's metrics, times and evaluations."""
     config = run.config()
-    agents = tuple(_agent(run, agent) for agent in config.agents)
+    agents = tuple(_agent(run, agent, config.prompts_per_step) for agent in config.agents)
     state = "running" if run.running() else "finished" if run.finished() else "stopped"
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done, checks = run.steps_done(), _checks(run, config)
@@ -134,7 +138,7 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
     )
 
 
-def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
+def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
     train = run.metrics("train", agent.name)
     rows = sorted(run.metrics("evaluation", agent.name), key=lambda row: int(row["step"]))
     scores = tuple(Score(r["step"], _accuracy(r)) for r in rows if r["accuracy"] is not None)
@@ -152,6 +156,8 @@ def _agent(run: RunReader, agent: AgentConfig) -> AgentSummary:
         updates=sum(row.get("updates", 0) for row in train),
         peers_used=_peers_used(train),
         seconds=run.seconds(agent.name),
+        prompts=prompts * sum(not row.get("absent") for row in train),
+        too_long=0 if agent.replay else sum(row.get("not_attempted", 0) for row in train),
     )
 
 
