@@ -59,7 +59,7 @@ class LocalExecutor:
         observer: Observer,
         hooks: Hooks,
         stack: ExitStack,
-        task: Task,
+        task: Task | None = None,
     ) -> None:
         self.observer = observer
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
