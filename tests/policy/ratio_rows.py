@@ -37,7 +37,7 @@ SPECS = [
 ]
 
 
-def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Sample]:
+def rows_of(p: Policy, specs: Sequence[Spec] = SPECS, shared: bool = False) -> list[Sample]:
     """Samples of several lengths, of two problems, with the given ratio (of the sequence and of every
     token) at the weights of `p`. If `shared`, each problem has one prompt; otherwise every sample has
     its own."""
@@ -61,13 +61,9 @@ def rows_of(p: Policy, specs: Sequence[Spec], shared: bool = False) -> list[Samp
     return made
 
 
-def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
+def policy(model: Path, beta: float = 0.0, temperature: float = 1.0, **changes) -> Policy:
     settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, **changes}
-    return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=beta)
-
-
-def rows(p: Policy, specs=SPECS, shared: bool = False) -> list[Sample]:
-    return rows_of(p, specs, shared)
+    return Policy(AgentConfig(**settings), device="cpu", temperature=temperature, beta=beta)
 
 
 def algorithm(name: str = "hacpo", **settings):

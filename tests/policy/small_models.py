@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -21,6 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from hacrl.policy.batch import Inputs
+from hacrl.policy.logprobs import LogProbs
 from hacrl.sampling.base import Reply, Request
 from hacrl.sampling.transformers_cache import TransformersSampler
 
@@ -76,6 +79,22 @@ def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Reque
 
 def plainly(model, asked, temperature=1.0) -> list[Reply]:
     return TransformersSampler(model, ENDS, 0, 64).sample(asked, temperature)
+
+
+def learned(logprobs: LogProbs, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probabilities and the gradient of their weighted sum."""
+    logprobs.model.zero_grad()
+    values_BT = logprobs(inputs)
+    (values_BT * torch.linspace(-1, 1, values_BT.numel()).view_as(values_BT)).sum().backward()
+    return values_BT.detach(), {n: p.grad for n, p in logprobs.model.named_parameters()}
+
+
+def assert_same_learned(one, other, atol: float = 1e-5) -> None:
+    assert torch.allclose(one[0], other[0], atol=2e-5)
+    assert one[0].std() > 0.3  # tokens differ in probability
+    for name, gradient in other[1].items():
+        scale = max(gradient.abs().max(), 1)
+        assert torch.allclose(one[1][name], gradient, atol=atol * scale), name
 
 
 def same(one: list[Reply], other: list[Reply]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from weakref import WeakSet
 
 import pytest
+import ratio_rows
 import torch
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import AgentConfig
 from hacrl.policy import offload
 from hacrl.policy.offload import plan_slabs
 from hacrl.policy.policy import Policy
@@ -21,18 +21,11 @@ LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
 
 
 def policy(model: Path, **changes) -> Policy:
-    settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, **changes}
-    return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=0.1)
+    return ratio_rows.policy(model, 0.1, **changes)
 
 
 def samples(p: Policy) -> list[Sample]:
-    made = []
-    for i in range(4):
-        prompt, reply = (1, 2 + i), tuple(range(9, 15 + 2 * i))
-        (score,) = p.score([(prompt, reply)])
-        mask, mean = (0, 0) + (1,) * len(reply), sum(score) / len(score)
-        made.append(Sample("p", i, "a", True, prompt + reply, mask, mean, advantage=1.5 - i))
-    return made
+    return ratio_rows.rows_of(p, [(True, 1.0, 1.5 - i) for i in range(4)])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

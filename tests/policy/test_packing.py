@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ratio_rows import SPECS, learn, policy, rows
-from small_models import model_of
+from ratio_rows import learn, policy, rows_of
+from small_models import assert_same_learned, learned, model_of
 from transformers import AutoModelForCausalLM
 
 from hacrl.pocket import pocket_path
@@ -43,22 +43,11 @@ def test_packed_equals_padded(family: str) -> None:
     ids = [torch.randint(0, words, (n,), generator=draw).tolist() for n in LENGTHS]
     masks = [[0] * (n // 3 + 1) + [1] * (n - n // 3 - 1) for n in LENGTHS]
     inputs = make_inputs(ids, masks, 0, CPU)
-    weight_BT = torch.linspace(-1, 1, inputs.reply_mask_BT.numel()).view_as(inputs.reply_mask_BT)
-    found = []
-    for packs in (True, False):
-        logprobs.packs = packs
-        if not packs and family == "gemma2":
-            model.config._attn_implementation = "eager"
-        model.zero_grad()
-        values_BT = logprobs(inputs)
-        (values_BT * weight_BT).sum().backward()
-        found.append((values_BT.detach(), {n: p.grad for n, p in model.named_parameters()}))
-    (packed, gradients), (padded, wanted) = found
-    assert torch.allclose(packed, padded, atol=2e-5)
-    assert packed.std() > 0.3  # tokens differ in probability
-    for name, gradient in wanted.items():
-        scale = max(gradient.abs().max(), 1)
-        assert torch.allclose(gradients[name], gradient, atol=1e-5 * scale), name
+    packed = learned(logprobs, inputs)
+    logprobs.packs = False
+    if family == "gemma2":
+        model.config._attn_implementation = "eager"
+    assert_same_learned(packed, learned(logprobs, inputs))
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
@@ -95,7 +84,7 @@ def test_attention_by_hand() -> None:
 def test_another_attention_setting_is_used_with_padded_rows(llama: Path) -> None:
     sdpa, eager = (policy(llama, attention=x, microbatch_tokens=60) for x in ("sdpa", "eager"))
     assert sdpa.logprobs.packs and not eager.logprobs.packs
-    samples = rows(sdpa, SPECS)
+    samples = rows_of(sdpa)
     pairs = [(s.prompt_ids, s.token_ids[len(s.prompt_ids) :]) for s in samples]
     for one, two in zip(sdpa.score(pairs), eager.score(pairs), strict=True):
         assert one == pytest.approx(two, abs=1e-5)

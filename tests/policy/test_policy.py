@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ratio_rows
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -31,8 +32,7 @@ TEMPERATURE = 0.9
 
 
 def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
-    settings = {"name": "a", "model": str(model), "learning_rate": 1e-3, **changes}
-    return Policy(AgentConfig(**settings), device="cpu", temperature=TEMPERATURE, beta=beta)
+    return ratio_rows.policy(model, beta, TEMPERATURE, **changes)
 
 
 def requests(p: Policy, count: int = 12, limit: int = 20) -> list[Request]:
@@ -64,10 +64,6 @@ def loss_of(name: str = "hacpo", **settings):
 
 
 UPDATE = Update(0, 0.8, "mixed", ())
-
-
-def gradients(p: Policy) -> dict[str, torch.Tensor]:
-    return {n: m.grad.clone() for n, m in p.master.items()}
 
 
 # ---------------------------------------------------------------- scores
@@ -151,23 +147,6 @@ def test_microbatches_are_planned_from_lengths() -> None:
     assert plan_microbatches([5, 5, 5, 1], 10) == [[0, 1], [2, 3]]
     assert plan_microbatches([5, 9, 4, 8], 18, padded=True) == [[1, 3], [0, 2]]
     assert plan_microbatches([5, 9, 4, 8], 14, padded=True) == [[1], [3], [0, 2]]
-
-
-@pytest.mark.parametrize("name", ["hacpo", "gspo", "grpo", "naive"])
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_split_and_padding_do_not_change_loss_or_gradient(
-    llama: Path, name: str, beta: float
-) -> None:
-    whole, split = policy(llama, beta), policy(llama, beta, microbatch_tokens=60)
-    loss = loss_of(name, beta=beta)
-    rows = samples(whole)
-    one, many = (p.update(rows, loss, UPDATE) for p in (whole, split))
-    assert one.loss == pytest.approx(many.loss, abs=1e-6)
-    assert one.ratios == pytest.approx(many.ratios, abs=1e-6)
-    assert one.weights == pytest.approx(many.weights, abs=1e-6)
-    for key, gradient in gradients(whole).items():
-        assert torch.allclose(gradient, gradients(split)[key], atol=1e-6, rtol=0)
-    assert max(g.abs().max() for g in gradients(whole).values()) > 1e-3
 
 
 def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from ratio_rows import assert_equal_state, learn, policy, rows
-from small_models import model_of
+from ratio_rows import assert_equal_state, learn, policy, rows_of
+from small_models import assert_same_learned, learned, model_of
 from torch import Tensor
 
 from hacrl.policy import packing
@@ -133,23 +133,11 @@ def some_inputs(share: bool) -> Inputs:
 
 @pytest.mark.parametrize("family", ["llama", "tied", "qwen2", "qwen", "gpt2", "gemma3"])
 def test_models_give_the_same(family: str) -> None:
-    model = model_of(family)
-    logprobs = LogProbs(model, 0.9)
+    logprobs = LogProbs(model_of(family), 0.9)
     assert logprobs.packs and logprobs.shares
-    found = []
-    for share in (True, False):
-        inputs = some_inputs(share)
-        assert inputs.layout.tokens == (66 if share else 90)
-        model.zero_grad()
-        values_BT = logprobs(inputs)
-        weight_BT = torch.linspace(-1, 1, values_BT.numel()).view_as(values_BT)
-        (values_BT * weight_BT).sum().backward()
-        found.append((values_BT.detach(), {n: p.grad for n, p in model.named_parameters()}))
-    (one, ones), (two, twos) = found
-    assert torch.allclose(one, two, atol=2e-5) and one.std() > 0.3
-    for name in ones:
-        scale = twos[name].abs().max()
-        assert torch.allclose(ones[name], twos[name], atol=1e-5 * max(scale, 1)), name
+    shared, apart = some_inputs(True), some_inputs(False)
+    assert (shared.layout.tokens, apart.layout.tokens) == (66, 90)
+    assert_same_learned(learned(logprobs, shared), learned(logprobs, apart))
 
 
 # ---------------------------------------------------------------- updates
@@ -161,7 +149,7 @@ def test_updates_are_the_same(llama: Path, changes: dict, tokens: int) -> None:
     shared, apart = (policy(llama, microbatch_tokens=tokens, **changes) for _ in range(2))
     assert shared.logprobs.shares
     apart.logprobs.shares = False
-    samples = rows(apart, shared=True)
+    samples = rows_of(apart, shared=True)
     one, two = (learn(p, samples) for p in (shared, apart))
     assert_equal_state(shared, apart)
     assert one.loss == pytest.approx(two.loss, abs=1e-6)
@@ -177,7 +165,7 @@ def test_a_shared_prompt_is_computed_once(llama: Path) -> None:
     p = policy(llama)
     seen: list[int] = []
     p.model.model.norm.register_forward_hook(lambda *a: seen.append(a[2].shape[1]))
-    samples = rows(p, shared=True)
+    samples = rows_of(p, shared=True)
     seen.clear()
     learn(p, samples)
     p.logprobs.shares = False

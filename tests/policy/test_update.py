@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ratio_rows
 import torch
 from rounding import RoundsByShape
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import AgentConfig
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import AtScores
 from hacrl.types import Sample, Update
@@ -20,8 +20,8 @@ LOW, HIGH = 3e-4, 4e-4
 
 
 def policy(model: Path, beta: float = 0.0, **changes) -> Policy:
-    settings = {"name": "a", "model": str(model), "microbatch_tokens": 100, **changes}
-    return Policy(AgentConfig(**settings), device="cpu", temperature=1.0, beta=beta)
+    settings = {"microbatch_tokens": 100, "learning_rate": 1e-6, **changes}
+    return ratio_rows.policy(model, beta, **settings)
 
 
 def loss_of(name: str, beta: float = 0.0):

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from ratio_rows import policy as make_policy
+from ratio_rows import rows_of
 from small_models import model_of as small_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import AgentConfig, LoraSettings
+from hacrl.config import LoraSettings
 from hacrl.policy.lora import add_adapter
-from hacrl.policy.policy import Policy
 from hacrl.sampling import joined as joined_module
 from hacrl.sampling.joined import Joined
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.types import Sample, Update
+from hacrl.types import Update
 
 FAMILIES = ["tied", "qwen2", "qwen", "gemma3"]
 LOSS = make_algorithm(make_settings("gspo", beta=0.1)).loss
@@ -157,39 +158,21 @@ def test_a_copy_of_the_model_has_its_own_weights() -> None:
     assert torch.equal(logits(twin), plain)
 
 
-def one_sample(policy: Policy, advantage: float) -> Sample:
-    ids = tuple(range(20, 32))
-    logprobs = tuple(policy.score([(ids[:6], ids[6:])])[0])
-    return Sample(
-        problem_id="p",
-        index=0,
-        source="a",
-        is_own=True,
-        token_ids=ids,
-        loss_mask=(0,) * 6 + (1,) * 6,
-        behaviour=sum(logprobs) / 6,
-        old_logprobs=logprobs,
-        source_logprobs=logprobs,
-        advantage=advantage,
-    )
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.05)])
 def test_updates_checkpoints_and_exports_stay_the_same(
     dtype: str, tolerance: float, qwen: Path, tmp_path: Path
 ) -> None:
     """Two updates with a KL term and offloading after each, a checkpoint on disk and an export are equal
     bit for bit with and without joining. The joined product sees updates and restored weights."""
-    agent = AgentConfig(
-        name="a", model=str(qwen), learning_rate=1e-2, dtype=dtype, offload="optimizer"
-    )
     stored, loaded = [], []
     for join in (False, True):
-        policy = Policy(agent, device="cpu", temperature=1.0, beta=0.1)
+        policy = make_policy(qwen, 0.1, learning_rate=1e-2, dtype=dtype, offload="optimizer")
         joined = Joined(policy.model) if join else None
         start = policy.checkpoint(0)
         for advantage in (1.0, -0.5):
-            assert not policy.update([one_sample(policy, advantage)], LOSS, UPDATE).skipped
+            assert not policy.update(
+                rows_of(policy, [(True, 1.0, advantage)]), LOSS, UPDATE
+            ).skipped
             policy.offload()
         for checkpoint in (policy.checkpoint(2), start, policy.checkpoint(2)) if joined else ():
             policy.restore(checkpoint)
