@@ -1,5 +1,4 @@
-"""A Ray cluster of several nodes on one machine, for tests: own token, own ports, own folder; its
-processes are ended by their ids."""
+"""A Ray cluster of several nodes on one machine, with its own token, ports and folder."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-QUICK = {  # a dead node is noticed after about 3 seconds instead of 14; a slow one is not taken for dead
+QUICK = {  # a dead node is noticed after about 3 seconds instead of 14; a slow one is not dead
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 20000,
@@ -27,8 +26,8 @@ QUICK = {  # a dead node is noticed after about 3 seconds instead of 14; a slow 
 
 
 def free_port() -> int:
-    """One that the system gives to nobody who asks for any port, and Ray to no worker: it stays free
-    until Ray, seconds later, takes it."""
+    """A port outside the ranges that the system and Ray choose from, so that it is still free when Ray
+    uses it."""
     for port in random.SystemRandom().sample(range(20000, 30000), 100):
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
@@ -37,7 +36,7 @@ def free_port() -> int:
 
 
 class Node:
-    """One `ray start --block` and everything it starts: a session of processes."""
+    """A process `ray start --block` and its children, in one session."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         with open(log, "ab") as out:
@@ -51,8 +50,8 @@ class Node:
             )
 
     def kill(self) -> None:
-        """As if the machine had lost its power."""
-        for _ in range(3):  # a process may be starting another just now
+        """Kill all processes at once, like a power failure."""
+        for _ in range(3):  # a process may have started another one meanwhile
             for pid in self._session():
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -114,7 +113,7 @@ class Cluster:
             "--num-cpus=2",
             "--num-gpus=0",
             "--object-store-memory=100000000",
-            # Any that is free when it is taken: nodes of one machine would want the same ones.
+            # Any free port: nodes of one machine would otherwise use the same ones.
             *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
             "--disable-usage-stats",
             f"--resources={json.dumps(resources)}",
@@ -134,7 +133,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    # A short path: Ray's sockets lie in it, and their names may have about 100 characters.
+    # A short path: names of Ray's sockets may have about 100 characters.
     folder = Path(tempfile.mkdtemp(prefix="hacrl-ray-", dir="/tmp"))
     made = Cluster(folder)
     try:

@@ -1,4 +1,4 @@
-"""Agents as Ray actors on one machine: the run that they make in one process, number for number."""
+"""Agents as Ray actors on one machine: the same numbers as in one process."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ def test_local_and_ray_give_the_same_numbers(in_one_process: RunDirectory, tmp_p
             Checkpoints(r.checkpoints(name), 2).load(3).model for r in (run, in_one_process)
         )
         assert all(mine[key].equal(theirs[key]) for key in theirs)
-        # The newest two, and the best one besides.
+        # The newest two; the best one may be a third.
         assert {2, 3} <= set(Checkpoints(run.checkpoints(name), 2).steps())
 
 
-def test_a_run_goes_on_in_the_other_runtime(in_one_process: RunDirectory, tmp_path: Path) -> None:
-    """Two steps in one process, the third by actors of a Ray that the run starts and ends itself:
-    where agents run is not part of the result."""
+def test_a_run_resumes_in_the_other_runtime(in_one_process: RunDirectory, tmp_path: Path) -> None:
+    """Two steps in one process, the third with actors of a Ray that the run starts and ends itself."""
     run = hacrl.train(CONFIG, tmp_path / "run", steps=2)
     config = run.config()
     actors = config.runtime.model_copy(update={"kind": "ray"})
@@ -74,10 +73,10 @@ def test_a_run_goes_on_in_the_other_runtime(in_one_process: RunDirectory, tmp_pa
     assert trained == [row for row in in_one_process.metrics() if row["kind"] == "train"]
 
 
-def test_agents_whose_processes_are_killed_come_back(
+def test_killed_agents_are_restarted(
     in_one_process: RunDirectory, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """All of them, when finch has just begun to learn in the second step: under `wait` no number
+    """All agents are killed when finch begins to learn in the second step. With late = "wait" no number
     changes."""
     killed: set[int] = set()
     real_call = RayExecutor.call
@@ -99,7 +98,7 @@ def test_agents_whose_processes_are_killed_come_back(
 
 
 def agents(kind: bytes = b"AgentActor") -> set[int]:
-    """The processes of agents that this test's Ray has started, or of actors of another kind."""
+    """Processes of actors of this kind that this test's Ray has started."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -132,10 +131,10 @@ def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
 
 
-# ---------------------------------------------------------------- what cannot run is told
+# ---------------------------------------------------------------- errors
 
 
-def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_missing_resources_are_reported(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("hacrl.cluster.executor.PATIENCE", 1.0)
     for settings, words in (
         ({"cpus": 999}, "ask for 1000 CPU in all"),
@@ -148,12 +147,12 @@ def test_what_the_cluster_does_not_have_is_told(tmp_path: Path, monkeypatch: Any
         assert not (tmp_path / "run").exists()
 
 
-def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
+def test_a_user_error_in_an_actor_is_reported(tmp_path: Path) -> None:
     broken = team(member("wren"), max_prompt_tokens=9999, **NO_EVALUATION)
     with pytest.raises(UserError, match="reads at most") as kept:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for _ in range(1200):  # nothing stays, also while the error is kept
+    for _ in range(1200):  # all actors end, also while the error object exists
         if not (left := agents()):
             break
         time.sleep(0.1)
@@ -163,16 +162,15 @@ def test_what_a_user_can_mend_comes_back_from_an_actor(tmp_path: Path) -> None:
         hacrl.train(on_ray(gone), tmp_path / "run")
 
 
-def test_a_rank_that_cannot_be_one_says_so_at_once(tmp_path: Path, monkeypatch: Any) -> None:
-    """As on machines with another version of hacrl: no rank of wren's can be one, and none that is
-    started anew will."""
+def test_another_version_of_hacrl_is_reported_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """The actors have another version than the driver; restarting them would not help."""
     monkeypatch.setattr(hacrl, "__version__", "9.9")
     config = team(member("wren", ranks=2), **NO_EVALUATION)
     with pytest.raises(UserError, match=r"started with 9\.9\. Install the same version"):
         hacrl.train(on_ray(config), tmp_path / "run")
 
 
-def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_reason_of_a_failed_rank_is_reported(tmp_path: Path, monkeypatch: Any) -> None:
     class Failing(FollowerActor):
         def follow(self, rank: int, address: str) -> Any:
             raise MemoryError("no room for the shard")
@@ -185,7 +183,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_an_agent_that_always_dies_stops_the_run(tmp_path: Path, monkeypatch: Any) -> None:
-    """Its algorithm's module ends every process that imports it, but for the driver."""
+    """The algorithm's module ends every process that imports it, except the driver."""
     (tmp_path / "deadly.py").write_text(
         "import os\nfrom hacrl.algorithms.gspo import Gspo as Rule\n"
         f"if os.getpid() != {os.getpid()}:\n    os._exit(1)\n"

@@ -26,7 +26,7 @@ from hacrl.store.pool import Pool  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
 
 KILLS = 10
-STEPS = 4 * KILLS  # more than the 3 steps at most between two kills: the run cannot end too soon
+STEPS = 4 * KILLS  # more than the 3 steps between two kills, so that the run does not end before
 
 
 def config(steps: int, **settings: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def nodes() -> Iterator[Cluster]:
 
 
 def start(nodes: Cluster, place: Path, settings: dict[str, Any], **runtime: Any) -> Any:
-    """`hacrl train` in a process of its own, driving the cluster."""
+    """Start `hacrl train` with agents on the cluster."""
     settings = {
         **settings,
         "runtime": {
@@ -77,7 +77,7 @@ def wait_until(happened: Any, process: subprocess.Popen, log: Path, seconds: flo
     until = time.monotonic() + seconds
     while not happened():
         assert process.poll() is None, f"the run has ended: {log.read_text()}"
-        assert time.monotonic() < until, f"waited in vain: {log.read_text()}"
+        assert time.monotonic() < until, f"timed out: {log.read_text()}"
         time.sleep(0.02)
 
 
@@ -88,14 +88,13 @@ def facts(run: RunDirectory, steps: int) -> tuple[list, list]:
 
 
 def test_a_node_killed_ten_times_changes_no_number(nodes: Cluster, tmp_path: Path) -> None:
-    """finch's node loses its power at ten random moments, each after finch was at work again. The run
-    finishes, and metrics, cuts and rows are those of an undisturbed run in one process: nothing
-    published is lost or counted twice."""
+    """finch's node is killed at ten random moments, each after finch has worked again. The run finishes
+    with the metrics, snapshots and rows of an undisturbed run in one process."""
     node: Node = nodes.node(right=1)
     place = tmp_path / "ray" / "run"
     process = start(nodes, place, config(STEPS))
     seed = random.SystemRandom().randrange(1 << 30)
-    print("seed of the moments:", seed)  # shown when the test fails
+    print("seed of the moments:", seed)  # pytest shows it if the test fails
     draw = random.Random(seed)
     journal = Journal(place / "journal" / "finch")
     log = place.with_suffix(".log")
@@ -115,7 +114,7 @@ def test_a_node_killed_ten_times_changes_no_number(nodes: Cluster, tmp_path: Pat
     finally:
         process.kill()
     lost = [line for line in log.read_text().splitlines() if "'finch' was lost" in line]
-    assert len(lost) >= KILLS  # more where its next process was put on the node not yet given up
+    assert len(lost) >= KILLS  # more if the next process started on the dead node
     undisturbed = hacrl.train(config(STEPS), tmp_path / "local")
     run = RunDirectory.open(place)
     assert run.metrics_path.read_bytes() == undisturbed.metrics_path.read_bytes()
@@ -124,11 +123,11 @@ def test_a_node_killed_ten_times_changes_no_number(nodes: Cluster, tmp_path: Pat
     assert len(rows) == sum(len(g.trajectories) for s in snapshots for g in s.groups)  # none late
 
 
-def test_others_go_on_without_a_lost_member_and_it_catches_up(
+def test_others_continue_without_a_lost_agent_and_it_catches_up(
     nodes: Cluster, tmp_path: Path
 ) -> None:
-    """With a deadline and go_on: steps are closed without finch while its node is away; back again it
-    learns from the cuts it missed, without rollouts of its own, and takes part again."""
+    """With a deadline and late = "go_on", steps are closed without finch while its node is dead. When it
+    is back, it learns from the snapshots that it missed, without own rollouts, and takes part again."""
     node: Node = nodes.node(right=1)
     place, steps = tmp_path / "run", 40
     settings = config(steps, evaluation={"problems": 0})

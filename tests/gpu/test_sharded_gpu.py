@@ -1,8 +1,9 @@
-"""Shards on GPUs: bfloat16 compute over float32 shards, through nccl. A group of one needs one GPU."""
+"""Sharded policies on GPUs, through nccl: bfloat16 with float32 shards. One rank needs one GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,20 +41,13 @@ def rows(policy: Policy) -> list[Sample]:
         )
         for i in range(32)
     ]
-    return [
-        Sample(
-            problem_id=str(i),
-            index=0,
-            source="a",
-            is_own=True,
-            token_ids=r.prompt_ids + reply.token_ids,
-            loss_mask=(0,) * len(r.prompt_ids) + (1,) * len(reply.token_ids),
-            behaviour=sum(reply.logprobs) / len(reply.logprobs),
-            old_logprobs=reply.logprobs,
-            advantage=(-1.0) ** i,
-        )
-        for i, (r, reply) in enumerate(zip(asked, policy.sampler.sample(asked, 1.0), strict=True))
-    ]
+    made = []
+    for i, (r, reply) in enumerate(zip(asked, policy.sampler.sample(asked, 1.0), strict=True)):
+        mask = (0,) * len(r.prompt_ids) + (1,) * len(reply.token_ids)
+        mean = sum(reply.logprobs) / len(reply.logprobs)
+        sample = Sample(str(i), 0, "a", True, r.prompt_ids + reply.token_ids, mask, mean)
+        made.append(replace(sample, old_logprobs=reply.logprobs, advantage=(-1.0) ** i))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -89,20 +83,9 @@ def test_updates_are_those_of_the_whole_policy(
         assert torch.equal(resident[name].cpu(), tensor.to(resident[name].dtype))
     scores = sharded.score([(s.token_ids[:3], s.token_ids[3:]) for s in batch])
     assert [len(x) for x in scores] == [len(s.token_ids) - 3 for s in batch]
-    drawn = rows(sharded)  # with the new weights, in the captured graphs of before
-    gaps = [
-        abs(sum(score) / len(score) - s.behaviour)
-        for s, score in zip(
-            drawn,
-            sharded.score(
-                [
-                    (s.token_ids[: -s.num_reply_tokens], s.token_ids[-s.num_reply_tokens :])
-                    for s in drawn
-                ]
-            ),
-            strict=True,
-        )
-    ]
+    drawn = rows(sharded)  # with the new weights, by graphs captured before
+    scores = sharded.score([(s.prompt_ids, s.token_ids[-s.num_reply_tokens :]) for s in drawn])
+    gaps = [abs(sum(x) / len(x) - s.behaviour) for s, x in zip(drawn, scores, strict=True)]
     assert sum(gaps) / len(gaps) < (1e-4 if dtype == "float32" else 0.05)
     whole.restore(one)
     sharded.restore(two)

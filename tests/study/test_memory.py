@@ -31,7 +31,7 @@ from hacrl.study.doctor.memory import Need, device_peak, estimate_need
 from hacrl.types import Sample, Update
 
 CPU = torch.device("cpu")
-CUDA = torch.device("cuda")  # sizes alone: none is needed
+CUDA = torch.device("cuda")  # for sizes only
 
 
 SIZES = {
@@ -69,9 +69,9 @@ def need_of(folder: Path, device: torch.device = CPU, whole: float | None = None
 
 
 def test_weights_optimizer_and_cache_by_hand() -> None:
-    """float32: 4 bytes a weight, two moments of 4; bfloat16: 2, and a master of 4 besides. Keys and
-    values of 16 rows: on the CPU of 100 tokens each; on a GPU of 2 + 1 pages of 64, and 4 prompts' 2,
-    but at most a fifth of the device."""
+    """Bytes per parameter: float32 4 and moments 8; bfloat16 2, master 4 and moments 8. The KV cache of
+    16 rows has 100 tokens per row on the CPU. On a GPU a row has 2 + 1 pages of 64 tokens and each of 4
+    prompts 2 pages, within a fifth of the device."""
     folder = pocket_path("wren")
     model = AutoModelForCausalLM.from_pretrained(folder)
     count, shape = sum(p.numel() for p in model.parameters()), model.config
@@ -89,7 +89,7 @@ def test_weights_optimizer_and_cache_by_hand() -> None:
     assert frozen.offloadable < 8 * 0.2 * count
 
 
-def test_a_frozen_member_learns_nothing() -> None:
+def test_a_frozen_agent_needs_no_memory_for_learning() -> None:
     made = config({"model": "pocket:wren"}, {"model": "pocket:finch", "learn": False})
     need = estimate_need(made, made.agents[1], str(pocket_path("finch")), CPU, None)
     assert need is not None
@@ -104,9 +104,9 @@ SMALL = replace(BIG, weights=4, offloadable=24, batch=40, step=10)
 
 
 def test_a_devices_peak_by_hand() -> None:
-    """Alone: 10 + 60 + its cache of 8 + the larger of batch and step, 50. Together the other rests
-    with 4 + 24, or 4 where it waits on the host: with `auto` where 10 + 60 + 4 + 24 + 8 = 106 is more
-    than two thirds of the device. On a CPU the cache is not kept while an agent learns."""
+    """Alone: 10 + 60 + the cache of 8 + the larger of batch and step, 50. Together: 4 + 24 more, or 4 if
+    the other agent is offloaded. `auto` offloads if 10 + 60 + 4 + 24 + 8 = 106 is more than two thirds
+    of the device. On a CPU the cache is freed while an agent learns."""
     assert device_peak({"big": BIG}, None, True).bytes == 128
     assert device_peak({"big": BIG}, None, False).bytes == 120
     both = {"big": BIG, "small": SMALL}
@@ -116,8 +116,8 @@ def test_a_devices_peak_by_hand() -> None:
     assert (peak.bytes, peak.when, peak.offloaded) == (132, "big learns", True)
     never = {name: replace(n, offload="none") for name, n in both.items()}
     assert device_peak(never, 158.0, True).bytes == 156
-    asleep = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
-    peak = device_peak(asleep, None, True)
+    offloaded = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
+    peak = device_peak(offloaded, None, True)
     assert (peak.bytes, peak.when) == (10 + 4 + 8 + 5, "small samples")
 
 
@@ -131,7 +131,7 @@ QWEN3 = {  # hidden size, layers, query heads, inner size; 8 key heads of 128
 
 @dataclass(eq=False)
 class OnGpu:
-    """An agent of known sizes, and what it has there at rest beside its weights."""
+    """An agent of known sizes, with `here` bytes on the GPU besides its weights."""
 
     need: Need
     here: float
@@ -140,16 +140,17 @@ class OnGpu:
     def absent_bytes(self) -> int:
         return round(self.need.offloadable - self.here)
 
-    def step_aside(self) -> None: ...
 
-
-@pytest.mark.parametrize(("shapes", "parks"), [(("1.7B", "4B"), True), (("0.6B", "1.7B"), False)])
-def test_a_run_parks_where_doctor_says_so(
-    shapes: tuple[str, str], parks: bool, tmp_path: Path, monkeypatch
+@pytest.mark.parametrize(
+    ("shapes", "offloads"), [(("1.7B", "4B"), True), (("0.6B", "1.7B"), False)]
+)
+def test_a_run_offloads_if_doctor_says_so(
+    shapes: tuple[str, str], offloads: bool, tmp_path: Path, monkeypatch
 ) -> None:
-    """The paper's batch on one H200. Whatever of the two is there when the decision is made: all but
-    the second's moments, the first parked, or the second. (1.7B + 4B at rest: 5.74e9 x 14 bytes and a
-    fifth of the device for keys and values, 110 GB; 0.6B + 1.7B: 62 GB; two thirds are 100 GB.)"""
+    """The paper's batch on one H200. The decision does not depend on what is on the GPU at the moment:
+    all but the second agent's moments, or only one agent's optimizer state. (1.7B + 4B between updates:
+    5.74e9 x 14 bytes and a fifth of the device for the KV cache, 110 GB; 0.6B + 1.7B: 62 GB; two thirds
+    are 100 GB.)"""
     for shape, (hidden, layers, heads, inner) in QWEN3.items():
         Qwen3Config(
             vocab_size=151936,
@@ -171,7 +172,7 @@ def test_a_run_parks_where_doctor_says_so(
     )
     needs = [estimate_need(made, agent, agent.model, CUDA, H200) for agent in made.agents]
     peak = device_peak(dict(zip(shapes, needs, strict=True)), H200, True)
-    assert peak.offloaded == parks
+    assert peak.offloaded == offloads
     assert peak.bytes < H200
     cache = max(n.cache for n in needs)
     first, second = (OnGpu(n, 0) for n in needs)
@@ -180,11 +181,11 @@ def test_a_run_parks_where_doctor_says_so(
     for first.here, second.here in ((whole[0], whole[1] / 3), (0, whole[1]), (whole[0], 0), whole):
         used = cache + sum(t.need.weights + t.here for t in (first, second))
         monkeypatch.setattr(offload, "memory_in_use", lambda device, n=used: (round(n), H200))
-        assert offload.short_of_memory(torch.device("cuda:0")) == parks
+        assert offload.short_of_memory(torch.device("cuda:0")) == offloads
 
 
 class Tracked(TorchDispatchMode):
-    """Bytes of all tensors that are alive, and the most there were."""
+    """Bytes of all live tensors, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,8 +225,8 @@ class Tracked(TorchDispatchMode):
 def test_an_update_allocates_what_was_estimated(
     family: str, changes: dict, request, monkeypatch
 ) -> None:
-    """Sixteen sequences as long as allowed, in micro-batches of four; the second update finds moments.
-    A chunk of logits is 8 tokens' here, so that it is not all that counts."""
+    """Sixteen sequences of maximum length in micro-batches of four, two updates. A chunk of logits has 8
+    tokens here, so that it does not dominate."""
     monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 8 * 258 * 12)
     folder = request.getfixturevalue(family)
     need = need_of(folder, microbatch_tokens=400, **changes)
@@ -262,8 +263,8 @@ def measured(folder: Path, config: PretrainedConfig) -> Measured | None:
 
 
 def test_models_that_cannot_be_measured_are_no_error(tmp_path: Path) -> None:
-    """An unknown architecture, and one whose product of experts has no kernel for the meta device.
-    Frequencies that depend on positions are measured, though positions have no values there."""
+    """An unknown architecture, and experts, which may have no kernel for the meta device. Dynamic rotary
+    frequencies are measured, although positions have no values there."""
     (tmp_path / "config.json").write_text('{"model_type": "nobody_knows"}')
     unknown = AgentConfig(name="a", model=str(tmp_path))
     assert measure(str(tmp_path), unknown, torch.float32) is None
