@@ -55,7 +55,7 @@ def main() -> None:
         parser.error(f"no replies of evaluations ({REPLIES}) under {', '.join(map(str, runs))}")
     print(f"{'right':>6} {'luck':>6}")
     for run, file in found:
-        if replies := read_replies(file.parent):
+        if replies := read_replies(file.parent, "Repeat the evaluation"):
             figures = " ".join(f"{100 * fraction:6.2f}" for fraction in luck(replies))
             print(f"{figures}  {file.parent.relative_to(run.parent.parent)}")
 

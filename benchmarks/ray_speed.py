@@ -16,6 +16,7 @@ import json
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -69,13 +70,11 @@ def measure(settings: dict[str, Any], place: Path) -> tuple[list[float], RunDire
 
 def busy_by_agent(run: RunDirectory) -> dict[str, float]:
     """Seconds of each agent's phases in a step, the first step apart."""
-    found: dict[str, list[float]] = {}
-    for line in (run.path / "times.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["agent"] and row["step"]:
-            spent = sum(v for k, v in row.items() if k not in ("step", "agent"))
-            found.setdefault(row["agent"], []).append(spent)
-    return {name: fmean(values) for name, values in found.items()}
+    found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for (step, agent, _), seconds in run.times().items():
+        if step:
+            found[agent][step] += seconds
+    return {name: fmean(values.values()) for name, values in found.items()}
 
 
 def main() -> None:

@@ -61,7 +61,8 @@ def resume(
     directory = RunDirectory.open(run)
     old = directory.config()
     with directory.locked():
-        done = directory.steps_done()
+        rows, _ = directory.intact_metrics()
+        done = max((row["step"] + 1 for row in rows if row["kind"] == "train"), default=0)
         if not old.checkpoint.save and done >= old.steps:
             raise UserError(
                 f"{run} is finished and wrote no checkpoints (checkpoint.save = false), so it "

@@ -10,8 +10,10 @@ import pytest
 import torch
 from breaking import kill_everywhere, names
 
+from hacrl.errors import UserError
 from hacrl.store.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, newest_common
 from hacrl.store.files import sweep
+from hacrl.store.rows import read_object
 
 
 def checkpoint(step):
@@ -82,7 +84,7 @@ def test_the_newest_and_the_best_are_kept(store):
         store.prune()
     assert store.steps() == [20, 40, 50]
     assert store.best() == (20, 0.9)
-    assert json.loads((store.folder / "best.json").read_text()) == {"20": 0.9}
+    assert read_object(store.folder / "best.json", "") == {"20": 0.9}
     store.prune(also=[40])
     Checkpoints(store.folder, keep=1).prune(also=[40])
     assert store.steps() == [20, 40, 50]
@@ -208,8 +210,16 @@ def test_a_damaged_best_file_is_named(store):
     store.save(checkpoint(10))
     for text in ("{", "[]", '{"10": "high"}', '{"../x": 1.0}'):
         (store.folder / "best.json").write_text(text)
-        with pytest.raises(CorruptCheckpoint, match=r"best\.json"):
+        with pytest.raises(UserError, match=r"best\.json"):
             store.best()
+    store.mend_best({10: 0.5, 20: 0.9})
+    assert store.best() == (10, 0.5)  # 20 is not saved
+
+
+def test_a_score_that_is_no_number_is_never_the_best(store):
+    assert not store.mark_best(10, float("nan"))
+    assert store.mark_best(20, 0.1)
+    assert not store.mark_best(30, float("inf"))
 
 
 IMPORTS = "import torch\nfrom hacrl.store.checkpoint import Checkpoints, Checkpoint\n"

@@ -18,6 +18,7 @@ from rows import make_row as row
 from hacrl.errors import UserError
 from hacrl.store.files import sweep
 from hacrl.store.pool import Pool
+from hacrl.store.rows import seal, unseal
 from hacrl.types import Status, Verdict
 
 
@@ -59,7 +60,7 @@ def test_batches_can_be_read_with_zcat(pool, tmp_path):
     other.publish(3, "ant", rows[::-1])
     assert (other.folder / path.relative_to(pool.folder)).read_bytes() == path.read_bytes()
     pool.close(3, ["ant"])
-    record = json.loads((pool.folder / "step-000003" / "snapshot.json").read_text())
+    record = json.loads(unseal((pool.folder / "step-000003" / "snapshot.json").read_text()[:-1]))
     assert record == {"schema": 1, "step": 3, "batches": {"ant": digest}}
 
 
@@ -172,8 +173,11 @@ def test_a_changed_batch_is_noticed(pool, stored, words, change):
         with pytest.raises(UserError, match=words) as error:
             read()
         assert str(stored.parent) in str(error.value)
-        assert "Restore the file" in str(error.value)
+        assert "`hacrl resume" in str(error.value)
     assert list(pool.rows("bee")) == [row("bee")]
+    assert not pool.whole(3, "ant") and pool.whole(3, "bee")
+    pool.publish(3, "ant", [row()])  # from the journal
+    assert pool.whole(3, "ant") and keys(pool.snapshot(3)) == [(3, "ant", "q1", 0)]
 
 
 def test_every_changed_or_missing_byte_is_noticed(pool, stored):
@@ -182,7 +186,7 @@ def test_every_changed_or_missing_byte_is_noticed(pool, stored):
     unnoticed = 0
     for place in range(len(data)):
         stored.write_bytes(data[:place])
-        with pytest.raises(UserError, match="Restore the file"):
+        with pytest.raises(UserError, match="hacrl resume"):
             pool.snapshot(3)
         stored.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         try:
@@ -197,7 +201,8 @@ def test_rows_of_another_agent_are_left_out(pool, stored):
     """The digest is right, the agent is not."""
     os.rename(stored.parent, stored.parent.with_name("bee"))
     record = stored.parents[1] / "snapshot.json"
-    record.write_text(record.read_text().replace('"ant"', '"bee"'))
+    content = json.loads(unseal(record.read_text()[:-1]).replace('"ant"', '"bee"'))
+    record.write_text(seal(content))
     snapshot = pool.snapshot(3)
     assert snapshot.groups == ()
     assert snapshot.unreadable == (("bee", "line 1: is of step 4 and agent 'ant'"),)
@@ -208,11 +213,12 @@ def test_rows_of_another_agent_are_left_out(pool, stored):
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("Invalid JSON", "{"),
-        ("batches", '{"schema": 1, "step": 3}'),
-        ("step", '{"schema": 1, "step": 2, "batches": {}}'),
-        ("batches.ant", '{"schema": 1, "step": 3, "batches": {"ant": 1}}'),
-        ("schema", '{"schema": 2, "step": 3, "batches": {}}'),
+        ("check value", "{"),
+        ("check value", '{"schema": 1, "step": 3, "batches": {"ant": "%s"}}' % ("0" * 64)),
+        ("batches", seal({"schema": 1, "step": 3})),
+        ("step", seal({"schema": 1, "step": 2, "batches": {}})),
+        ("batches.ant", seal({"schema": 1, "step": 3, "batches": {"ant": 1}})),
+        ("schema", seal({"schema": 2, "step": 3, "batches": {}})),
     ],
 )
 def test_a_changed_snapshot_record_is_noticed(pool, stored, field, text):
@@ -230,6 +236,7 @@ import hashlib, sys, time
 from pathlib import Path
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool
+from hacrl.store.rows import seal, unseal
 from hacrl.types import *
 
 def rows(agent, step, text="x" * 500):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 
 from hacrl.config import dump_config, parse_config
 from hacrl.errors import UserError
-from hacrl.store.reader import RunReader, read_rows, read_scores
+from hacrl.store.reader import RunReader
+from hacrl.store.rows import RowLog, write_rows
 from hacrl.store.rundir import RunDirectory
 
 
 def write_lines(path: Path, *rows: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Write a file that grows."""
+    RowLog(path, "").replace(rows)
 
 
 def make_run(path: Path, problems: int = 4) -> RunDirectory:
@@ -84,33 +84,12 @@ def test_state(tmp_path: Path) -> None:
 def test_scores_are_recounted_from_replies(tmp_path: Path) -> None:
     """p: the mean of 1 and 0; q: its unjudged reply is left out; r: nothing judged."""
     rewards = [("p", 1.0), ("p", 0.0), ("q", None), ("q", 1.0), ("r", None)]
+    run = RunReader(tmp_path)
     rows = [{"problem": p, "reward": reward} for p, reward in rewards]
-    write_lines(tmp_path / "replies.jsonl", *rows)
-    assert read_scores(tmp_path) == {"p": 0.5, "q": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"problem": "p"}\n{"problem"', "line 2: the file is truncated"),
-        ('{"problem": "p"}\n{"probl\n', "line 2: not JSON"),
-        ('{"problem": "p"}\n[1]\n', "line 2: not a JSON object"),
-        ('{"question": "p"}\n', "line 1: no 'problem'"),
-        ("\x00\udcff\n", "line 1: not UTF-8"),
-    ],
-)
-def test_a_damaged_file_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=f"rows.jsonl, {message}"):
-        read_rows(path, ["problem"])
-
-
-def test_an_unfinished_last_line_of_a_growing_file_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"st')
-    assert read_rows(path, appended=True) == [{"step": 1}]
-    assert read_rows(tmp_path / "missing.jsonl") == []
+    write_rows(run.evaluation(2, "a") / "replies.jsonl", rows)
+    assert run.scores(2, "a") == {"p": 0.5, "q": 1.0}
+    with pytest.raises(UserError, match=r"replies\.jsonl: the file is missing.*hacrl resume"):
+        run.scores(0, "a")
 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from hacrl.config import parse_config
 from hacrl.errors import UserError
+from hacrl.store.rows import seal
 from hacrl.store.rundir import RunDirectory
 
 CONFIG = {
@@ -23,12 +23,14 @@ def test_other_layouts_are_refused_by_name(tmp_path):
     run = RunDirectory.create(tmp_path / "run", parse_config(CONFIG))
     assert RunDirectory.open(run.path).config() == parse_config(CONFIG)
     path = run.path / "environment.json"
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps({**facts, "layout": 9}))
-    with pytest.raises(UserError, match=r"layout 9.*reads layout 2"):
+    for text in (seal({"layout": 9}), '{"layout": 9}\n'):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"layout 9.*reads layout 3"):
+            RunDirectory.open(run.path)
+    path.write_text('{"layout": 3, "check": "0123456789ab"}\n')
+    with pytest.raises(UserError, match=r"environment\.json.*check value.*copy it from a run"):
         RunDirectory.open(run.path)
-    del facts["layout"]
-    path.write_text(json.dumps(facts))  # hacrl 0.1
+    path.write_text('{"torch": "2"}\n')  # hacrl 0.1
     for write in (RunDirectory.open, lambda p: RunDirectory.create(p, parse_config(CONFIG))):
         with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
             write(run.path)

@@ -19,6 +19,7 @@ from hacrl.policy.policy import Policy
 from hacrl.replies import count
 from hacrl.runs import start
 from hacrl.statistics import estimate_scores
+from hacrl.store.rows import RowLog, read_rows, write_rows
 from hacrl.study.benchmarks.catalogue import MATH7, Benchmark, choose_benchmarks, load_problems
 from hacrl.study.benchmarks.results import count_headline, read_summary, recount
 from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
@@ -166,10 +167,8 @@ def test_recount_equals_result(done: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(done, copy)
     path = copy / "easy" / "wren" / "replies.jsonl"
-    first, *rest = path.read_text().splitlines()
-    changed = json.loads(first)
-    changed["reward"] = 1.0 - changed["reward"]
-    path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
+    first, *rest = read_rows(path, "")
+    write_rows(path, [{**first, "reward": 1.0 - first["reward"]}, *rest])
     assert recount(copy).results[0].score != read_summary(copy).results[0].score
 
 
@@ -183,23 +182,21 @@ def test_finished_benchmarks_are_not_run_again(done: Path, data: Path) -> None:
 def test_an_interrupted_benchmark_continues(done: Path, data: Path, tmp_path: Path) -> None:
     """As a kill leaves it: some whole problems, one with two of four replies, and a torn line. Only
     the missing problems are asked, and the end is the unbroken one."""
-    lines = (done / "hard" / "wren" / "replies.jsonl").read_text().splitlines(keepends=True)
+    rows = read_rows(done / "hard" / "wren" / "replies.jsonl", "")
     folder = tmp_path / "hard" / "wren"
     folder.mkdir(parents=True)
     shutil.copy(done / "hard" / "wren" / "settings.json", folder)
-    kept = json.loads(lines[0])
-    kept["reply"] = "kept"
-    partial = [json.dumps(kept) + "\n", *lines[1:6], lines[6][:20]]
-    (folder / "replies.partial.jsonl").write_text("".join(partial))
+    kept = {**rows[0], "reply": "kept"}
+    RowLog(folder / "replies.partial.jsonl", "").replace([kept, *rows[1:6]])
+    with open(folder / "replies.partial.jsonl", "a") as file:
+        file.write(json.dumps(rows[6])[:20])
     said: list[str] = []
     settings = replace(SETTINGS, chunk_replies=8)
     result = evaluate_benchmarks([pocket("wren")], [HARD], data, tmp_path, settings, said.append)
     assert said[0] == "wren, Hard: 4 of 5 problems x 4 to do"
     whole = read_summary(done).result("hard", "wren")
     assert whole is not None and result.results[0].figures == whole.figures
-    resumed = (folder / "replies.jsonl").read_text().splitlines(keepends=True)
-    assert json.loads(resumed[0])["reply"] == "kept"
-    assert resumed[1:] == lines[1:]
+    assert read_rows(folder / "replies.jsonl", "") == [kept, *rows[1:]]
 
 
 def test_chunks_change_nothing(done: Path, data: Path, tmp_path: Path) -> None:

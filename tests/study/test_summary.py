@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from hacrl.config import dump_config, parse_config
 from hacrl.statistics import Estimate
 from hacrl.store.reader import LAYOUT
+from hacrl.store.rows import write_object, write_rows
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import duration, notes_text, percent, points_text, summary_table
@@ -30,7 +30,7 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
         }
     )
     (path / "config.toml").write_text(dump_config(config))
-    (path / "environment.json").write_text(json.dumps({"layout": LAYOUT}))
+    write_object(path / "environment.json", {"layout": LAYOUT})
     run = RunDirectory(path)
     rows: list[dict[str, Any]] = [
         {
@@ -51,10 +51,8 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
             {"kind": "evaluation", "step": step, "agent": "a", "accuracy": mean}
             | {"accuracy/low": mean - 0.1, "accuracy/high": mean + 0.1}
         )
-        folder = run.evaluation(step, "a")
-        folder.mkdir(parents=True)
         lines = [{"problem": f"p{i}", "reward": value} for i, value in enumerate(values)]
-        (folder / "replies.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        write_rows(run.evaluation(step, "a") / "replies.jsonl", lines)
     run.add_metrics(rows)
     for step in range(len(rewards)):
         run.add_times({"step": step, "agent": "a", "sample": 1.0, "update": 0.5})

@@ -38,9 +38,9 @@ def kill_at(owner: Any, name: str, call: int, *, after: bool = False) -> None:
 
 def tear_metrics(line: int) -> None:
     """Die with half of a metrics line on disk."""
-    from hacrl.store import rundir
+    from hacrl.store import rows
 
-    real, lines = rundir.append_line, 0
+    real, lines = rows.append_line, 0
 
     def torn(path: Path, text: str, sync: bool = False) -> None:
         nonlocal lines
@@ -52,7 +52,7 @@ def tear_metrics(line: int) -> None:
             die()
         real(path, text, sync)
 
-    rundir.append_line = torn
+    rows.append_line = torn
 
 
 def arm(moment: str) -> None:

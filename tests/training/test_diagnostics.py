@@ -111,7 +111,7 @@ def test_their_cost_stands_apart(checked: RunDirectory) -> None:
     times = [json.loads(x) for x in (checked.path / "times.jsonl").read_text().splitlines()]
     spent = sum(t.get("diagnostics", 0.0) for t in times)
     assert summary.checks.seconds == pytest.approx(spent) and spent > 0
-    other = ("step", "agent", "diagnostics", "evaluate", "checkpoint")
+    other = ("step", "agent", "diagnostics", "evaluate", "checkpoint", "check")
     rest = sum(v for t in times for k, v in t.items() if k not in other)
     assert sum(agent.seconds for agent in summary.agents) == pytest.approx(rest)
     assert "checks at 2 steps, 96 rollouts" in str(summary_table(summary).caption)

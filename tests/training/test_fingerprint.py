@@ -150,7 +150,7 @@ def test_a_run_without_a_fingerprint_says_so(run: RunDirectory) -> None:
         hacrl.resume(run.path, steps=3)
     assert len(history(run)) == 1
     run.fingerprint_path.write_text("{}")
-    with pytest.raises(UserError, match=r"fingerprint\.json: not a fingerprint"):
+    with pytest.raises(UserError, match=r"fingerprint\.json: .*check value"):
         hacrl.resume(run.path, steps=4)
 
 

@@ -17,13 +17,15 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from hacrl.errors import UserError
-from hacrl.store.files import remove_whole, steps_in, sweep, whole_folder, write_atomic
+from hacrl.store.files import remove_whole, steps_in, sweep, whole_folder
+from hacrl.store.rows import read_object, write_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,8 +137,11 @@ class Checkpoints:
 
         Step 0 is the model before training, which has no checkpoint. Another step may be saved
         later: until then the previous best one is kept too. Scores of this and later steps are
-        dropped: they belong to a run that was resumed from an earlier step.
+        dropped: they belong to a run that was resumed from an earlier step. A score that is not
+        finite is never the best.
         """
+        if not isfinite(score):
+            return False
         scores = {at: old for at, old in self._scores().items() if at < step}
         saved = [0, *self.steps()]
         best = all(score > old for at, old in scores.items() if at in saved)
@@ -153,17 +158,24 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
+    def mend_best(self, scores: Mapping[int, float]) -> UserError | None:
+        """Write best.json again if it is damaged, from all held-out scores, and return the error."""
+        try:
+            self._scores()
+        except UserError as error:
+            write_object(self.folder / "best.json", scores)
+            return error
+        return None
+
     def _scores(self) -> dict[int, float]:
         path = self.folder / "best.json"
-        try:
-            found = _json(path) if path.is_file() else {}
-            return {int(step): float(score) for step, score in found.items()}
-        except (TypeError, ValueError) as error:
-            raise CorruptCheckpoint(f"{path} is damaged ({error}); delete it to go on") from error
+        way = f"`hacrl resume {self.folder.parents[1]}` writes it again from the metrics"
+        found = read_object(path, way) if path.is_file() else {}
+        return {int(step): score for step, score in found.items()}
 
     def _write_scores(self, scores: Mapping[int, float]) -> None:
         if scores != self._scores():
-            write_atomic(self.folder / "best.json", json.dumps(scores))
+            write_object(self.folder / "best.json", scores)
 
 
 def newest_common(

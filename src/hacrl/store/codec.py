@@ -56,13 +56,16 @@ class Codec(Generic[T]):
         _check(value)
         return value
 
-    def decode_lines(self, path: Path, lines: Iterable[bytes], first: int = 1) -> Iterator[T]:
-        """Decode lines of a file; an error names the file and the line, counted from `first`."""
+    def decode_lines(
+        self, path: Path, lines: Iterable[bytes], way: str, first: int = 1
+    ) -> Iterator[T]:
+        """Decode lines of a file; an error names the file, the line, counted from `first`, and the
+        way out."""
         for number, line in enumerate(lines, start=first):
             try:
                 yield self.decode(line)
             except CodecError as error:
-                raise changed(path, f"line {number}: {error}") from error
+                raise changed(path, f"line {number}: {error}", way) from error
 
 
 def _sorted(value: Any) -> Any:

@@ -27,11 +27,14 @@ _OLD = ".old-"  # a complete folder, set aside while its replacement takes its n
 _STEP = re.compile(r"step-(\d{6,})")
 
 
-def write_atomic(path: Path, data: bytes | str, replace: bool = True, mode: int = 0o666) -> None:
+def write_atomic(
+    path: Path, data: bytes | str, replace: bool = True, mode: int = 0o666, sync: bool = True
+) -> None:
     """Write `data` to `path`, replacing an existing file.
 
     With replace=False an existing file raises FileExistsError: if several processes try, one
     succeeds. That needs a file system with hard links, but no file locks. The umask reduces `mode`.
+    sync=False is faster, but a power failure may bring the old content back.
     """
     new = _beside(path, _NEW)
     try:
@@ -40,9 +43,11 @@ def write_atomic(path: Path, data: bytes | str, replace: bool = True, mode: int 
             with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             (os.replace if replace else os.link)(new, path)
-            _sync(path.parent)
+            if sync:
+                _sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
 
@@ -97,14 +102,18 @@ def _size_of_whole_lines(file: BinaryIO) -> int:
     return 0
 
 
-def read_whole_lines(path: Path) -> list[str]:
+RESTORE = "Restore the file from a backup, or start a new run"
+"""The way out where nothing can be computed again."""
+
+
+def read_whole_lines(path: Path, way: str = RESTORE) -> list[str]:
     """Return the lines of a file without an incomplete last one; none if the file does not exist."""
     data = path.read_bytes() if path.exists() else b""
     try:
         return data[: data.rfind(b"\n") + 1].decode().split("\n")[:-1]
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {number}: not UTF-8 text ({error.reason})") from error
+        raise changed(path, f"line {number}: not UTF-8 text ({error.reason})", way) from error
 
 
 @contextmanager
@@ -183,9 +192,9 @@ def full_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def changed(path: Path, reason: str) -> UserError:
-    """Return the error for a stored file that is not as hacrl wrote it."""
-    return UserError(f"{path}: {reason}. Restore the file from a backup, or start a new run")
+def changed(path: Path, reason: str, way: str = RESTORE) -> UserError:
+    """Return the error for a stored file that is not as hacrl wrote it, with the way out."""
+    return UserError(f"{path}: {reason}. {way}")
 
 
 def steps_in(folder: Path, suffix: str = "") -> list[int]:

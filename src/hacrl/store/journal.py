@@ -19,6 +19,11 @@ from hacrl.types import Finish, Rollout
 
 SCHEMA = 2
 
+WAY_OUT = (
+    "Restore the file from a backup, or delete it and run `hacrl resume RUN`: the step is sampled "
+    "again with the same random numbers"
+)
+
 
 class Journal:
     """The journal of one agent.
@@ -58,10 +63,10 @@ class Journal:
             return None
         header = _object(path, head, 1)
         for field, expected in self._header(step, rest).items():
-            if header.get(field) != expected:
-                raise changed(path, f"field {field}: {header.get(field)!r}, expected {expected!r}")
+            if (found := header.get(field)) != expected:
+                raise changed(path, f"field {field}: {found!r}, expected {expected!r}", WAY_OUT)
         first, *lines = rest.split(b"\n")[:-1]
-        return list(ROLLOUT.decode_lines(path, lines, first=3)), _object(path, first, 2)
+        return list(ROLLOUT.decode_lines(path, lines, WAY_OUT, first=3)), _object(path, first, 2)
 
     def steps(self) -> list[int]:
         """Return the journalled steps, ascending."""
@@ -99,7 +104,7 @@ def _object(path: Path, line: bytes, number: int) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise changed(path, f"line {number} is not JSON ({error})") from error
+        raise changed(path, f"line {number} is not JSON ({error})", WAY_OUT) from error
     if not isinstance(found, dict):
-        raise changed(path, f"line {number} is not a JSON object: {line[:80]!r}")
+        raise changed(path, f"line {number} is not a JSON object: {line[:80]!r}", WAY_OUT)
     return found

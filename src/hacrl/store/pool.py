@@ -3,11 +3,12 @@
     RUN/pool/step-000003/
       ant/SHA256.jsonl.gz   the batch of agent "ant": one trajectory per line, as JSON
       bee/SHA256.jsonl.gz
-      snapshot.json         {"schema": 1, "step": 3, "batches": {"ant": SHA256, "bee": SHA256}}
+      snapshot.json         {"schema": 1, "step": 3, "batches": {"ant": SHA256, "bee": SHA256}, ...}
 
 A *batch* is everything one agent publishes for one step. It is named by the sha256 of its
 uncompressed lines; `zcat RUN/pool/step-000003/ant/*` prints them. A *snapshot* lists the batches that
-count in a step. It is written once, when the step is closed, and every agent learns from it.
+count in a step. It is written once, when the step is closed, and every agent learns from it. Every read
+verifies the digests; damaged files are written again from the journals by `hacrl resume RUN`.
 
 All writes are atomic and none needs a file lock, so the agents may run on different machines that
 share the run directory. Reading writes nothing. Steps count from 0 here, as in the journals.
@@ -17,17 +18,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.errors import UserError
 from hacrl.store.codec import TRAJECTORY, Codec, CodecError
 from hacrl.store.files import changed, steps_in, whole_folder, write_atomic
+from hacrl.store.rows import seal, unseal
 from hacrl.types import SCHEMA, STORED, Group, Snapshot, Trajectory
 
 _BATCH = re.compile(r"([0-9a-f]{64})\.jsonl\.gz")
@@ -60,6 +61,7 @@ class Pool:
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder
         self.read_only = read_only
+        self._way = f"`hacrl resume {folder.parent}` writes it again from the journals"
         if read_only and not folder.is_dir():
             raise UserError(
                 f"{folder} does not exist: the run has not published any trajectory yet, or the "
@@ -69,22 +71,24 @@ class Pool:
     def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
         """Store the batch of one agent and step, all of it or nothing; return its digest.
 
-        Publishing the same batch again changes nothing; another batch is a UserError. A batch
-        published after the step was closed is kept, but is not part of the snapshot.
+        Publishing the same batch again changes nothing, unless the stored one is damaged; then it is
+        replaced. Another batch is a UserError. A batch published after the step was closed is kept,
+        but is not part of the snapshot.
         """
         assert not self.read_only, f"{self.folder} is opened read-only"
         lines = _encode(step, agent, trajectories)
         digest = hashlib.sha256(lines).hexdigest()
         place = self._step(step) / agent
-        if not place.exists():
+        exists = place.exists()
+        if not (exists and self.whole(step, agent)):
             try:
-                with whole_folder(place, replace=False) as new:
+                with whole_folder(place, replace=exists) as new:
                     compressed = gzip.compress(lines, _LEVEL, mtime=0)
                     (new / f"{digest}.jsonl.gz").write_bytes(compressed)
             except OSError:
                 if not place.is_dir():  # otherwise another process published first
                     raise
-        if (stored := _digest(place)) != digest:
+        if (stored := self._digest(step, agent)) != digest:
             raise UserError(
                 f"{place} already holds another batch of agent {agent!r} for this step (stored: "
                 f"sha256 {stored}, new: {digest}). Two processes publish under one name: end one "
@@ -109,14 +113,34 @@ class Pool:
         published = [agent for agent in members if (folder / agent).is_dir()]
         if not published:
             raise ValueError(f"closing step {step + 1}: none of {members!r} has published")
-        record = _Record(SCHEMA, step, {agent: _digest(folder / agent) for agent in published})
-        text = json.dumps(asdict(record), indent=1) + "\n"
+        digests = {agent: self._digest(step, agent) for agent in published}
+        text = seal({"schema": SCHEMA, "step": step, "batches": digests}, indent=1) + "\n"
         with suppress(FileExistsError):  # another process was faster
             write_atomic(folder / "snapshot.json", text, replace=False)
 
     def closed(self, step: int) -> bool:
         """Return whether the step has a snapshot."""
         return (self._step(step) / "snapshot.json").is_file()
+
+    def whole(self, step: int, agent: str) -> bool:
+        """Return whether the agent's batch of the step exists and has the sha256 of its name."""
+        try:
+            self._lines(step, agent, self._digest(step, agent))
+        except UserError:
+            return False
+        return True
+
+    def damaged(self, step: int) -> UserError | None:
+        """Return the error of reading the step's snapshot, without its batches; None if it is whole."""
+        try:
+            self._record(step)
+        except UserError as error:
+            return error
+        return None
+
+    def reopen(self, step: int) -> None:
+        """Remove the snapshot of a step, so that it can be closed again."""
+        (self._step(step) / "snapshot.json").unlink(missing_ok=True)
 
     def members(self, step: int) -> tuple[str, ...]:
         """Return the members of a closed step, without reading their batches."""
@@ -155,7 +179,7 @@ class Pool:
         for at in steps_in(self.folder) if step is None else [step]:
             for name in self.arrived(at):
                 if agent in (None, name):
-                    found, reasons = self._read(at, name, _digest(self._step(at) / name))
+                    found, reasons = self._read(at, name, self._digest(at, name))
                     for reason in reasons:
                         report(reason)
                     yield from found
@@ -166,29 +190,24 @@ class Pool:
     def _record(self, step: int) -> _Record:
         path = self._step(step) / "snapshot.json"
         try:
-            record = _RECORD.decode(path.read_bytes())
+            text = unseal(path.read_bytes().decode().removesuffix("\n"))
+            record = _RECORD.decode(text.encode())
         except FileNotFoundError as error:
-            raise UserError(f"{path} does not exist: step {step + 1} is not closed yet") from error
-        except CodecError as error:
-            raise changed(path, str(error)) from error
+            raise UserError(
+                f"{path} does not exist: step {step + 1} is not closed yet, or the file was deleted. "
+                f"{self._way}"
+            ) from error
+        except ValueError as error:  # also CodecError
+            raise changed(path, str(error), self._way) from error
         if record.step != step:
-            raise changed(path, f"field step: {record.step}, expected {step}")
+            raise changed(path, f"field step: {record.step}, expected {step}", self._way)
         return record
 
     def _read(self, step: int, agent: str, digest: str) -> tuple[list[Trajectory], list[str]]:
         """Verify the digest of a batch. Return its trajectories, and the reasons why further rows are
         none: a row that an agent published in a wrong form must not stop the other agents."""
-        path = self._step(step) / agent / f"{digest}.jsonl.gz"
-        try:
-            lines = gzip.decompress(path.read_bytes())
-        except FileNotFoundError as error:
-            raise changed(path, "the file is missing") from error
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise changed(path, f"not a complete gzip file ({error})") from error
-        if (found := hashlib.sha256(lines).hexdigest()) != digest:
-            raise changed(path, f"the sha256 of its lines is {found}")
         rows, unreadable = [], []
-        for number, line in enumerate(lines.splitlines(), start=1):
+        for number, line in enumerate(self._lines(step, agent, digest).splitlines(), start=1):
             try:
                 row = TRAJECTORY.decode(line)
                 if (row.step, row.agent) != (step, agent):
@@ -197,6 +216,28 @@ class Pool:
             except CodecError as error:
                 unreadable.append(f"line {number}: {error}"[:200])
         return rows, unreadable
+
+    def _lines(self, step: int, agent: str, digest: str) -> bytes:
+        """Verify the digest of a batch and return its lines."""
+        path = self._step(step) / agent / f"{digest}.jsonl.gz"
+        try:
+            lines = gzip.decompress(path.read_bytes())
+        except FileNotFoundError as error:
+            raise changed(path, "the file is missing", self._way) from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise changed(path, f"not a complete gzip file ({error})", self._way) from error
+        if (found := hashlib.sha256(lines).hexdigest()) != digest:
+            raise changed(path, f"the sha256 of its lines is {found}", self._way)
+        return lines
+
+    def _digest(self, step: int, agent: str) -> str:
+        """Return the digest of an agent's batch, from the file's name."""
+        place = self._step(step) / agent
+        entries = place.iterdir() if place.is_dir() else ()
+        names = [_BATCH.fullmatch(entry.name) for entry in entries]
+        if len(names) != 1 or names[0] is None:
+            raise changed(place, "must hold one file SHA256.jsonl.gz", self._way)
+        return names[0][1]
 
 
 def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
@@ -215,11 +256,3 @@ def _encode(step: int, agent: str, trajectories: Sequence[Trajectory]) -> bytes:
         except CodecError as error:
             raise UserError(f"{where}: cannot be published: {error}") from error
     return b"".join(lines)
-
-
-def _digest(place: Path) -> str:
-    """Return the digest of the batch in an agent's folder, from the file's name."""
-    names = [_BATCH.fullmatch(entry.name) for entry in place.iterdir()]
-    if len(names) != 1 or names[0] is None:
-        raise changed(place, "must hold one file SHA256.jsonl.gz")
-    return names[0][1]

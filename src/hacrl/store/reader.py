@@ -11,18 +11,22 @@ import fcntl
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from hacrl.config import Config, load_config
 from hacrl.errors import UserError
-from hacrl.store.files import changed, read_whole_lines
+from hacrl.store.files import changed
+from hacrl.store.rows import Row, RowLog, read_object, read_rows
 
-Row = dict[str, Any]
-
-LAYOUT = 2
+LAYOUT = 3
 """Version of the layout of a run directory, written to environment.json. hacrl 0.1 wrote none."""
+
+GROWING = ("metrics.jsonl", "times.jsonl", "notes.jsonl")
+"""Files that grow while the run trains; counts.json has their numbers of rows."""
+METRICS = GROWING[0]
 
 DIAGNOSTICS = "diagnostics"
 """The phase of times.jsonl that belongs to diagnostics and not to training."""
@@ -53,8 +57,7 @@ class RunReader:
 
     def check_layout(self) -> None:
         """Raise a UserError if another version of hacrl wrote the run in a layout of its own."""
-        path = self.path / "environment.json"
-        found = json.loads(path.read_text()).get("layout") if path.is_file() else None
+        found = self.environment().get("layout")
         if found is None:
             raise UserError(
                 f"{self.path} was written by hacrl 0.1.x; this version cannot read it. Use hacrl "
@@ -66,13 +69,28 @@ class RunReader:
                 "the version of hacrl that wrote it (see environment.json)."
             )
 
+    def environment(self) -> Row:
+        """Content of environment.json; empty without the file, as in hacrl 0.1."""
+        path = self.path / "environment.json"
+        if not path.is_file():
+            return {}
+        data = path.read_bytes()
+        if b'"check"' not in data and data.endswith(b"}\n"):  # of an older layout
+            with suppress(ValueError):
+                return dict(json.loads(data))
+        return read_object(
+            path,
+            "It records the layout of the files and the machine. Restore it from a backup, or copy it "
+            "from a run of the same version on the same machine",
+        )
+
     @property
     def config_path(self) -> Path:
         return self.path / "config.toml"
 
     @property
     def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def pool_path(self) -> Path:
@@ -95,15 +113,12 @@ class RunReader:
     def fingerprint_path(self) -> Path:
         return self.path / "fingerprint.json"
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Row:
         """The inputs of the run and their history (hacrl.fingerprint); {} if there are none yet."""
-        try:
-            found = json.loads(self.fingerprint_path.read_text(encoding="utf-8"))
-            return found if found["inputs"] and found["history"] else {}
-        except FileNotFoundError:
+        if not self.fingerprint_path.is_file():
             return {}
-        except (ValueError, TypeError, KeyError) as error:
-            raise changed(self.fingerprint_path, f"not a fingerprint ({error!r})") from error
+        way = "Restore it from a backup, or delete it to resume without a comparison of the inputs"
+        return read_object(self.fingerprint_path, way)
 
     def digest(self) -> str | None:
         """The digest of the run's inputs, for checkpoints."""
@@ -146,14 +161,14 @@ class RunReader:
 
         Where a resumed run has two rows of one (kind, step, agent), the last one counts.
         """
-        rows = read_rows(self.metrics_path, ("kind", "step", "agent"), appended=True)
+        rows = self._read(METRICS)
         found = {(row["kind"], row["step"], row["agent"]): row for row in rows}
         wanted = [row for row in found.values() if kind in (None, row["kind"])]
         return [row for row in wanted if agent in (None, row["agent"])]
 
     def notes(self) -> list[Row]:
         """Notes and warnings of the run: {"step": steps done when it was shown, "text": ...}."""
-        return read_rows(self.path / "notes.jsonl", ("step", "text"), appended=True)
+        return self._read("notes.jsonl")
 
     def times(self) -> dict[tuple[int, str, str], float]:
         """(step, agent, phase) -> seconds of the agents' phases.
@@ -163,7 +178,7 @@ class RunReader:
         older versions list them under the agent "".
         """
         longest: dict[tuple[int, str, str], float] = {}
-        for row in read_rows(self.path / "times.jsonl", ("step", "agent"), appended=True):
+        for row in self._read("times.jsonl"):
             for phase, value in row.items():
                 if row["agent"] and phase not in ("step", "agent", *BESIDE):
                     key = (row["step"], row["agent"], phase)
@@ -190,18 +205,45 @@ class RunReader:
 
     def sample_rows(self, step: int, agent: str) -> list[Row]:
         """One row per training sample of a learner: advantage, weight, ratio, used."""
-        needed = ("problem", "source", "index", "advantage", "weight", "ratio", "used")
-        return read_rows(self.samples(agent) / f"step-{step:06d}.jsonl", needed)
+        return read_rows(self.samples(agent) / f"step-{step:06d}.jsonl", self._measure_again())
+
+    def scores(self, step: int, agent: str) -> dict[str, float]:
+        """Problem id -> mean reward of its judged replies in an evaluation, recounted."""
+        rows = read_replies(self.evaluation(step, agent), self._measure_again())
+        return mean_rewards((row["problem"], row["reward"]) for row in rows)
+
+    def _measure_again(self) -> str:
+        return (
+            f"Restore it from a backup, or delete {self.metrics_path} and run `hacrl resume "
+            f"{self.path}`: all steps are measured again with the replies of the journals"
+        )
+
+    def _log(self, name: str) -> RowLog:
+        mended = f"`hacrl resume {self.path}` measures the missing part again"
+        way = mended if name == METRICS else "Delete the file to go on without it"
+        return RowLog(self.path / name, way)
+
+    def _counts(self) -> dict[str, int]:
+        """File name -> number of rows that the file has at least, from counts.json."""
+        path = self.path / "counts.json"
+        return read_object(path, "Delete the file to go on without it") if path.is_file() else {}
+
+    def _read(self, name: str) -> list[Row]:
+        """Rows of a file that grows."""
+        least = self._counts().get(name, 0)  # before the rows: another process may be adding some
+        rows, error = self._log(name).read(least)
+        if error and (name == METRICS or (self.path / name).is_file()):  # the others may be deleted
+            raise error
+        return rows
 
 
-def read_replies(folder: Path) -> list[Row]:
-    """Rows of an evaluation folder's replies.jsonl; empty when there is no such file."""
-    return read_rows(folder / "replies.jsonl", ("problem", "reward"))
-
-
-def read_scores(folder: Path) -> dict[str, float]:
-    """Problem id -> mean reward of its judged replies, recounted from replies.jsonl."""
-    return mean_rewards((row["problem"], row["reward"]) for row in read_replies(folder))
+def read_replies(folder: Path, way: str) -> list[Row]:
+    """Rows of an evaluation folder's replies.jsonl. A UserError with the `way` out if the file is
+    missing or damaged."""
+    path = folder / "replies.jsonl"
+    if not path.is_file():
+        raise changed(path, "the file is missing", way)
+    return read_rows(path, way)
 
 
 def mean_rewards(rewards: Iterable[tuple[str, float | None]]) -> dict[str, float]:
@@ -212,36 +254,3 @@ def mean_rewards(rewards: Iterable[tuple[str, float | None]]) -> dict[str, float
         if reward is not None:
             found[problem].append(reward)
     return {problem: fmean(values) for problem, values in found.items()}
-
-
-def read_rows(path: Path, needed: Iterable[str] = (), *, appended: bool = False) -> list[Row]:
-    """The JSON objects of a .jsonl file, each with at least the keys `needed`; none when there is no
-    such file. A UserError names the file and line of anything else.
-
-    appended: the file grows line by line, so an unfinished last line is normal and left out.
-    """
-    lines = read_whole_lines(path)
-    if not appended and path.is_file() and not path.read_bytes().endswith(b"\n"):
-        raise UserError(
-            f"{path}, line {len(lines) + 1}: the file is truncated. Restore it from a backup, or "
-            "delete the run and train again."
-        )
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise _bad_line(path, number, f"not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise _bad_line(path, number, "not a JSON object")
-        if missing := [key for key in needed if key not in row]:
-            raise _bad_line(path, number, f"no {missing[0]!r}")
-        rows.append(row)
-    return rows
-
-
-def _bad_line(path: Path, number: int, reason: str) -> UserError:
-    return UserError(
-        f"{path}, line {number}: {reason}. The file was changed after hacrl wrote it; restore it, or "
-        "delete the line to go on without it."
-    )

@@ -3,6 +3,7 @@
 config.toml             the resolved config; runnable as it is
 environment.json        versions, device, threads
 fingerprint.json        inputs of the run (config, files, models, versions) and how they changed
+counts.json             number of rows of the files that grow (metrics, times, notes)
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
                         update, offload, evaluate, checkpoint); differs between equal runs
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import shutil
@@ -31,8 +31,9 @@ from typing import Any
 from hacrl.config import Config, dump_config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.store.files import append_line, sweep, to_json, write_atomic, write_config
-from hacrl.store.reader import LAYOUT, RunReader
+from hacrl.store.files import sweep, write_atomic, write_config
+from hacrl.store.reader import GROWING, LAYOUT, METRICS, RunReader
+from hacrl.store.rows import RowLog, seal, write_object, write_rows
 from hacrl.types import Sample
 
 Row = Mapping[str, Any]
@@ -40,6 +41,10 @@ Row = Mapping[str, Any]
 
 class RunDirectory(RunReader):
     """A run directory opened for writing; everything that reads is in `RunReader`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._logs: dict[str, RowLog] = {}
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDirectory:
@@ -59,8 +64,7 @@ class RunDirectory(RunReader):
                 "needs a directory of its own."
             )
         path.mkdir(parents=True, exist_ok=True)
-        facts = json.dumps(environment(config), indent=2)
-        write_atomic(run.path / "environment.json", facts + "\n")
+        write_object(run.path / "environment.json", environment(config), indent=2)
         write_config(run.config_path, dump_config(config))
         return run
 
@@ -70,7 +74,7 @@ class RunDirectory(RunReader):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def set_fingerprint(self, content: Row) -> None:
-        write_atomic(self.fingerprint_path, json.dumps(content, indent=1) + "\n")
+        write_object(self.fingerprint_path, content, indent=1)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -93,36 +97,58 @@ class RunDirectory(RunReader):
 
     def add_metrics(self, rows: Iterable[Row]) -> None:
         """Append rows to metrics.jsonl. Numbers that are not finite become null."""
-        for row in rows:
-            append_line(self.metrics_path, to_json(row), sync=True)
+        self._add(METRICS, rows, sync=True)
 
     def add_times(self, row: Row) -> None:
-        append_line(self.path / "times.jsonl", json.dumps(row))
+        self._add("times.jsonl", [row])
 
     def add_note(self, done: int, text: str) -> None:
         """Keep a note that was shown after `done` steps. A note that the run has is not repeated."""
         if all(row["text"] != text for row in self.notes()):
-            append_line(self.path / "notes.jsonl", json.dumps({"step": done, "text": text}))
+            self._add("notes.jsonl", [{"step": done, "text": text}])
+
+    def intact_metrics(self) -> tuple[list[dict[str, Any]], UserError | None]:
+        """Rows of metrics.jsonl up to the first damaged one, and the error that names it."""
+        try:
+            least = self._counts().get(METRICS, 0)
+        except UserError:  # written again by `rewind`
+            least = 0
+        return self._log(METRICS).read(least)
 
     def rewind(self, step: int) -> None:
         """Drop metrics measured after the checkpoint of `step`: they will be measured again."""
         # Training rows count steps from 0; evaluation rows hold the number of steps done.
-        rows = self.metrics() if step else []
+        rows = self.intact_metrics()[0] if step else []
         kept = [row for row in rows if row["step"] < step + (row["kind"] == "evaluation")]
-        _write_rows(self.metrics_path, kept)
+        self._logs = {name: self._log(name) for name in GROWING}
+        for name in GROWING[1:]:
+            self._read(name)  # an error if it is damaged
+            self._logs[name].open()
+        (self.path / "counts.json").unlink(missing_ok=True)  # a kill here must not look like damage
+        self._logs[METRICS].replace(kept)
+        self._write_counts()
+
+    def _add(self, name: str, rows: Iterable[Row], sync: bool = False) -> None:
+        if name not in self._logs:
+            self._logs[name] = self._log(name)
+            self._logs[name].open()
+        log = self._logs[name]
+        for row in rows:
+            log.add(row, sync)
+        self._write_counts()
+
+    def _write_counts(self) -> None:
+        counts = {name: log.count for name, log in self._logs.items()}
+        write_atomic(self.path / "counts.json", seal(counts) + "\n", sync=False)
 
     def write_samples(self, agent: str, step: int, rows: Iterable[Row]) -> None:
-        _write_rows(self.samples(agent) / f"step-{step:06d}.jsonl", rows)
+        write_rows(self.samples(agent) / f"step-{step:06d}.jsonl", rows)
 
     def save_broken_batch(self, agent: str, step: int, batch: Sequence[Sample]) -> Path:
         """Keep a minibatch whose update was not finite, and return the file."""
         path = self.path / f"broken-{agent}-step-{step:06d}.jsonl"
-        _write_rows(path, map(asdict, batch))
+        write_rows(path, map(asdict, batch))
         return path
-
-
-def _write_rows(path: Path, rows: Iterable[Row]) -> None:
-    write_atomic(path, "".join(to_json(row) + "\n" for row in rows))
 
 
 def _left_by_a_kill(path: Path) -> bool:

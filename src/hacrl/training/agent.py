@@ -23,7 +23,8 @@ from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import probe_facts
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.store.journal import Journal
+from hacrl.store.files import changed
+from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
@@ -115,6 +116,14 @@ class Agent:
             self.pool.publish(step, self.name, published)
         return {**rollout_metrics(rollouts, len(too_long)), **facts}
 
+    def republish(self, step: int) -> None:
+        """Publish a journalled step again, because its batch is damaged."""
+        if self.journal.read(step) is None:
+            raise changed(
+                self.journal.path(step), f"missing, and {self.pool.folder} is damaged, too"
+            )
+        self.rollout(step)
+
     def learn(self, step: int) -> dict[str, Any]:
         """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
@@ -122,8 +131,11 @@ class Agent:
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
         with self.clock("samples"), paused_gc():
-            own, _ = self.journal.read(step) or ([], {})  # none if closed without this agent
             snapshot, invalid = self._snapshot(step)
+            entry = self.journal.read(step)  # none if the step was closed without this agent
+            if entry is None and self.name in snapshot.members:
+                raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
+            own = entry[0] if entry else []
             capability = self.capability.at(
                 snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
             )

@@ -7,7 +7,6 @@ compared problem by problem.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, Row, count
 from hacrl.sampling.base import Request
 from hacrl.stopping import stoppable
-from hacrl.store.files import write_atomic
+from hacrl.store.rows import write_object, write_rows
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
 
@@ -46,8 +45,8 @@ def evaluate(
         limit=settings.max_response_tokens or config.response_limit(agent),
     )
     result = count(rows)
-    write_atomic(folder / "replies.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    write_atomic(folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+    write_rows(folder / "replies.jsonl", rows)
+    write_object(folder / "result.json", asdict(result), indent=2)
     return result
 
 

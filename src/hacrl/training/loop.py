@@ -17,9 +17,11 @@ from typing import Any, Protocol
 from hacrl.config import Config
 from hacrl.errors import RunStopped, UserError
 from hacrl.logs.metrics_log import MetricsLog
-from hacrl.store.checkpoint import Checkpoints, newest_common
+from hacrl.store.checkpoint import Checkpoints
+from hacrl.store.files import changed
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.training.mend import damaged_batches, first_step, present
 
 MAX_LOSSES = 5
 """An agent that is lost this often in one step is not restarted again."""
@@ -73,8 +75,8 @@ class Team:
         folders = {
             n: Checkpoints(run.checkpoints(n), config.checkpoint.keep) for n in self.learners
         }
-        self.first = newest_common(folders, self.observer.note) or 0
-        run.rewind(self.first)
+        self.first = first_step(run, folders, self.observer.note)
+        self.damaged = damaged_batches(config, pool, self.first, self.observer.note)
         self.active = set(self.names)
         """Agents that still take part; one that is lost too often leaves."""
         self.saved = {n: {self.first} if self.first else set[int]() for n in self.learners}
@@ -97,12 +99,16 @@ class Team:
                     self.tasks[name] = group.create_task(self.restarting(name))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        self.run.metrics()  # an error if the file was deleted during the last step
+        self.check_pool(0, self.config.steps)
 
     async def member(self, name: str) -> None:
         """One agent, from its newest checkpoint to the last step."""
         call, agent, steps = self.executor.call, self.config.agent(name), self.config.steps
         restored = await call(name, "restore", sorted(self.saved.get(name, ())))
         step = self.done[name] if restored is None else restored
+        for damaged in self.damaged[name]:
+            await call(name, "republish", damaged)
         await self.barrier(name, START)
         if step == 0:
             await self.evaluate(name, 0)
@@ -254,6 +260,8 @@ class Team:
         """Let the agents that wait at the barrier continue."""
         barrier = self.barriers[step]
         if step == START:
+            for old in range(self.first):
+                self.pool.close(old, present(self.config, old))
             self.log.open(self.config)
             self.observer.started(self.config, self.run, self.first)
             if self.first == 0:
@@ -278,6 +286,7 @@ class Team:
 
     def close(self, step: int) -> None:
         """Commit the step's snapshot, unless a run before this one did, and check its members."""
+        self.check_pool(max(step - 1, 0), step)
         expected, arrived = self.expected(step), self.barriers[step].arrived
         if not self.pool.closed(step):
             missing = set(expected) - arrived
@@ -292,15 +301,22 @@ class Team:
                 )
             self.pool.close(step, here)
         members = self.pool.members(step)
-        present = [a.name for a in self.config.agents if not a.is_away(step)]
+        here = present(self.config, step)
         waits = self.config.runtime.late == "wait"
-        if not set(members) <= set(present) or (waits and len(members) < len(present)):
+        if not set(members) <= set(here) or (waits and len(members) < len(here)):
             raise UserError(
                 f"{self.run.path}: step {step + 1} was closed with the agents "
-                f"{', '.join(members)}, but the config has {', '.join(present)}. Start a new run."
+                f"{', '.join(members)}, but the config has {', '.join(here)}. Start a new run."
             )
         late = [n for n in expected if n not in members]
         self.log.release(late)
         self.log.expect("train", step, [n for n in self.names if n in members])
         evaluated = [n for n in self.evaluated(step + 1) if n in self.active and n not in late]
         self.log.expect("evaluation", step + 1, evaluated)
+
+    def check_pool(self, first: int, end: int) -> None:
+        """Raise a UserError if a snapshot of these closed steps was deleted."""
+        for step in range(first, end):
+            if not self.pool.closed(step):
+                way = f"`hacrl resume {self.run.path}` writes it again from the journals"
+                raise changed(self.pool.folder, f"step {step + 1} was deleted during the run", way)

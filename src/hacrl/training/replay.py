@@ -88,9 +88,14 @@ class ReplayAgent:
                 f"this run has temperature = {ours:g}. Set the same value."
             )
 
+    def republish(self, step: int) -> None:
+        """Publish a step again, because its batch is damaged."""
+        self.rollout(step)
+
     def rollout(self, step: int) -> dict[str, Any]:
         # A published batch stays as it is, even if the stored run has grown since.
-        rows = list(self.pool.rows(agent=self.name, step=step)) or self._choose(step)
+        whole = self.pool.whole(step, self.name)
+        rows = list(self.pool.rows(self.name, step)) if whole else self._choose(step)
         self.pool.publish(step, self.name, rows)
         attempted = [t for t in rows if t.judged]
         rewards = [t.reward for t in attempted]

@@ -18,6 +18,7 @@ import torch
 
 from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
+from hacrl.store.rows import RowLog
 from hacrl.study.compare import compare
 from hacrl.study.compare.report import verdicts
 from hacrl.study.compare.results import collect
@@ -196,7 +197,8 @@ def test_equal_time_reads_the_evaluation_within_it(finished: Path, tmp_path: Pat
                 for agent, spent in (("wren", seconds), ("", 1.0))
             ]
             path = tmp_path / "out" / "runs" / "team" / arm / f"seed-{seed}" / "times.jsonl"
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            RowLog(path, "").replace(rows)
+            path.with_name("counts.json").unlink()
     suite = load_suite(write_suite(tmp_path, budget="time"))
     rows = collect(suite, make_runs(suite, tmp_path / "out")).rows
     spent = {r.arm: (r.rollouts, r.seconds) for r in rows}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +17,11 @@ from hacrl.replies import Evaluation, Row, count
 from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
 from hacrl.store.reader import read_replies
+from hacrl.store.rows import read_object, write_object
 from hacrl.study.benchmarks.catalogue import Headline
 from hacrl.study.tables import plain_table
+
+REPEAT = "Delete the file's folder and repeat the `hacrl eval` command"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def count_headline(rows: Sequence[Row], headline: Headline) -> tuple[Evaluation,
 
 
 def read_result(folder: Path) -> BenchmarkResult:
-    return _RESULT.validate_json((folder / "result.json").read_text(encoding="utf-8"))
+    return _RESULT.validate_python(read_object(folder / "result.json", REPEAT))
 
 
 def write_summary(out: Path, summary: Summary) -> None:
@@ -98,7 +100,7 @@ def write_summary(out: Path, summary: Summary) -> None:
         "means": {agent: summary.mean(agent) for agent in summary.agents},
         "results": [asdict(result) for result in summary.results],
     }
-    write_atomic(out / "summary.json", json.dumps(content, indent=2) + "\n")
+    write_object(out / "summary.json", content, indent=2)
     template = Template(
         Path(__file__).with_name("summary.md.j2").read_text(encoding="utf-8"), trim_blocks=True
     )
@@ -112,7 +114,7 @@ def read_summary(out: Path) -> Summary:
     path = out / "summary.json"
     if not path.is_file():
         raise UserError(f"{out} has no summary.json: no benchmark evaluation was finished there")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_object(path, REPEAT)
     if "results" not in content:
         raise UserError(
             f"{path} was written by an older version; repeat the `hacrl eval` command that wrote it: "
@@ -126,9 +128,7 @@ def recount(out: Path) -> Summary:
     results = []
     for result in read_summary(out).results:
         folder = out / result.benchmark / result.agent
-        if not (rows := read_replies(folder)):
-            raise UserError(f"{folder} has no replies.jsonl, so there is nothing to count")
-        figures, score = count_headline(rows, result.headline)
+        figures, score = count_headline(read_replies(folder, REPEAT), result.headline)
         results.append(replace(result, figures=figures, score=score))
     return Summary(tuple(results))
 

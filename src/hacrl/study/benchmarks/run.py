@@ -18,8 +18,8 @@ from typing import Any
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import Row
-from hacrl.store.files import append_line, sweep, write_atomic
-from hacrl.store.reader import read_rows
+from hacrl.store.files import append_line, sweep, to_json
+from hacrl.store.rows import RowLog, read_object, write_object, write_rows
 from hacrl.study.benchmarks.catalogue import (
     PROMPT,
     Benchmark,
@@ -27,6 +27,7 @@ from hacrl.study.benchmarks.catalogue import (
     load_problems,
 )
 from hacrl.study.benchmarks.results import (
+    REPEAT,
     BenchmarkResult,
     Summary,
     count_headline,
@@ -201,7 +202,7 @@ def _job(
     wanted = json.loads(json.dumps(wanted))  # as it comes back from settings.json
     folder = out / benchmark.name / agent.name
     if (path := folder / "settings.json").is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_object(path, REPEAT)
         for key, value in wanted.items():
             if stored.get(key) != value:
                 raise UserError(
@@ -216,8 +217,10 @@ def _run(
 ) -> None:
     """Ask the problems that are missing, then write replies.jsonl and result.json."""
     agent, title = policy.agent.name, f"{policy.agent.name}, {job.benchmark.title}"
-    write_atomic(job.folder / "settings.json", json.dumps(dict(job.settings), indent=2) + "\n")
-    rows = _stored(job)
+    write_object(job.folder / "settings.json", job.settings, indent=2)
+    partial = RowLog(job.partial, REPEAT)
+    partial.open()
+    rows = _stored(job, partial)
     waiting = [p for p in job.problems if p.id not in rows]
     chunk = settings.chunk_replies or CHUNK_ROUNDS * policy.agent.sampler_rows
     size = max(1, chunk // job.samples)
@@ -236,7 +239,7 @@ def _run(
             limit=settings.max_response_tokens,
         )
         for row in new:
-            append_line(job.partial, json.dumps(row))
+            partial.add(row)
             rows.setdefault(row["problem"], []).append(row)
         times = {
             "benchmark": job.benchmark.name,
@@ -245,26 +248,29 @@ def _run(
             "tokens": sum(row["tokens"] for row in new),
             "seconds": time.perf_counter() - begin,
         }
-        append_line(job.folder.parent.parent / "times.jsonl", json.dumps(times))
+        append_line(job.folder.parent.parent / "times.jsonl", to_json(times))
         report(f"{title}: {first + len(problems)} of {len(waiting)} problems done")
     replies = [row for p in job.problems for row in rows[p.id]]
     figures, score = count_headline(replies, job.benchmark.headline)
-    write_atomic(job.folder / "replies.jsonl", "".join(json.dumps(row) + "\n" for row in replies))
+    write_rows(job.folder / "replies.jsonl", replies)
     b = job.benchmark
     result = BenchmarkResult(
         b.name, b.title, agent, b.headline, score, figures, job.settings, verifier.label
     )
-    write_atomic(job.folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+    write_object(job.folder / "result.json", asdict(result), indent=2)
     job.partial.unlink(missing_ok=True)
 
 
-def _stored(job: _Job) -> dict[str, list[Row]]:
+def _stored(job: _Job, partial: RowLog) -> dict[str, list[Row]]:
     """Rows of the problems that an interrupted evaluation has answered completely."""
     rows: dict[str, dict[int, Row]] = {}
-    for row in read_rows(job.partial, ("problem", "index"), appended=True):
+    found, error = partial.read()
+    if error:
+        raise error
+    for row in found:
         rows.setdefault(row["problem"], {}).setdefault(row["index"], row)
     return {
-        problem: [found[i] for i in range(job.samples)]
-        for problem, found in rows.items()
-        if len(found) == job.samples
+        problem: [replies[i] for i in range(job.samples)]
+        for problem, replies in rows.items()
+        if len(replies) == job.samples
     }

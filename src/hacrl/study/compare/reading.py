@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hacrl.store.reader import DIAGNOSTICS, read_scores
+from hacrl.store.reader import DIAGNOSTICS
 from hacrl.study.compare.suite import Run
 from hacrl.study.diagnostics.harm import CHECKED
 
@@ -79,7 +79,7 @@ def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
     train = reader.metrics("train", agent)
     seconds = reader.training_seconds()
     steps = sorted({row["step"] for row in reader.metrics("evaluation", agent)})
-    scores = {step: read_scores(reader.evaluation(step, agent)) for step in steps}
+    scores = {step: reader.scores(step, agent) for step in steps}
     curve = [
         Point(
             step,

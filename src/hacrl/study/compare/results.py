@@ -11,7 +11,6 @@ Otherwise the comparison is open.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,7 +183,6 @@ def collect(
                 target = targets.get((team, agent), 1.0)
                 pairs = None if arm.name == reference else difference(mine, against)
                 rows.append(_row(mine, pairs, arm.factor, target, out))
-    environment = (agent_runs[0].run.folder / "environment.json").read_text(encoding="utf-8")
     return Results(
         suite,
         reference,
@@ -195,7 +193,7 @@ def collect(
         min(len(r.scores) for r in agent_runs),
         runs[0].config.evaluation.samples,
         _start_gap(agent_runs),
-        json.loads(environment),
+        agent_runs[0].run.reader.environment(),
     )
 
 

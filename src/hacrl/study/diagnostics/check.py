@@ -12,7 +12,7 @@ from typing import Any
 
 from hacrl.algorithms.capability import Capability
 from hacrl.noise import order_key, stream_key
-from hacrl.store.files import to_json, write_atomic
+from hacrl.store.rows import write_object
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
@@ -123,8 +123,7 @@ class Diagnostics:
             "unseen": {"fresh_rewards": _rewards(replies), "gains": gains},
         }
         folder = self.run.path / "diagnostics" / self.agent.name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / f"step-{step:06d}.json", to_json(rows) + "\n")
+        write_object(folder / f"step-{step:06d}.json", rows)
 
 
 HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hacrl.config import AgentConfig, Config
 from hacrl.statistics import Estimate, compare_paired
-from hacrl.store.reader import RunReader, read_scores
+from hacrl.store.reader import RunReader
 from hacrl.study.diagnostics.harm import CHECKED, find_harm
 
 Curve = list[tuple[int, float]]
@@ -144,7 +144,7 @@ def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
     scores = tuple(Score(r["step"], _accuracy(r)) for r in rows if r["accuracy"] is not None)
     gain = None
     if len(scores) > 1:
-        first, last = (read_scores(run.evaluation(scores[i].step, agent.name)) for i in (0, -1))
+        first, last = (run.scores(scores[i].step, agent.name) for i in (0, -1))
         gain = compare_paired(first, last) if first.keys() & last.keys() else None
     return AgentSummary(
         name=agent.name,

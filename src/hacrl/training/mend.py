@@ -1,0 +1,74 @@
+"""Before a run continues: choose the step to continue from, and write damaged files again.
+
+Batches come from the journals, snapshots from the batches, best marks from the metrics. Metrics after
+the checkpoint are measured again anyway; if older ones are damaged, an older checkpoint is used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from hacrl.config import Config
+from hacrl.store.checkpoint import Checkpoints, newest_common
+from hacrl.store.files import RESTORE, changed, steps_in
+from hacrl.store.pool import Pool
+from hacrl.store.rundir import RunDirectory
+
+Note = Callable[[str], None]
+
+
+def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: Note) -> int:
+    """Return the newest step with checkpoints of all learners and all metrics up to it, 0 if there is
+    none, and remove later metrics."""
+    rows, damage = run.intact_metrics()
+    among = None
+    if damage:
+        last = rows[-1]["step"] - (rows[-1]["kind"] == "evaluation") if rows else 0
+        among = range(last + 1)
+    first = newest_common(checkpoints, note, among) or 0
+    if damage:
+        note(
+            f"{damage}. Training continues from step {first + 1}; replies of finished steps are read "
+            "from the journals."
+        )
+    run.rewind(first)
+    for name, own in checkpoints.items():
+        evaluations = run.metrics("evaluation", name)
+        scores = {r["step"]: r["accuracy"] for r in evaluations if r["accuracy"] is not None}
+        if error := own.mend_best(scores):
+            note(f"{error}. This is done.")
+    return first
+
+
+def damaged_batches(config: Config, pool: Pool, first: int, note: Note) -> dict[str, list[int]]:
+    """Return, by agent, the steps before `first` whose batch must be published again. Damaged snapshots
+    are removed: the run closes these steps again."""
+    damaged: dict[str, list[int]] = defaultdict(list)
+    reopened = []
+    for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
+        error = pool.damaged(step) if step < first or pool.closed(step) else None
+        if error and config.runtime.late == "go_on":
+            reason = f"{error}. With runtime.late = 'go_on' the journals do not hold its agents"
+            raise changed(pool.folder, reason, RESTORE)
+        if error:
+            pool.reopen(step)
+            reopened.append(step)
+        if step < first:
+            members = present(config, step) if error else pool.members(step)
+            for name in members:
+                if not pool.whole(step, name):
+                    damaged[name].append(step)
+    count = len(reopened) + sum(map(len, damaged.values()))
+    if count:
+        step = min([*reopened, *(steps[0] for steps in damaged.values())])
+        note(
+            f"{pool.folder}: {count} damaged or missing files, the first of step {step + 1}, are "
+            "written again from the journals."
+        )
+    return damaged
+
+
+def present(config: Config, step: int) -> list[str]:
+    """The agents that are not away in a step."""
+    return [agent.name for agent in config.agents if not agent.is_away(step)]
