@@ -124,6 +124,17 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
             ["algorithm: ", "last_floor = 1.0", "floor <= last_floor < 1"],
         ),
         ("algorithm.overlap_power=1", ["algorithm.overlap_power: write algorithm.power"]),
+        # FAULTS D13-20: these were tracebacks, or took for ever.
+        ("agents.0.template_args.x=[nan]", ["agents.0.template_args.x.0: nan is not a finite"]),
+        (f"seed={2**63}", ["seed: the number is too large"]),
+        (f"runtime.threads={10**30}", ["runtime.threads: the number is too large"]),
+        ("runtime.threads=100000", ["runtime.threads", "less than or equal to 1024"]),
+        ("agents.².name=x", ["there is no '²'"]),
+        ("agents=[[1]]", ["agents.0"]),
+        ("algorithm.name=[1]", ["algorithm.name = [1] is unknown"]),
+        ("algorithm.name=json:loads", ["json:loads' is not an algorithm"]),
+        ("a." * 2000 + "=1", ["levels of tables"]),
+        ("x=" + "[" * 3000, ["x: unknown key"]),
         ("sampler.cache_share=0.3", ["sampler.cache_share: write sampler.cache_fraction"]),
     ],
 )
@@ -192,6 +203,26 @@ def test_a_module_of_another_folder_is_not_taken_for_the_config_s(path: Path) ->
     (path.parent / "json.py").write_text("class Rule: ...\n")
     with pytest.raises(UserError, match=r"another 'json' was found first .*json/__init__\.py"):
         load_config(path, ["algorithm.name=json:Rule"])
+
+
+def test_all_learners_away(path: Path) -> None:
+    away = ["agents.0.away=[[2, 9]]", "agents.1.away=[[5, 7]]"]
+    with pytest.raises(UserError, match="in step 6 every learner is away"):
+        load_config(path, [*away, f"steps={2**62}"])
+    assert load_config(path, [*away, "steps=5"])
+
+
+def test_odd_files(path: Path, tmp_path: Path) -> None:
+    """FIRST_HOUR 19: a byte order mark, a directory; also binary files and deep tables."""
+    text = path.read_bytes()
+    path.write_bytes(b"\xef\xbb\xbf" + text)
+    assert load_config(path, [f"steps={2**62}"]).steps == 2**62
+    with pytest.raises(UserError, match=r"is a directory\. Give a TOML file"):
+        load_config(tmp_path)
+    for content in (b"\xff\x00", b"a = " + b"[" * 5000, b"a." * 3000 + b"b = 1", b"a"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"not valid TOML|levels of tables"):
+            load_config(path)
 
 
 def test_nobody_learns(path: Path) -> None:

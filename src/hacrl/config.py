@@ -22,7 +22,14 @@ from pydantic import (
 )
 
 from hacrl.algorithms import AlgorithmSettings, make_settings
-from hacrl.config_file import apply_overrides, explain, read_toml, resolve_imports, resolve_paths
+from hacrl.config_file import (
+    apply_overrides,
+    check_values,
+    explain,
+    read_toml,
+    resolve_imports,
+    resolve_paths,
+)
 from hacrl.errors import UserError
 from hacrl.tasks.settings import TaskConfig
 from hacrl.verify.settings import VerifierConfig
@@ -33,22 +40,6 @@ AlgorithmTable = Annotated[
     BeforeValidator(lambda v: make_settings(**v) if isinstance(v, dict) else v),
 ]
 """Validated by the settings class of the algorithm that it names."""
-
-RENAMED: dict[str, str] = {
-    "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",
-    "task.held_out_share": "write task.held_out_fraction",
-    "agents.prune": "no longer exists: samples of advantage 0 are always skipped; delete the key",
-    "sampler.cache_share": "write sampler.cache_fraction",
-    "algorithm.sgt_lambda": "write algorithm.imitation_weight",
-    "algorithm.graft_threshold": "write algorithm.threshold",
-    "algorithm.graft_cap": "write algorithm.cap",
-    "algorithm.tis_kl_threshold": "write algorithm.kl_threshold",
-    "algorithm.overlap_power": "write algorithm.power",
-    "algorithm.overlap_tokens": "write algorithm.ratio_tokens",
-    "algorithm.overlap_follow": "write algorithm.follow",
-}
-"""Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
-a key, such as agents.0, are left out."""
 
 
 class Table(BaseModel):
@@ -134,7 +125,7 @@ class RuntimeConfig(Table):
     unaffected). go_on: close the step without it; it learns from the others' rollouts later."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 ...; an agent may set its own."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads of torch. Set it to make a run repeatable number for number."""
 
     @model_validator(mode="after")
@@ -313,7 +304,9 @@ class Config(Table):
             raise ValueError(f"agents: the name {twice[0]!r} is used twice; names must be unique")
         if not any(a.learns for a in self.agents):
             raise ValueError("agents: none of them learns; set learn = true for at least one")
-        for step in range(self.steps):
+        # All learners can be away only from step 0 on, or from the step in which the last one leaves.
+        begins = {0, *(first for a in self.agents for first, _ in a.away)}
+        for step in sorted(step for step in begins if step < self.steps):
             if not any(a.learns and not a.is_away(step) for a in self.agents):
                 raise ValueError(
                     f"agents: in step {step + 1} every learner is away (away counts steps from 0)"
@@ -360,8 +353,6 @@ class Config(Table):
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply overrides (`key=value`, or `+arm` for a file of them in arms/), and
     resolve paths against the file's folder."""
-    if not path.is_file():
-        raise UserError(f"config {path} does not exist. Try `hacrl train configs/pocket.toml`.")
     tree = read_toml(path)
     apply_overrides(tree, overrides, path.parent)
     return parse_config(tree, str(path), path.parent)
@@ -370,11 +361,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None = None) -> Config:
     """Validate a plain dict. Data paths and import paths start at `base` (default: current folder)."""
     base = (base or Path.cwd()).resolve()
+    check_values(tree, source)
     tree = resolve_imports(tree, base)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, Config, tree, RENAMED)}") from error
+        raise UserError(f"{source}: {explain(error, Config, tree)}") from error
     return resolve_paths(config, base)
 
 

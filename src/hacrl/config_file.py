@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -28,13 +29,58 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """Changes of a config: `key=value` texts as on the command line, or dotted key -> value."""
 ARMS = "arms"
 """The folder with arm files, beside the config file."""
+MAX_DEPTH = 20
+"""Most levels of tables and lists in a config."""
+
+RENAMED: dict[str, str] = {
+    "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",
+    "task.held_out_share": "write task.held_out_fraction",
+    "agents.prune": "no longer exists: samples of advantage 0 are always skipped; delete the key",
+    "sampler.cache_share": "write sampler.cache_fraction",
+    "algorithm.sgt_lambda": "write algorithm.imitation_weight",
+    "algorithm.graft_threshold": "write algorithm.threshold",
+    "algorithm.graft_cap": "write algorithm.cap",
+    "algorithm.tis_kl_threshold": "write algorithm.kl_threshold",
+    "algorithm.overlap_power": "write algorithm.power",
+    "algorithm.overlap_tokens": "write algorithm.ratio_tokens",
+    "algorithm.overlap_follow": "write algorithm.follow",
+}
+"""Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
+a key, such as agents.0, are left out."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file in UTF-8, with or without a byte order mark."""
+    if not path.is_file():
+        problem = "is a directory" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {problem}. Give a TOML file, e.g. configs/pocket.toml.")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+    check_values(tree, str(path))
+    return tree
+
+
+def check_values(tree: Any, source: str) -> None:
+    """Raise a UserError for nan, infinities, integers of more than 64 bits and deep nesting, wherever
+    they are; free tables such as sampler.options have no other check."""
+
+    def check(value: Any, where: tuple[Any, ...]) -> None:
+        problem = ""
+        if len(where) > MAX_DEPTH:
+            problem = f"more than {MAX_DEPTH} levels of tables and lists"
+        elif isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                check(item, (*where, key))
+        elif isinstance(value, float) and not isfinite(value):
+            problem = f"{value} is not a finite number; give one"
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            problem = "the number is too large; give one of at most 64 bits"
+        if problem:
+            raise UserError(f"{source}: {'.'.join(map(str, where))}: {problem}")
+
+    check(tree, ())
 
 
 def resolve_imports(tree: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -119,9 +165,11 @@ def set_key(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
+    if key.count(".") > MAX_DEPTH:
+        raise UserError(f"override {override[:60]!r}...: more than {MAX_DEPTH} levels of tables")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word is a string
     _set(tree, key.split("."), value, override)
 
@@ -161,7 +209,7 @@ def _arm(override: str, folder: Path) -> Path:
 
 def _position(items: list[Any], part: str, override: str) -> int:
     names = [item.get("name") for item in items if isinstance(item, dict)]
-    if part.isdigit() and int(part) < len(items):
+    if part.isdecimal() and int(part) < len(items):
         return int(part)
     if part in names:
         return names.index(part)
@@ -190,16 +238,14 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
 # ---------------------------------------------------------------- errors
 
 
-def explain(
-    error: ValidationError, table: type[BaseModel], tree: Any, renamed: Mapping[str, str]
-) -> str:
+def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
     """Return one clause per problem: the place, the problem and the way out."""
     found = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "the file"
         message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
         if item["type"] == "extra_forbidden":
-            message = _unknown_key(item["loc"], table, tree, renamed)
+            message = _unknown_key(item["loc"], table, tree)
         elif item["type"] == "missing":
             message = "missing; add it"
         elif not isinstance(item["input"], (dict, list, BaseModel)):
@@ -208,12 +254,10 @@ def explain(
     return "; ".join(found)
 
 
-def _unknown_key(
-    location: Sequence[int | str], table: type[BaseModel], tree: Any, renamed: Mapping[str, str]
-) -> str:
+def _unknown_key(location: Sequence[int | str], table: type[BaseModel], tree: Any) -> str:
     """Say what to write instead of an unknown key."""
     *parents, key = (part for part in location if isinstance(part, str))
-    if advice := renamed.get(".".join([*parents, key])):
+    if advice := RENAMED.get(".".join([*parents, key])):
         return advice
     if parents == ["algorithm"]:
         name = tree["algorithm"].get("name", "hacpo")

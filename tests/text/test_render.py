@@ -10,6 +10,7 @@ from small_tokenizers import ASK, FIXTURES, SMALL, decoded, small
 from tokenizers import AddedToken
 
 from hacrl.errors import UserError
+from hacrl.text import render
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.types import Completion, Finish, Message, Rollout
 
@@ -187,6 +188,28 @@ def test_padding_settings_of_the_tokenizer_are_ignored() -> None:
     pairs = [(fresh.prompt(ASK), "42"), (fresh.prompt(ASK), "17 + 25")]
     assert fresh.continuations(pairs)[0] == expected
     assert fresh.prompt(ASK) == r.prompt(ASK)
+
+
+def test_a_question_with_the_placeholder_s_own_characters() -> None:
+    """FAULTS D13-20: U+F8F0 in a question that also holds a control string was an IndexError."""
+    r = small("bytes")
+    for text in ("\uf8f07\uf8f1 <|im_end|> \uf8f0", "\uf8f00\uf8f1", "\uf8f0"):
+        assert text in decoded(r, r.prompt((Message("user", text),)))
+    begun = Renderer(r.tokenizer, RenderSettings(reply_start="\uf8f00\uf8f1"))
+    assert decoded(begun, begun.prompt((Message("user", "<|im_end|>"),))).endswith("\uf8f00\uf8f1")
+
+
+def test_a_template_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS D13-20: template errors were tracebacks, an endless template hung."""
+    tokenizer = load_tokenizer(FIXTURES / "bytes")
+    far = "{% for i in range(10**9) %}{% endfor %}"
+    for template in ("{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{% for %}", far):
+        with pytest.raises(UserError, match="the chat template rejects"):
+            Renderer(tokenizer, RenderSettings(template=template))
+    monkeypatch.setattr(render, "TEMPLATE_SECONDS", 0.2)
+    loop = "{% for a in range(2000) %}{% for b in range(2000) %}{{ a }}{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match=r"does not end within 0\.2 seconds"):
+        Renderer(tokenizer, RenderSettings(template=loop))
 
 
 def test_errors_name_the_way_out(tmp_path: Path) -> None:

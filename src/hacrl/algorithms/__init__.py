@@ -31,12 +31,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
+def algorithm_class(name: Any) -> type[Algorithm]:
     """Return the class of a built-in algorithm, or the one at an import path."""
-    if name in ALGORITHMS:
+    if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
     field = f"algorithm.name = {name!r}"
-    if ":" not in str(name):
+    if not isinstance(name, str) or ":" not in name:
         near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
         raise UserError(
             f"{field} is unknown{f'; did you mean {near[0]!r}?' if near else '.'} Choose one of: "

@@ -246,7 +246,7 @@ def _parse_options(settings: SamplerConfig) -> VllmOptions:
     try:
         return VllmOptions.model_validate(settings.options)
     except ValidationError as error:
-        found = explain(error, VllmOptions, settings.options, {})
+        found = explain(error, VllmOptions, settings.options)
         raise UserError(f"sampler.options: {found}") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from hacrl.errors import UserError, describe
 from hacrl.importing import import_object
 from hacrl.tasks.settings import TASKS, TaskConfig
 from hacrl.types import Problem
@@ -39,4 +40,13 @@ class Task(Protocol):
 
 def make_task(config: TaskConfig, seed: int, base: Path) -> Task:
     """Build the task of a config; relative paths in it start at `base`."""
-    return import_object(TASKS.get(config.kind, config.kind), "task.kind")(config, seed, base)
+    factory = import_object(TASKS.get(config.kind, config.kind), "task.kind")
+    try:
+        return factory(config, seed, base)
+    except Exception as error:
+        if config.kind in TASKS or isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"task.kind = {config.kind!r}: factory(task_config, seed, base_folder) failed: "
+            f"{describe(error)}"
+        ) from error

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hacrl.errors import UserError
+from hacrl.errors import UserError, describe
 from hacrl.text.literal import Ids, LiteralCoder
 from hacrl.types import Finish, Message, Rollout
 
@@ -47,6 +48,7 @@ TEMPLATES: dict[str, str] = {
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]|<(unused|reserved)[^>]*>")
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 """Private-use characters around placeholders for control strings while a template is rendered."""
+TEMPLATE_SECONDS = 10.0
 _DAY = datetime(2024, 7, 26)
 """The date for templates that write one: a prompt must not change with the day of the run."""
 
@@ -111,6 +113,7 @@ class Renderer:
         self.template = _find_template(tokenizer, self.settings)
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._added: dict[int, AddedToken] = self._backend.get_added_tokens_decoder()
+        self._check_template_ends()
         self._template_end = self._find_template_end()
         self.end_ids: Ids = self._find_end_ids(end_ids)
         pad = tokenizer.pad_token_id
@@ -121,6 +124,7 @@ class Renderer:
         self._markers = {self._added[i].content: i for i in control if i in self._added}
         longest_first = sorted(self._markers, key=len, reverse=True)
         self._marker_pattern = re.compile("|".join(map(re.escape, longest_first)) or "$^")
+        self._hidden_pattern = re.compile(f"{self._marker_pattern.pattern}|{_OPEN}")
         if self._marker_pattern.search(self.settings.reply_start):
             raise UserError(
                 f"reply_start {self.settings.reply_start!r} contains a control token: write it "
@@ -144,7 +148,8 @@ class Renderer:
         hidden: list[str] = []
         for turn in turns:
             turn["content"] = self._hide(turn["content"], hidden)
-        text = self._apply(turns, add_generation_prompt=True) + self.settings.reply_start
+        text = self._apply(turns, add_generation_prompt=True)
+        text += self._hide(self.settings.reply_start, hidden)
         ids = self._encode_hidden(text, hidden) if hidden else self._encode(text)
         if self._bos is not None and ids[:1] != (self._bos,):
             ids = (self._bos, *ids)
@@ -157,7 +162,7 @@ class Renderer:
             hidden.append(match.group())
             return f"{_OPEN}{len(hidden) - 1}{_CLOSE}"
 
-        return self._marker_pattern.sub(swap, content)
+        return self._hidden_pattern.sub(swap, content)
 
     def _encode_hidden(self, text: str, hidden: list[str]) -> Ids:
         """Encode a rendered prompt whose messages contain control strings.
@@ -211,11 +216,13 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **{"strftime_now": _DAY.strftime, **self.settings.template_args},
             )
-        except jinja2.TemplateError as problem:
+        except MemoryError:
+            raise
+        except Exception as problem:  # a template can raise anything, e.g. 1 / 0
             roles = [t["role"] for t in turns]
             raise UserError(
-                f"the chat template rejects messages with the roles {roles}: {problem}. Remove "
-                "`system` if the template has no system turn, or set another `template`"
+                f"the chat template rejects messages with the roles {roles}: {describe(problem)}. "
+                "Remove `system` if the template has no system turn, or set another `template`"
             ) from problem
 
     def text(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[str, bool]:
@@ -271,6 +278,23 @@ class Renderer:
         for i, token in sorted(self._added.items()):
             digest.update(f"\n{i} {token.content} {int(token.special)}".encode())
         return f"sha256:{digest.hexdigest()}"
+
+    def _check_template_ends(self) -> None:
+        """Apply the template once with a time limit. A thread that does not end cannot be stopped, but
+        as a daemon it ends with the process."""
+
+        def apply() -> None:
+            with suppress(UserError):  # `_find_control` reports it
+                self._apply([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+
+        thread = threading.Thread(target=apply, daemon=True)
+        thread.start()
+        thread.join(TEMPLATE_SECONDS)
+        if thread.is_alive():
+            raise UserError(
+                f"template: the chat template does not end within {TEMPLATE_SECONDS:g} seconds. Look "
+                "for loops over large ranges"
+            )
 
     def _find_template_end(self) -> int | None:
         """The token that the template writes directly after a finished reply, if any."""

@@ -183,8 +183,6 @@ class Run:
 
 def load_suite(path: Path) -> Suite:
     """Read a suite file and its base config."""
-    if not path.is_file():
-        raise UserError(f"suite {path} does not exist. Try configs/suites/pocket-small.toml")
     tree, folder = read_toml(path), path.parent
     if isinstance(base := tree.get("base"), str):
         file = path.parent / Path(base).expanduser()
