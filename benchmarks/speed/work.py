@@ -72,7 +72,7 @@ def ways_of(policy: Policy, sampler: Any = None) -> dict[str, Any]:
     sampler = sampler or policy.sampler
     return {
         "packs": policy.logprobs.packs,
-        "fused": policy.logprobs.fused,
+        "fused": policy.logprobs.fusion is not None,
         "sampler": getattr(sampler, "cache_kind", type(sampler).__name__),
     }
 

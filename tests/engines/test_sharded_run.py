@@ -71,7 +71,11 @@ def test_twenty_steps_on_two_ranks_equal_the_unsharded_run(tmp_path: Path, beta:
         for ranks in (1, 2)
     )
     norms, others = largest_gaps(whole, sharded)
-    assert weights_gap(whole, sharded, 20) < 1e-5
+    weights = weights_gap(whole, sharded, 20)
+    print(
+        f"beta {beta}: largest gaps {weights:.2g} weights, {others:.2g} others, {norms:.2g} norms"
+    )
+    assert weights < 1e-5
     assert others < 1e-5
     assert norms < 1e-4
     updates = [r["updates"] for r in sharded.metrics() if r["kind"] == "train"]

@@ -163,7 +163,7 @@ def test_compiled_and_plain_updates_agree(llama: Path, changes: dict, monkeypatc
     plain = policy(llama, microbatch_tokens=200, **changes)
     monkeypatch.setattr(fuse, "WORTH_COMPILING", 0)
     compiled = policy(llama, microbatch_tokens=200, **changes)
-    assert compiled.logprobs.fused and not plain.logprobs.fused
+    assert compiled.logprobs.fusion and not plain.logprobs.fusion
     rows = samples(plain)
     one, two = (p.update(rows, LOSS, UPDATE) for p in (compiled, plain))
     # Rounding differs: a row's mean log-probability by a hundredth or two.

@@ -175,4 +175,4 @@ def test_out_of_memory_is_an_error_not_a_slower_path(monkeypatch) -> None:
     logprobs = LogProbs(model_of("llama"), 1.0)
     with pytest.raises(torch.OutOfMemoryError):
         checked_fusion(logprobs, 1e-3)
-    assert not logprobs.fused
+    assert logprobs.fusion is None

@@ -180,8 +180,7 @@ class ShapeFinder:
 
     def shape(self) -> CacheShape | None:
         """None if layers differ, or are not numbered from 0."""
-        if not self.plain or sorted(self.seen) != list(range(len(self.seen))) or not self.seen:
-            return None
-        if len(set(self.seen.values())) > 1:
+        numbered = sorted(self.seen) == list(range(len(self.seen)))
+        if not self.plain or not numbered or len(set(self.seen.values())) != 1:
             return None
         return CacheShape(len(self.seen), *self.seen[0])

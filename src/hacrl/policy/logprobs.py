@@ -41,11 +41,6 @@ class LogProbs:
         """Compiled norms, rotary embedding and gated product (fuse.py), if used."""
         choose_fast_paths(self)
 
-    @property
-    def fused(self) -> bool:
-        """Whether small operations are compiled."""
-        return self.fusion is not None
-
     def __call__(self, inputs: Inputs) -> Tensor:
         """[B, T], 0 where padded; with gradient if gradients are enabled."""
         grid_BT = torch.zeros_like(inputs.reply_mask_BT)
