@@ -82,7 +82,6 @@ class PagedCache:
         self._arena: tuple[int, int] | None = None  # address and size at the last call of `reserve`
         self.table = np.zeros((rows, 1), np.int32)
         """[R, pages of a row]"""
-        self._held = np.zeros(rows, np.int64)  # pages of each row
         self._rows: dict[int, list[int]] = {}
         self._shared: dict[Prefix, _SharedPrefix] = {}
         self._free: list[int] = []
@@ -104,7 +103,7 @@ class PagedCache:
             width = max(width, self.table.shape[1])
             self.table = np.zeros((len(self.table), width), np.int32)
         # The last call may have been interrupted and may have left rows behind.
-        self.table[:] = self._held[:] = 0
+        self.table[:] = 0
         self._rows, self._shared, self._references = {}, {}, {}
         self._to_fill, self._to_copy = [], []
         self._free = list(range(self.pages.shape[2] - 1, 0, -1))
@@ -170,9 +169,8 @@ class PagedCache:
     def grow(self, tokens_R: np.ndarray) -> bool:
         """Assign pages for this many tokens to each of the first rows. Returns False if there are too
         few pages."""
-        wanted_R = -(-tokens_R // PAGE)
-        for row in (wanted_R > self._held[: len(wanted_R)]).nonzero()[0].tolist():
-            while len(self._rows[row]) < wanted_R[row]:
+        for row, tokens in enumerate(tokens_R.tolist()):
+            while len(self._rows[row]) < pages_for(tokens):
                 if not self._free:
                     self._drop_prefixes()
                 if not self._free:
@@ -185,15 +183,14 @@ class PagedCache:
         """Move rows to unused row numbers."""
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self._rows[target] = self._rows.pop(source)
-        for array in (self.table, self._held):
-            array[targets] = array[sources]
-            array[sources] = 0
+        self.table[targets] = self.table[sources]
+        self.table[sources] = 0
 
     def release(self, row: int) -> None:
         """Free the row's pages."""
         for page in self._rows.pop(row):
             self._dereference(page)
-        self.table[row] = self._held[row] = 0
+        self.table[row] = 0
 
     def _add_prefix(self, prefix: Prefix) -> _SharedPrefix:
         full, rest = divmod(len(prefix) - 1, PAGE)
@@ -239,7 +236,6 @@ class PagedCache:
     def _write_table(self, row: int) -> None:
         pages = self._rows[row]
         self.table[row, : len(pages)] = pages
-        self._held[row] = len(pages)
 
 
 @dataclass
