@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
+from team import member, team
 
 from hacrl.cli import progress
 from hacrl.cli.terminal import errors_as_messages, program
@@ -17,18 +18,7 @@ from hacrl.config import parse_config
 from hacrl.errors import Interrupted, RunStopped, UserError, describe, explain, first_line
 from hacrl.store.rundir import RunDirectory
 
-CONFIG = {
-    "steps": 30,
-    "prompts_per_step": 64,
-    "max_prompt_tokens": 10,
-    "max_response_tokens": 20,
-    "task": {"kind": "arithmetic"},
-    "verifier": {"kind": "number"},
-    "agents": [
-        {"name": "wren", "model": "pocket:wren"},
-        {"name": "finch", "model": "pocket:finch", "learn": False},
-    ],
-}
+CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
 
 
 def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:

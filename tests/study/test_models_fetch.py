@@ -20,8 +20,20 @@ from hacrl.study.models import RECIPES, Recipe, Wheel, fetch
 def write_gguf(path: Path) -> Any:
     """A llama of one layer with a byte-BPE whose merges join digits; returns the embedding."""
     gguf = pytest.importorskip("gguf")
-    import numpy as np
+    writer = gguf.GGUFWriter(path, "llama")
+    embedding = add_tensors(writer, gguf, add_metadata(writer))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return embedding
 
+
+HIDDEN, INNER, WIDTH = 32, 64, 16
+
+
+def add_metadata(writer: Any) -> int:
+    """Config and tokenizer; returns the size of the vocabulary."""
     tokens = [
         "<|endoftext|>",
         "<|im_start|>",
@@ -30,16 +42,14 @@ def write_gguf(path: Path) -> Any:
         "12",
         "Ġ1",
     ]
-    hidden, inner, heads, width = 32, 64, 2, 16
-    writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(64)
-    writer.add_embedding_length(hidden)
+    writer.add_embedding_length(HIDDEN)
     writer.add_block_count(1)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(2)
     writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(width)
+    writer.add_rope_dimension_count(WIDTH)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
@@ -53,18 +63,25 @@ def write_gguf(path: Path) -> Any:
     writer.add_pad_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    return len(tokens)
+
+
+def add_tensors(writer: Any, gguf: Any, vocabulary: int) -> Any:
+    """Random weights, the linear ones in Q8_0; returns the embedding."""
+    import numpy as np
+
     numbers = np.random.default_rng(0)
-    embedding = numbers.normal(size=(len(tokens), hidden)).astype(np.float32)
+    embedding = numbers.normal(size=(vocabulary, HIDDEN)).astype(np.float32)
     writer.add_tensor("token_embd.weight", embedding)
-    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
     shapes = {
-        "attn_q": (hidden, hidden),
-        "attn_k": (width, hidden),
-        "attn_v": (width, hidden),
-        "attn_output": (hidden, hidden),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
+        "attn_q": (HIDDEN, HIDDEN),
+        "attn_k": (WIDTH, HIDDEN),
+        "attn_v": (WIDTH, HIDDEN),
+        "attn_output": (HIDDEN, HIDDEN),
+        "ffn_gate": (INNER, HIDDEN),
+        "ffn_up": (INNER, HIDDEN),
+        "ffn_down": (HIDDEN, INNER),
     }
     for name, shape in shapes.items():
         weight = gguf.quants.quantize(
@@ -72,11 +89,7 @@ def write_gguf(path: Path) -> Any:
         )
         writer.add_tensor(f"blk.0.{name}.weight", weight, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     for name in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{name}.weight", np.ones(hidden, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones(HIDDEN, np.float32))
     return embedding
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from team import member, team
+
 from hacrl.algorithms import Needs
 from hacrl.config import parse_config
 from hacrl.study.doctor import doctor
@@ -11,18 +13,7 @@ from hacrl.study.inspect.samples import one_line
 from hacrl.study.plots import sparkline
 from hacrl.training.plan import make_plan
 
-CONFIG = {
-    "steps": 30,
-    "prompts_per_step": 64,
-    "max_prompt_tokens": 10,
-    "max_response_tokens": 20,
-    "task": {"kind": "arithmetic"},
-    "verifier": {"kind": "number"},
-    "agents": [
-        {"name": "wren", "model": "pocket:wren"},
-        {"name": "finch", "model": "pocket:finch", "learn": False},
-    ],
-}
+CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
 
 
 def test_sparklines() -> None:
