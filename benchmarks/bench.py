@@ -6,9 +6,9 @@
     python benchmarks/bench.py gpu --parts pair --out pair.json [--phases rollout-a,rollout-b]
     python benchmarks/bench.py cpu --tiny                          # does everything work?
 
-Models have random weights of known shapes; lengths and rewards come from workload.json. A part that
-fails is told and the others go on; the exit code is then 1. benchmarks/README.md says what each
-number means and holds the figures.
+Models have random weights of known shapes; lengths and rewards come from workload.json. If a part
+fails, its error is printed, the others continue, and the exit code is 1. benchmarks/README.md explains
+each number and holds the figures.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def capped(normals: Sequence[float], centre: float, spread: float, cap: int) -> 
 
 
 def lengths(normals: Sequence[float], mean: int, cap: int, spread: float) -> list[int]:
-    """exp(centre + spread * z), cut at the cap, with the centre that gives this mean."""
+    """exp(centre + spread * z), truncated at the cap, with the centre that gives this mean."""
     low, high = 0.0, math.log(cap)
     for _ in range(60):
         centre = (low + high) / 2

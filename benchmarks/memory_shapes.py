@@ -5,9 +5,9 @@
 
 For each case: models of random weights, the estimate from their config alone, then two steps of every
 agent in turn (rollout, scores, an update of own samples and one of a peer's, rest). Replies are as long
-as their limit allows, as the estimate supposes. A case that fails (the one of an adapter needs peft) is
-told and the others go on; with --out every case is written as soon as it is done. Exit code 1 where one
-failed, or the two differ by more than 20 %.
+as their limit allows, as the estimate supposes. If a case fails (the adapter needs peft), its
+error is printed and the others continue; with --out every case is written as soon as it is done. Exit
+code 1 if a case failed, or if prediction and measurement differ by more than 20 %.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def predict(config: Config, device: torch.device) -> tuple[float, str]:
     needs = {}
     for agent in config.agents:
         need = estimate_need(config, agent, agent.model, device, whole)
-        assert need is not None, f"{agent.model}: its config does not tell its sizes"
+        assert need is not None, f"{agent.model}: its config does not contain its sizes"
         needs[agent.name] = need
     peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
     return peak.bytes, peak.when
@@ -228,11 +228,11 @@ def main() -> int:
 def _told(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{row['name']:<24} failed:\n{row['failed']}"
-    told = f"{row['name']:<24} predicted {row['predicted'] / 1e9:7.2f} GB ({row['when']})"
+    text = f"{row['name']:<24} predicted {row['predicted'] / 1e9:7.2f} GB ({row['when']})"
     if row["measured"]:
         phases = ", ".join(f"{name} {seen / 1e9:.2f}" for name, seen in row["phases"].items())
-        told += f"  measured {row['measured'] / 1e9:7.2f} ({phases})  ratio {row['ratio']:.2f}"
-    return told
+        text += f"  measured {row['measured'] / 1e9:7.2f} ({phases})  ratio {row['ratio']:.2f}"
+    return text
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class StepCase:
 
 @dataclass(frozen=True)
 class OwnStep:
-    """hacrl's step: seconds in all and by phase, and what else is told of it."""
+    """hacrl's step: seconds in total and by phase, and further facts."""
 
     whole: float
     clock: Mapping[str, float]

@@ -120,7 +120,7 @@ def forward_operations(
     cost: Cost, lengths: Sequence[int], head_tokens: int, before: Sequence[int] | None = None
 ) -> float:
     """Multiplications and additions of one forward over sequences of these lengths, each of which
-    follows so many tokens that are not gone through again."""
+    follows this many tokens that are not processed again."""
     seen = zip(lengths, before or [0] * len(lengths), strict=True)
     attention = sum(2 * cost.layers * cost.width * n * (n + 2 * b) for n, b in seen)
     return 2.0 * cost.body * sum(lengths) + 2.0 * cost.head * head_tokens + attention

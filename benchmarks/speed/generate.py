@@ -1,4 +1,4 @@
-"""transformers' `generate` on the same requests: the peer that everybody has."""
+"""transformers' `generate` on the same requests: the baseline that every user has."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Measurement:
 
 
 class Log:
-    """Keeps measurements, tells each at once, and writes all of them after each."""
+    """Collects measurements: prints each one and writes all of them after each."""
 
     def __init__(self, out: Path | None) -> None:
         self.out = out

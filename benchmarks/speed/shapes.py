@@ -1,7 +1,7 @@
 """Models of known shapes with random weights, and policies around them: no files, no downloads.
 
 Their vocabulary is words " t0", " t1", ...: any ids are text and come back from it as they were, so
-whole steps run on them, learner's views included. The end token lies outside of what the models can
+whole steps run on them, samples of peers included. The end token lies outside of what the models can
 write: a reply ends at its limit and nowhere else.
 """
 

@@ -1,4 +1,4 @@
-"""Agents as a run makes them, over a trace: forced lengths, given rewards, chosen prunable rows."""
+"""Agents as a run makes them, over a trace: forced lengths, given rewards, chosen rows outside the clip."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ChosenBehaviour:
         self.pool, self.learner, self.behaviour = pool, learner, behaviour
 
     def snapshot(self, step: int) -> Snapshot:
-        cut = self.pool.snapshot(step)
+        snapshot = self.pool.snapshot(step)
         groups = tuple(
             replace(
                 group,
@@ -118,16 +118,16 @@ class ChosenBehaviour:
                     for t in group.trajectories
                 ),
             )
-            for group in cut.groups
+            for group in snapshot.groups
         )
-        return replace(cut, groups=groups)
+        return replace(snapshot, groups=groups)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pool, name)
 
 
 class Team:
-    """Policies, one trace each, and what they share; its agents are made anew for each arm."""
+    """Policies, one trace each, and their common resources; agents are created for each arm."""
 
     def __init__(
         self,
@@ -220,13 +220,13 @@ class Team:
 
 
 def take_as_scored(agent: Agent, step: int) -> None:
-    """Let an agent that was made anew be what it is in a run: the one that scored the step's rollouts,
+    """Mark a new agent as the one that scored the step's rollouts, as in a run,
     which was done in this process, at weights that nothing here moves."""
     agent.policy.keep_scores(step)
 
 
-def choose_prunable(scores: Mapping[Key, float], share: float) -> dict[Key, float]:
-    """Behaviour of each row such that exactly this share of them lies outside the trust interval."""
+def choose_outside(scores: Mapping[Key, float], share: float) -> dict[Key, float]:
+    """Behaviour of each row such that exactly this fraction of them lies outside the trust interval."""
     keys = sorted(scores)
     random.Random(11).shuffle(keys)
     outside = set(keys[: round(share * len(keys))])
@@ -240,4 +240,4 @@ def agreement_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
         "agreement/mean_gap": "mean_gap",
         "own/clipped": "outside_clip",
     }
-    return {told: metrics[name] for name, told in wanted.items() if name in metrics}
+    return {title: metrics[name] for name, title in wanted.items() if name in metrics}

@@ -16,7 +16,7 @@ import torch
 from hacrl.training.agent import Agent
 from speed.measure import Measurement, alloc_retries, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
-from speed.team import GivenReplies, Key, Team, agreement_of, choose_prunable, take_as_scored
+from speed.team import GivenReplies, Key, Team, agreement_of, choose_outside, take_as_scored
 from speed.work import Setting, told_ways
 from speed.workload import Trace, make_trace
 
@@ -78,19 +78,19 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
     add = setting.log.add
     ways = "; ".join(f"{name}: {told_ways(team.ways(name))}" for name in agents)
     add(Measurement("joint", f"{named}: rollouts of both", rolled, note=ways, facts=facts))
-    told = f"{named}: two GSPO steps, learning"
-    add(Measurement("joint", told, alone, tokens, peak, facts=alone_facts))
+    title = f"{named}: two GSPO steps, learning"
+    add(Measurement("joint", title, alone, tokens, peak, facts=alone_facts))
     for share in case.shares:
-        behaviour = {name: choose_prunable(s, share) for name, s in scores.items()}
+        behaviour = {name: choose_outside(s, share) for name, s in scores.items()}
         arm = team.agents("hacpo", behaviour=behaviour)
         seconds, learned, peak = _learn(arm, device, setting.repeats)
         ratio, step = seconds / alone, (rolled + seconds) / (rolled + alone)
         bound = 1.1 * (1 + (3 - 2 * share) / 3)
         ratios = {"learning_ratio": ratio, "bound": bound, "step_ratio": step}
         note = f"learning {ratio:.2f} of two alone (bound {bound:.2f}), step {step:.2f}"
-        told = f"{named}: joint HACPO, learning, p = {share:g}"
+        title = f"{named}: joint HACPO, learning, p = {share:g}"
         facts = {**ratios, **learned}
-        add(Measurement("joint", told, seconds, 2 * tokens, peak, note=note, facts=facts))
+        add(Measurement("joint", title, seconds, 2 * tokens, peak, note=note, facts=facts))
 
 
 def _pair_team(setting: Setting, case: PairCase, traces: Mapping[str, Trace], folder: Path) -> Team:
@@ -196,7 +196,7 @@ def _pair(
             continue
         setting.log.say(f"pair: scoring peers for {name}, outside of the step")
         behaviour: dict[str, dict[Key, float]] = {other: {} for other in agents if other != name}
-        behaviour[name] = choose_prunable(team.peer_scores(name, agents, 0), share)
+        behaviour[name] = choose_outside(team.peer_scores(name, agents, 0), share)
         learner = team.agents("hacpo", behaviour=behaviour)[name]
         take_as_scored(learner, 0)
         reset_peak(device)

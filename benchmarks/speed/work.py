@@ -78,12 +78,12 @@ def ways_of(policy: Policy, sampler: Any = None) -> dict[str, Any]:
 
 
 def told_ways(ways: Mapping[str, Any]) -> str:
-    """e.g. packed, compiled, pages; without a cache that nobody has used yet"""
-    told = [
+    """e.g. packed, compiled, pages; without a cache that was not used yet"""
+    parts = [
         "packed" if ways["packs"] else "padded",
         "compiled" if ways["fused"] else "not compiled",
     ]
-    return ", ".join(told + [ways["sampler"]] * (ways["sampler"] != "unknown"))
+    return ", ".join(parts + [ways["sampler"]] * (ways["sampler"] != "unknown"))
 
 
 def _policy(setting: Setting, case: Case) -> Policy:
@@ -110,7 +110,7 @@ def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
         lambda i: policy.sampler.sample(trace.requests(i), 1.0),
         device,
         repeats=setting.repeats,
-        warm=2,  # steps are captured in the first, and anew with compiled parts in the second
+        warm=2,  # steps are captured in the first, and again with compiled parts in the second
     )
     wanted = [n for _, n in trace.rows]
     assert [len(r.token_ids) for r in ours.result] == wanted, "replies of other lengths than asked"

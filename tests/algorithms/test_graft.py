@@ -1,4 +1,4 @@
-"""GRAFT by hand: who gives which group to whom, and what a grafted group is worth."""
+"""GRAFT by hand: the exchange of groups, their advantages and weights."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_peers_group_replaces_the_failed_one() -> None:
     )
 
 
-def test_what_the_view_lost() -> None:
+def test_dropped_replies_of_the_peers_group() -> None:
     """A part of the peer's group: the rest keeps its advantages. All of it: the own group stays."""
     groups = groups_of({"q1": {"a": "000", "b": "100"}, "q2": {"a": "100", "b": "000"}})
     seen = seen_by(groups, "a")

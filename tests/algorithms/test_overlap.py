@@ -1,4 +1,4 @@
-"""Overlap by hand: the ratio of whole texts, by what replies are measured, who is followed."""
+"""Overlap by hand: the ratio of whole texts, the baseline, and which successes are followed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def credit(replies, *ratios: float):
     return overlap().credit(step_of(groups, scored(seen_by(groups, "a"), *ratios)))
 
 
-def test_a_weaker_peer_is_weighed_into_the_baseline_and_nothing_is_pushed_on_the_whole() -> None:
-    """a: 1, 0. b: 0, 0, each half as likely to a. Mean of all, weighed: 1 / 3, below a's own 1/2.
+def test_a_weaker_peer_lowers_the_baseline_and_the_advantages_sum_to_zero() -> None:
+    """a: 1, 0. b: 0, 0, each half as likely to a. Weighted mean of all: 1 / 3, below a's own 1/2.
     Squares 4/9 + 1/9 + 2 * 1/2 * 1/9 = 2/3 over 3 - 1: the deviation is sqrt(1/3)."""
     credited = credit({"q": {"a": "10", "b": "00"}}, 0.5)
     third = 1 / sqrt(3)
@@ -70,7 +70,7 @@ def test_the_example_of_level() -> None:
     assert level([0.7] * 3, [(0.7, 0.9), (0.7, 0.2)])[1] == 0.0
 
 
-def test_where_the_own_group_is_uniform_the_peers_speak() -> None:
+def test_peers_give_the_signal_where_own_rewards_are_equal() -> None:
     """q: a always right; b's failure, half as likely to a, lowers the baseline to 3 / 3.5. r: no one
     differs."""
     credited = credit({"q": {"a": "11", "b": "10"}, "r": {"a": "11", "b": "11"}}, 1, 0.5, 1)
@@ -234,13 +234,13 @@ def test_a_truncated_reply_and_an_unknown_level_take_no_part() -> None:
     ]
 
 
-def test_alone_it_is_gspo_also_where_the_view_lost_a_reply() -> None:
+def test_alone_it_is_gspo_also_with_a_dropped_reply() -> None:
     """A masked reply of a's own has no gradient, but its reward is part of the own mean."""
     groups = groups_of({"q": {"a": "100"}, "r": {"a": "11"}, "s": {"a": "1"}})
     gspo = rule("gspo")
     seen = seen_by(groups, "a")
-    for view in (seen, seen[:2] + seen[3:]):
-        assert overlap().credit(step_of(groups, view)) == gspo.credit(step_of(groups, view))
+    for kept in (seen, seen[:2] + seen[3:]):
+        assert overlap().credit(step_of(groups, kept)) == gspo.credit(step_of(groups, kept))
     b = batch_of([[-1.0, -2.0], [-1.1, -1.9]], [True, True], advantage=[1.0, -2.0])
     one, two = overlap().loss(b, MIXED), gspo.loss(b, MIXED)
     assert one.loss.item() == two.loss.item() and torch.equal(one.weight_B, two.weight_B)

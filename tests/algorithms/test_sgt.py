@@ -22,7 +22,7 @@ sgt = partial(rule, "sgt")
 
 
 def test_which_peers_success_is_imitated() -> None:
-    """a fails q1 whole and b solves it once: that reply. q2: a solved it itself. q3: everybody fails.
+    """a fails q1 whole and b solves it once: that reply. q2: a solved it itself. q3: all fail.
     q4: nothing of a was judged, so it did not fail. q5: b's group has nothing but successes; one."""
     groups = groups_of(
         {
@@ -45,9 +45,9 @@ def test_which_peers_success_is_imitated() -> None:
     assert all((s.advantage, s.weight) == (1.0, 0.1) for s in peers)
 
 
-def test_one_success_of_many_whoever_comes_first() -> None:
+def test_the_choice_among_successes_does_not_depend_on_order() -> None:
     """The choice is a hash: the same in any order of samples, another from step to step, and no
-    member is always the chosen one. What the view lost cannot be chosen."""
+    member is always the chosen one. A dropped reply cannot be chosen."""
     replies = {f"q{i}": {"a": "00", "b": "11", "c": "11"} for i in range(40)}
     groups = groups_of(replies)
     seen = seen_by(groups, "a")

@@ -18,7 +18,7 @@ from luck import luck
 from rounding import RoundsByShape
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
 from speed.pocket import largest_difference
-from speed.team import Team, choose_prunable
+from speed.team import Team, choose_outside
 from speed.together import PairCase, _learn, _pair_team
 from speed.workload import Trace, make_trace
 
@@ -69,7 +69,7 @@ def test_agents_of_a_trace_share_prompts_and_not_lengths() -> None:
 def test_the_chosen_share_lies_below_every_floor(share: float) -> None:
     """exp(score - behaviour) is inside [0.875, 1] or below 0.8, nothing between."""
     scores = {(str(i), 0): -11.0 - i / 100 for i in range(100)}
-    ratios = [exp(scores[key] - b) for key, b in choose_prunable(scores, share).items()]
+    ratios = [exp(scores[key] - b) for key, b in choose_outside(scores, share).items()]
     assert sum(r < 0.8 for r in ratios) == round(100 * share)
     assert all(r < 0.8 or 0.875 <= r <= 1 for r in ratios)
 
@@ -130,7 +130,7 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
 
 def test_in_half_precision_the_first_update_is_at_the_scores(tmp_path: Path) -> None:
     """As in a run: no own sample is outside a clip of 3e-4 at the weights that scored it, however other
-    micro-batches round it; agents that are made anew for each arm are told that they scored it."""
+    micro-batches round it; agents that are created for each arm are marked as having scored it."""
     team = Team(
         {"a": "small-1M"},
         {"a": make_trace("short", 4, 4096, scale=0.1)},
@@ -161,14 +161,14 @@ def test_each_agent_of_a_pair_has_its_own_microbatches(tmp_path: Path, asked, fo
 
 def test_a_memory_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "memory.json"
-    cases = [memory_shapes.Case("nobody", ("no such shape",)), memory_shapes.TINY[0]]
+    cases = [memory_shapes.Case("none", ("no such shape",)), memory_shapes.TINY[0]]
     monkeypatch.setattr(memory_shapes, "TINY", cases)
-    told = ["memory_shapes.py", "--tiny", "--device", "cpu", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", told)
+    arguments = ["memory_shapes.py", "--tiny", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
     assert memory_shapes.main() == 1
     failed, done = json.loads(out.read_text())
     assert "no such shape" in failed["failed"] and done["predicted"] > 0
-    assert "failed: nobody" in capsys.readouterr().out
+    assert "failed: none" in capsys.readouterr().out
     monkeypatch.setattr(memory_shapes, "TINY", cases[1:])
     assert memory_shapes.main() == 0
 

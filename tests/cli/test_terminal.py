@@ -44,7 +44,7 @@ def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_progress_in_a_terminal() -> None:
-    """One line that starts with what matters and is cut, not wrapped, in a narrow terminal."""
+    """One line that is truncated, not wrapped, in a narrow terminal."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60)
     with progress.ProgressLine(console) as line:

@@ -100,7 +100,7 @@ ROWS = [
 def test_figures_by_hand() -> None:
     """Scores over p, q, r, t: avg (1/3, 1/3, 0, 0), best (1, 1, 0, 0), maj (0, 1, 0, 0). pass@1 is
     avg@1 of 0/1 rewards: 1/6. pass@2 over those with two judged replies (p, q, t):
-    1 - C(2,2)/C(3,2) = 2/3 twice and 0: 4/9. pass@3: (1 + 1 + 0) / 3. 12 replies; one was cut."""
+    1 - C(2,2)/C(3,2) = 2/3 twice and 0: 4/9. pass@3: (1 + 1 + 0) / 3. 12 replies; one was truncated."""
     found = count(ROWS, estimate_scores)
     assert found.avg and found.best and found.majority
     assert (found.problems, found.samples, found.replies) == (5, 3, 12)

@@ -46,8 +46,8 @@ def test_model_text_stays_on_its_line() -> None:
     assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
 
 
-def test_doctor_knows_what_a_runtime_and_a_sampler_need(monkeypatch) -> None:
-    """An extra that is not there is told with the way to get it."""
+def test_doctor_checks_the_extras_of_runtime_and_sampler(monkeypatch) -> None:
+    """A missing extra is reported with the command that installs it."""
     monkeypatch.setattr(doctor, "_version", lambda package: "")
     asked = {"runtime": {"kind": "ray"}, "sampler": {"kind": "vllm"}}
     found = {f.detail for f in doctor.check(parse_config({**CONFIG, **asked})) if not f.good}

@@ -1,4 +1,4 @@
-"""Checks of the theory in whole runs: they change nothing, and a peer that hurts is told."""
+"""Theory checks in whole runs: they change nothing, and warn about a harmful peer."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_their_cost_stands_apart(checked: RunDirectory) -> None:
 )
 def test_other_algorithms_have_what_applies(name: str, sources: set[str], tmp_path: Path) -> None:
     """gspo takes no peer's samples; in sgt they join the own updates, in f-tis their tokens cross; the
-    baselines are of the cut, whoever uses them."""
+    baselines are computed from the snapshot, whether or not the algorithm uses them."""
     config = team(
         member("wren"),
         member("w2", "wren"),
@@ -156,7 +156,7 @@ class Notes(Quiet):
         self.notes.append(text)
 
 
-def test_a_peer_that_hurts_is_told_and_a_helpful_one_is_not(
+def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stored runs of the same replies of finch: one judged by the verifier, one by a verifier
@@ -193,10 +193,10 @@ def test_a_peer_that_hurts_is_told_and_a_helpful_one_is_not(
     sys.modules.pop("rewards", None)
 
 
-def test_a_learner_that_hardly_learns_from_its_peers_is_told(tmp_path: Path) -> None:
+def test_a_learner_that_hardly_learns_from_its_peers_is_reported(tmp_path: Path) -> None:
     """With a floor of nearly 1 none of the others' texts is likely enough; naive has no floor."""
     strict = {"name": "hacpo", "floor": 0.999, "last_floor": 0.9999}
-    for algorithm, told in ((strict, {"wren", "finch"}), ({"name": "naive"}, set())):
+    for algorithm, warned in ((strict, {"wren", "finch"}), ({"name": "naive"}, set())):
         config = team(
             member("wren"),
             member("finch"),
@@ -209,4 +209,4 @@ def test_a_learner_that_hardly_learns_from_its_peers_is_told(tmp_path: Path) -> 
         found = {
             n.split()[0] for n in heard.notes if " learns almost nothing from its peers: " in n
         }
-        assert found == told and len(heard.notes) == len(told)
+        assert found == warned and len(heard.notes) == len(warned)

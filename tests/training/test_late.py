@@ -30,7 +30,7 @@ def same(a: dict, b: dict) -> bool:
 
 
 def test_a_member_leaves_and_comes_back(tmp_path: Path) -> None:
-    """finch is away in step 1 of 3: that cut has wren alone, wren learns alone from it, finch's
+    """finch is away in step 1 of 3: that snapshot has wren alone, wren learns alone from it, finch's
     weights rest, and in step 2 its capability is that of step 0 and step 2."""
     config = team(member("wren"), member("finch", away=[[1, 2]]), **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")

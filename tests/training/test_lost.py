@@ -134,7 +134,7 @@ def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
 
 def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     """finch's step 1 comes when steps 1 and 2 are closed without it: its rows are kept as late, it
-    learns both cuts from wren's rows alone, and takes part in step 3."""
+    learns both snapshots from wren's rows alone, and takes part in step 3."""
 
     def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
         return (name, method, args) == ("finch", "rollout", (1,)) and not executor.pool.closed(2)
@@ -192,7 +192,7 @@ def test_the_end_reports_all_stragglers_once(tmp_path: Path) -> None:
     assert "the end of the run does not wait for finch, heron: not finished 0.2 s" in notes[0]
 
 
-def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
+def test_under_wait_the_deadline_only_writes_a_note(tmp_path: Path) -> None:
     held = Slow("finch")
     runtime = {**GO_ON, "late": "wait"}
     settings = {**TEAM, "steps": 2, "runtime": runtime}
@@ -205,8 +205,8 @@ def test_under_wait_the_deadline_only_tells(tmp_path: Path) -> None:
     assert run.metrics_path.read_bytes() == unhurried.metrics_path.read_bytes()
 
 
-def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path) -> None:
-    """finch is away in step 1, so it is at the cut at once; wren's rollouts take longer than the
+def test_an_absent_agent_starts_no_deadline(tmp_path: Path) -> None:
+    """finch is away in step 1, so it is at the barrier at once; wren's rollouts take longer than the
     deadline. Nobody has published yet: there is nothing to close the step with."""
     held = Slow("wren")
     members = [member("wren"), member("finch", away=[[1, 2]])]
@@ -217,7 +217,7 @@ def test_who_is_away_starts_no_deadline_and_is_no_company(tmp_path: Path) -> Non
     assert (1, "wren") in rows and (1, "finch") not in rows and (2, "finch") in rows
 
 
-def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path) -> None:
+def test_a_step_waits_for_a_learner_after_the_deadline(tmp_path: Path) -> None:
     """The frozen finch has published step 1 and the deadline is over, but wren is not there: the step
     waits for it, without asking all the time."""
     held = Slow("wren")
@@ -227,7 +227,7 @@ def test_the_driver_sleeps_while_nobody_who_learns_is_there(tmp_path: Path) -> N
     assert notes == [] and len(run.metrics()) == 8
 
 
-def test_the_end_waits_for_who_was_away(tmp_path: Path) -> None:
+def test_the_end_waits_for_an_absent_agent(tmp_path: Path) -> None:
     """finch is away to the end and beyond; its last evaluation and checkpoint take longer than the
     last step of wren."""
     held = Slow("finch", step=4)
@@ -239,7 +239,7 @@ def test_the_end_waits_for_who_was_away(tmp_path: Path) -> None:
     assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
 
 
-def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -> None:
+def test_metrics_of_the_others_are_written_when_an_agent_is_given_up(tmp_path: Path) -> None:
     settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
     run, notes = train(Losing, settings, tmp_path / "run", lose=Always("finch"))
     assert "The other agents continue without it" in notes[-1]
@@ -251,7 +251,7 @@ def test_the_others_are_written_down_when_a_member_is_given_up(tmp_path: Path) -
     ]
 
 
-def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
+def test_a_step_without_any_agent_stops_the_run(tmp_path: Path) -> None:
     members = [member("wren"), member("finch", away=[[2, 3]])]
     settings = {**TEAM, "agents": members, "runtime": {**GO_ON, "deadline": 3600.0}}
     with pytest.raises(RunStopped, match="step 3: no agent is left"):
@@ -260,8 +260,8 @@ def test_a_step_for_which_nobody_is_left_stops_the_run(tmp_path: Path) -> None:
 
 def test_a_late_member_finds_the_checkpoints_of_its_own_steps(tmp_path: Path) -> None:
     """finch is more checkpoints behind than are kept, and catches up little by little. At every moment
-    one step must be whole for both, or a resume would begin anew: so wren keeps those that finch has
-    yet to reach."""
+    one step must be complete for both, or a resume would start from step 0. So wren keeps the steps that
+    finch has yet to reach."""
 
     def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
         until = {"rollout (1,)": 3, "learn (2,)": 5}.get(f"{method} {args}")

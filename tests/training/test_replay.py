@@ -20,7 +20,7 @@ def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
     return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
 
 
-def cuts(run: RunDirectory, steps: int) -> list:
+def snapshots(run: RunDirectory, steps: int) -> list:
     pool = Pool(run.pool_path, read_only=True)
     return [pool.snapshot(step) for step in range(steps)]
 
@@ -31,7 +31,7 @@ def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
     stored = hacrl.train(team(member("finch"), **NO_EVALUATION), tmp_path / "stored")
     replay = {"name": "old-finch", "replay": str(stored.path)}
     run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
-    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+    for before, now in zip(snapshots(stored, 3), snapshots(run, 3), strict=True):
         old = {
             (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
             for g in before.groups
@@ -60,10 +60,10 @@ def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) 
     replay = {"name": "old", "replay": str(stored.path)}
     run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")
 
-    def texts(cut, agent: str) -> list[str]:
-        return [t.text for g in cut.groups for t in g.trajectories if t.agent == agent]
+    def texts(snapshot, agent: str) -> list[str]:
+        return [t.text for g in snapshot.groups for t in g.trajectories if t.agent == agent]
 
-    for before, now in zip(cuts(stored, 3), cuts(run, 3), strict=True):
+    for before, now in zip(snapshots(stored, 3), snapshots(run, 3), strict=True):
         assert texts(now, "old") == texts(before, "finch")
 
 

@@ -29,14 +29,14 @@ def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> R
     return hacrl.train(team(*members, **{**tables, **settings}), path)
 
 
-def cut(run: RunDirectory) -> Snapshot:
+def snapshot(run: RunDirectory) -> Snapshot:
     return Pool(run.pool_path, read_only=True).snapshot(0)
 
 
 def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:
     """problem -> agent -> which of its replies are right."""
     found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for group in cut(run).groups:
+    for group in snapshot(run).groups:
         for t in group.judged:
             found[group.problem_id][t.agent].append(t.verdict.status is Status.OK)
     return found
@@ -109,7 +109,7 @@ def test_graft_puts_the_peers_groups_last(tmp_path: Path) -> None:
 
 def test_f_tis_takes_the_tokens_of_its_own_vocabulary_as_they_are(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "f-tis", member("wren"), member("w2", "wren"), member("finch"))
-    carried = {t.agent: t.tokens.tokenizer for g in cut(run).groups for t in g.trajectories}
+    carried = {t.agent: t.tokens.tokenizer for g in snapshot(run).groups for t in g.trajectories}
     assert carried["wren"] == carried["w2"] != carried["finch"]
     sources = {learner: {r["source"] for r in rows(run, learner)} for learner in carried}
     assert sources == {"wren": {"wren", "w2"}, "w2": {"wren", "w2"}, "finch": {"finch"}}
@@ -132,7 +132,7 @@ def test_f_tis_publishes_the_same_tokens_after_a_restart(tmp_path: Path) -> None
 
 def test_tokens_cross_only_when_they_are_asked_for(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "graft", member("wren"), member("w2", "wren"))
-    assert {t.tokens for g in cut(run).groups for t in g.trajectories} == {None}
+    assert {t.tokens for g in snapshot(run).groups for t in g.trajectories} == {None}
 
 
 @pytest.mark.parametrize("name", ["sgt", "graft", "f-tis", "overlap"])
@@ -152,9 +152,9 @@ def test_overlap_weighs_peers_by_the_learner_and_pushes_nothing_down_on_the_whol
 ) -> None:
     """One tokenizer, so a peer's reply has N tokens for both. In the first update, whose weights are
     those that scored it, its weight is s^N, at most 1, and 1 where it is followed. Own and peers'
-    samples of a problem share an update; their weighed advantages are never negative in sum."""
+    samples of a problem are in the same update; their weighted advantages never sum below 0."""
     run = train(tmp_path / "run", "overlap", member("finch"), member("heron"))
-    replies = {(t.problem_id, t.agent, t.index): t for g in cut(run).groups for t in g.judged}
+    replies = {(t.problem_id, t.agent, t.index): t for g in snapshot(run).groups for t in g.judged}
     solved = right(run)
     for learner, peer in (("finch", "heron"), ("heron", "finch")):
         seen = rows(run, learner)

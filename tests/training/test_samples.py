@@ -1,4 +1,4 @@
-"""Views: what a learner is shown of a cut, and what is counted as lost."""
+"""Samples of a learner from a snapshot, and the counts of dropped replies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def own_row(rollout: Rollout, **other: object) -> Trajectory:
     )
 
 
-def view(
+def samples_of(
     *trajectories: Trajectory,
     rollouts: tuple[Rollout, ...] = (),
     with_renderer: Renderer | None = None,
@@ -99,7 +99,7 @@ def view(
 
 def reason(*args: Trajectory, **kwargs: object) -> DropReason:
     """The one reason for which the one trajectory was dropped."""
-    samples, report = view(*args, **kwargs)  # type: ignore[arg-type]
+    samples, report = samples_of(*args, **kwargs)  # type: ignore[arg-type]
     assert samples == []
     [((source, why), count)] = report.drops.items()
     assert (source, count) == (args[0].agent, 1)
@@ -109,7 +109,7 @@ def reason(*args: Trajectory, **kwargs: object) -> DropReason:
 def test_own_sample_is_the_ids_as_sampled() -> None:
     """(33, 33, 2) is no canonical split of anything; -0.1, -0.2, -0.3 have the mean -0.2."""
     rollout = own(0, (33, 33, 2))
-    [sample], report = view(own_row(rollout, shareable=False), rollouts=(rollout,))
+    [sample], report = samples_of(own_row(rollout, shareable=False), rollouts=(rollout,))
     n = len(rollout.prompt_ids)
     assert sample.token_ids == (*rollout.prompt_ids, 33, 33, 2)
     assert sample.loss_mask == (0,) * n + (1, 1, 1)
@@ -122,7 +122,7 @@ def test_own_sample_is_the_ids_as_sampled() -> None:
 
 def test_peer_sample_is_my_prompt_its_text_and_my_end_token() -> None:
     r = renderer()
-    stopped, cut_off = view(peer("so 42"), peer("so 42", 1, finish=Finish.LENGTH))[0]
+    stopped, cut_off = samples_of(peer("so 42"), peer("so 42", 1, finish=Finish.LENGTH))[0]
     prompt = r.prompt(PROBLEMS["q1"].messages)
     body = r.continuation(prompt, "so 42")
     assert body is not None
@@ -138,16 +138,16 @@ def test_end_token_is_the_one_my_rollouts_end_with() -> None:
     """Two rollouts end with <|endoftext|> (0), one with the template's <|im_end|> (2)."""
     both = Renderer(load_tokenizer(FIXTURES / "bytes"), RenderSettings(), end_ids=[0, 2])
     rollouts = (own(0, (33, 0)), own(1, (33, 0)), own(2, (33, 2)))
-    samples, report = view(peer("7"), rollouts=rollouts, with_renderer=both)
+    samples, report = samples_of(peer("7"), rollouts=rollouts, with_renderer=both)
     assert samples[0].token_ids[-1] == 0
     assert report.metrics()["samples/end_token"] == 0.0
 
 
-def test_order_is_cut_order_own_first_then_source_and_index() -> None:
+def test_order_is_snapshot_order_own_first_then_source_and_index() -> None:
     rollouts = (own(1, (33, 2)), own(0, (34, 2)), own(0, (35, 2), problem="q2"))
     rows = [own_row(r) for r in rollouts]
     crowd = [peer("x", 1, "cat"), peer("x", 0, "cat"), peer("x", 1, "bee"), peer("x", 0, "bee")]
-    samples, _ = view(peer("x", 0, "cat", problem_id="q2"), *crowd, *rows, rollouts=rollouts)
+    samples, _ = samples_of(peer("x", 0, "cat", problem_id="q2"), *crowd, *rows, rollouts=rollouts)
     assert [(s.problem_id, s.source, s.index) for s in samples] == [
         ("q2", "ant", 0),
         ("q2", "cat", 0),
@@ -165,7 +165,7 @@ def test_every_reason() -> None:
     broken = Verdict(0.0, Status.ERROR)
     assert reason(peer("7", verdict=late)) is DropReason.NOT_JUDGED
     assert reason(peer("7", verdict=broken)) is DropReason.NOT_JUDGED
-    assert len(view(peer("7", verdict=Verdict(0.0, Status.UNPARSED)))[0]) == 1  # judged
+    assert len(samples_of(peer("7", verdict=Verdict(0.0, Status.UNPARSED)))[0]) == 1  # judged
     assert (
         reason(peer("", turns=(), finish=Finish.NOT_ATTEMPTED, verdict=None, mean_logprob=None))
         is DropReason.NOT_ATTEMPTED
@@ -197,20 +197,20 @@ def test_own_rows_are_dropped_by_the_reasons_that_concern_them() -> None:
     assert reason(own_row(rollout)) is DropReason.INVALID  # not in the journal
 
 
-def test_rollout_outside_the_cut_is_not_used() -> None:
+def test_rollout_outside_the_snapshot_is_not_used() -> None:
     counted, late = own(0, (33, 2)), own(1, (34, 2))
-    samples, _ = view(own_row(counted), rollouts=(counted, late))
+    samples, _ = samples_of(own_row(counted), rollouts=(counted, late))
     assert [s.index for s in samples] == [0]
 
 
 def test_behaviour_may_be_missing_where_nobody_needs_it() -> None:
-    [sample], _ = view(peer("7", mean_logprob=None), needs_behaviour=False)
+    [sample], _ = samples_of(peer("7", mean_logprob=None), needs_behaviour=False)
     assert sample.behaviour is None
 
 
 def test_without_peers_only_own_and_no_drop() -> None:
     rollout = own(0, (33, 2))
-    samples, report = view(
+    samples, report = samples_of(
         own_row(rollout), peer("7", shareable=False), rollouts=(rollout,), peers=False
     )
     assert [s.source for s in samples] == ["ant"]
@@ -218,7 +218,7 @@ def test_without_peers_only_own_and_no_drop() -> None:
 
 
 def test_empty_stopped_reply_is_one_end_token() -> None:
-    [sample], _ = view(peer(""))
+    [sample], _ = samples_of(peer(""))
     assert sample.num_reply_tokens == 1
     assert sample.token_ids[-1] == 2
 
@@ -234,17 +234,17 @@ def test_empty_stopped_reply_is_one_end_token() -> None:
 )
 def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
     r = renderer(reply_start=mine)
-    [sample], _ = view(peer(text, begun=theirs), with_renderer=r)
+    [sample], _ = samples_of(peer(text, begun=theirs), with_renderer=r)
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert sample.token_ids[: len(prompt)] == prompt
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == (rest, True)
 
 
-def test_too_long_may_be_cut_at_a_whole_character() -> None:
+def test_too_long_may_be_truncated_at_a_whole_character() -> None:
     """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Cut to 6 it keeps x日, 4 tokens."""
     r = renderer()
     limits = SampleLimits(200, 6, "truncate")
-    [sample], report = view(peer("x日本"), limits=limits)
+    [sample], report = samples_of(peer("x日本"), limits=limits)
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
     assert sample.num_reply_tokens == 4
@@ -252,20 +252,20 @@ def test_too_long_may_be_cut_at_a_whole_character() -> None:
     assert report.metrics()["samples/truncated"] == 1.0
     assert report.token_ratio("bee") == 8 / 4  # of the whole reply
     # Cut by the end token alone: 8 > 7, and no end token remains.
-    [nearly], _ = view(peer("x日本"), limits=replace(limits, max_response_tokens=7))
+    [nearly], _ = samples_of(peer("x日本"), limits=replace(limits, max_response_tokens=7))
     assert nearly.num_reply_tokens == 7
     assert nearly.finish is Finish.LENGTH
-    # A reply that its author broke off may be cut once more: both ends are LENGTH.
-    [twice], _ = view(peer("x日本", finish=Finish.LENGTH), limits=limits)
+    # A reply that its author did not finish may be truncated again: both are LENGTH.
+    [twice], _ = samples_of(peer("x日本", finish=Finish.LENGTH), limits=limits)
     assert twice.finish is Finish.LENGTH and twice.truncated
-    # Where truncated replies are masked, a cut one is too.
+    # Where truncated replies are masked, one truncated here is too.
     assert reason(peer("x日本"), limits=limits, mask_truncated=True) is DropReason.TOO_LONG
 
 
 def test_token_ratio_over_kept_samples() -> None:
     """x日 and x are 4 + 1 and 1 + 1 of my tokens with the end token: 7, against 2 + 5 = 7 and, for
     cat, 2 against 1. What is dropped does not count."""
-    _, report = view(
+    _, report = samples_of(
         peer("x日", 0, num_tokens=2),
         peer("x", 1, num_tokens=5),
         peer("x", 2, num_tokens=100, shareable=False),
@@ -290,7 +290,7 @@ def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
     def tokens(ids: tuple[int, ...]) -> Tokens:
         return Tokens(r.vocabulary_hash, ids, (0.0,) * len(ids))
 
-    samples, report = view(
+    samples, report = samples_of(
         peer("the", 0, tokens=tokens((*body, 2)), num_tokens=2),
         peer("the", 1, tokens=tokens((*letters, 2)), num_tokens=4),
         peer("the", 2, tokens=replace(tokens((5,)), tokenizer="sha256:other"), num_tokens=1),
@@ -305,12 +305,12 @@ def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
 
 
 def test_metrics_name_every_reason_always() -> None:
-    metrics = view(peer("7"))[1].metrics()
+    metrics = samples_of(peer("7"))[1].metrics()
     assert {f"samples/drop/{r}" for r in DropReason} <= set(metrics)
     assert sum(metrics[f"samples/drop/{r}"] for r in DropReason) == 0.0
     assert metrics["samples/kept/bee"] == 1.0
     assert metrics["samples/dropped/bee"] == 0.0
-    dropped = view(peer("7", shareable=False), peer("8", 1))[1].metrics()
+    dropped = samples_of(peer("7", shareable=False), peer("8", 1))[1].metrics()
     assert dropped["samples/drop/not_shareable"] == 1.0
     assert dropped["samples/dropped/bee"] == 1.0
     assert all(isinstance(v, float) for v in dropped.values())
@@ -326,7 +326,7 @@ def test_tokens_are_taken_as_they_are() -> None:
     letters = tuple(i for c in "the" for i in (r.continuation(prompt, c) or ()))
     tokens = Tokens(r.vocabulary_hash, (*letters, 0), (-0.1, -0.2, -0.3, -0.4))
     rollout = own(0, (33, 33, 2))
-    mine, theirs = view(
+    mine, theirs = samples_of(
         own_row(rollout), peer("the", tokens=tokens), rollouts=(rollout,), needs_tokens=True
     )[0]
     assert theirs.token_ids == (*prompt, *letters, 0)
@@ -334,7 +334,7 @@ def test_tokens_are_taken_as_they_are() -> None:
     assert theirs.loss_mask == (0,) * len(prompt) + (1,) * 4
     assert mine.source_logprobs == rollout.completion.logprobs
     # Nobody asks: the text, and no log-probabilities.
-    [plain], _ = view(peer("the", tokens=tokens))
+    [plain], _ = samples_of(peer("the", tokens=tokens))
     assert plain.source_logprobs is None
     assert plain.token_ids != theirs.token_ids
 
@@ -361,7 +361,7 @@ def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
     tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
     short = SampleLimits(200, 6)
     assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
-    [sample], report = view(
+    [sample], report = samples_of(
         peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs_tokens=True
     )
     assert sample.num_reply_tokens == 6

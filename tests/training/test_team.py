@@ -1,4 +1,4 @@
-"""Teams of any size, streams that nobody else touches, members that do not learn or are not there."""
+"""Teams of any size, independent noise streams, frozen and absent agents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
     return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
 
 
-def cuts(run: RunDirectory, steps: int) -> list:
+def snapshots(run: RunDirectory, steps: int) -> list:
     pool = Pool(run.pool_path, read_only=True)
     return [pool.snapshot(step) for step in range(steps)]
 
@@ -61,7 +61,7 @@ def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
         assert all(r["rollouts"] == 24 for r in trained)
         assert all(r["peers/samples"] + sum_drops(r, name) == 24 * (size - 1) for r in trained)
         assert Checkpoints(run.checkpoints(name), 2).steps() == [2]
-    assert [len(c.groups) for c in cuts(run, 2)] == [6, 6]
+    assert [len(c.groups) for c in snapshots(run, 2)] == [6, 6]
 
 
 def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_one_agent_under_hacpo_is_gspo_number_for_number(tmp_path: Path) -> None
 # ---------------------------------------------------------------- streams
 
 
-def test_nobody_touches_anothers_stream(tmp_path: Path) -> None:
+def test_noise_streams_are_independent(tmp_path: Path) -> None:
     """Under gspo agents do not meet, so wren's whole run must stay the same to the last number when
     a third agent joins, the team is reordered, or row counts and micro-batches change."""
     base = team(member("wren"), member("finch"), **NO_EVALUATION)
@@ -143,7 +143,7 @@ def test_a_frozen_member_samples_and_never_learns(tmp_path: Path) -> None:
     assert Checkpoints(run.checkpoints("finch"), 1).steps() == []
     versions = {
         t.policy_version
-        for c in cuts(run, 3)
+        for c in snapshots(run, 3)
         for g in c.groups
         for t in g.trajectories
         if t.agent == "finch"
@@ -173,8 +173,8 @@ def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
 def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) -> None:
     config = team(member("wren"), member("finch", max_prompt_tokens=2), steps=1, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
-    (cut,) = cuts(run, 1)
-    theirs = [t for g in cut.groups for t in g.trajectories if t.agent == "finch"]
+    (snapshot,) = snapshots(run, 1)
+    theirs = [t for g in snapshot.groups for t in g.trajectories if t.agent == "finch"]
     assert {t.finish for t in theirs} == {Finish.NOT_ATTEMPTED}
     (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
     assert finch["not_attempted"] == 6
@@ -278,7 +278,7 @@ def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The mended config can take the same place."""
+    """The corrected config can use the same folder."""
     place = tmp_path / "run"
     for broken, words in (
         (team(member("wren"), minibatch_samples=2, **NO_EVALUATION), "minibatch_samples"),
@@ -317,7 +317,7 @@ def test_of_two_runs_that_begin_at_once_the_later_leaves_the_other_alone(
     assert first.config_path.is_file()
 
 
-def test_what_cannot_be_resumed_is_told_and_nothing_changes(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_resumed_says_why_and_stays_unchanged(tmp_path: Path) -> None:
     unsaved = team(member("wren"), steps=1, evaluation={"problems": 0}, checkpoint={"save": False})
     saved = team(member("wren"), steps=2, **NO_EVALUATION)
     for config, steps, words in ((unsaved, 2, "no checkpoints"), (saved, 1, "done 2 steps")):
