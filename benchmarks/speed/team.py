@@ -1,4 +1,4 @@
-"""Agents as a run makes them, over a trace: forced lengths, given rewards, chosen rows outside the clip."""
+"""Agents as in a run, over a trace: forced lengths, given rewards, chosen rows outside the clip."""
 
 from __future__ import annotations
 
