@@ -13,6 +13,7 @@ from hacrl.logs.warnings import (
     WATCHES,
     CollapseWatch,
     DroppedPeersWatch,
+    LongHeldOutWatch,
     LongPromptsWatch,
     NoSignalWatch,
     TruncatedWatch,
@@ -119,6 +120,11 @@ CASES = [
         LongPromptsWatch,
         [train(1, not_attempted=5, replayed=3)],
         "agent 'ant' has no stored reply to 5 of 128 problems in step 2.",
+    ),
+    (
+        LongHeldOutWatch,
+        [{**evaluated(0, 0.4), "not_attempted": 3}, {**evaluated(1, 0.4), "not_attempted": 3}],
+        "agent 'ant': 3 held-out prompts are longer than max_prompt_tokens = 1024 and count as not",
     ),
     (
         TruncatedWatch,

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from team import member, team
+from typer.testing import CliRunner
 
 import hacrl
+from hacrl.cli import app
 from hacrl.errors import UserError
 from hacrl.store import pool as pool_module
 from hacrl.store.rundir import RunDirectory
@@ -127,6 +129,8 @@ def test_d1_d5_d6_bad_rows_are_left_out_and_the_rest_of_the_batch_is_used(
     for path in bad.path.glob("samples/*/*.jsonl"):
         for line in path.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
+    for name in ("show", "samples"):
+        assert CliRunner().invoke(app, [name, str(bad.path)]).exit_code == 0
     shutil.rmtree(bad.path / "checkpoints")
     before = bad.metrics()
     with monkeypatch.context() as patch:  # finch's process publishes its batch again

@@ -138,8 +138,21 @@ class LongPromptsWatch(AgentWatch):
             return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
         return (
             f"agent {agent!r} leaves out {of}{row['step'] + 1}: their prompts are longer than "
-            f"max_prompt_tokens = {limit}. It learns nothing from them, and in evaluations they count "
-            "as not solved. Raise max_prompt_tokens; `hacrl show` counts them."
+            f"max_prompt_tokens = {limit}. Raise max_prompt_tokens; `hacrl show` counts them."
+        )
+
+
+class LongHeldOutWatch(AgentWatch):
+    """Held-out problems count as not solved because their prompt is too long."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "evaluation" and bool(row.get("not_attempted"))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        limit = self.config.prompt_limit(self.config.agent(agent))
+        return (
+            f"agent {agent!r}: {rows[-1]['not_attempted']} held-out prompts are longer than "
+            f"max_prompt_tokens = {limit} and count as not solved in its accuracy."
         )
 
 
@@ -213,6 +226,7 @@ WATCHES = (
     UnusedPeersWatch,
     DroppedPeersWatch,
     LongPromptsWatch,
+    LongHeldOutWatch,
     TruncatedWatch,
     NoSignalWatch,
     CollapseWatch,

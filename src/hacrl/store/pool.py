@@ -92,7 +92,7 @@ class Pool:
             raise UserError(
                 f"{place} already holds another batch of agent {agent!r} for this step (stored: "
                 f"sha256 {stored}, new: {digest}). Two processes publish under one name: end one "
-                "of them"
+                f"of them. If the stored batch is not this agent's, delete {place} and resume"
             )
         return digest
 

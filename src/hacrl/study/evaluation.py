@@ -200,6 +200,12 @@ def evaluate_held_out(
             folder = out / "held_out" / name
             result = evaluate(candidate.load(), settings, problems, verifier, folder)
             results.append((candidate, result))
+            if result.not_attempted:
+                limit = settings.prompt_limit(candidate.agent)
+                report(
+                    f"{name}: {result.not_attempted} of {len(problems)} prompts are longer than "
+                    f"max_prompt_tokens = {limit} and count as not solved"
+                )
     return results, out
 
 

@@ -59,7 +59,7 @@ class Agent:
         self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
         settings = config.algorithm
         self.capability = CapabilityHistory(
-            lambda step: self._snapshot(step)[0],
+            self._snapshot,
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
         self.checker = Checker(
@@ -131,7 +131,7 @@ class Agent:
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
         needs = self.algorithm.needs
         with self.clock("samples"), paused_gc():
-            snapshot, invalid = self._snapshot(step)
+            snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
             entry = self.journal.read(step)  # none if the step was closed without this agent
             if entry is None and self.name in snapshot.members:
                 raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
@@ -225,10 +225,10 @@ class Agent:
 
     # ------------------------------------------------------------ parts of the phases
 
-    def _snapshot(self, step: int) -> tuple[Snapshot, list[Invalid]]:
-        """The valid rows of a closed step, and what was left out."""
+    def _snapshot(self, step: int) -> Snapshot:
+        """The valid rows of a closed step."""
         problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
-        return self.checker.check(self.pool.snapshot(step), problems)
+        return self.checker.check(self.pool.snapshot(step), problems)[0]
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():
