@@ -164,6 +164,25 @@ def test_the_revision_of_a_hub_name_is_part_of_the_inputs(tmp_path: Path, monkey
     assert fingerprint.digest(old) != fingerprint.digest(new)
 
 
+OWN_TASK = """
+from pathlib import Path
+from hacrl.tasks.arithmetic import ArithmeticTask
+def make(config, seed, base):
+    return ArithmeticTask(seed, tuple(Path(__file__).with_name("kinds.txt").read_text().split()))
+"""
+
+
+def test_problems_of_another_source_are_noticed(tmp_path: Path) -> None:
+    """A hub dataset or an own task can change without any file that the config names."""
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    (tmp_path / "kinds.txt").write_text("add sub")
+    config = team(member("wren"), steps=1, task={"kind": f"{tmp_path}/own_task:make"})
+    run = hacrl.train(config, tmp_path / "run")
+    (tmp_path / "kinds.txt").write_text("add mul")
+    with pytest.raises(UserError, match="the training problems of the task changed"):
+        hacrl.resume(run.path, steps=2)
+
+
 # ---------------------------------------------------------------- before models are loaded
 
 
