@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from hacrl.safe_text import printable
 from hacrl.statistics import Estimate, best_at_k, estimate, majority_at_k, pass_at_k
 from hacrl.types import Finish, Status
 
 Row = Mapping[str, Any]
 """A line of replies.jsonl."""
+
+FIRST_FAILURE = "verdict/first_failure"
+"""Key of a metrics row: status and message of the first reply that was not judged, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Evaluation:
     reply_tokens_median: float
     truncated: float
     """Fraction of replies truncated at the limit."""
+    first_failure: str = ""
+    """Status and message of the first reply that was not judged."""
 
     def metrics(self) -> dict[str, Any]:
         """The columns of an evaluation's row in metrics.jsonl."""
@@ -59,6 +65,7 @@ class Evaluation:
             "problems": self.avg.count if self.avg else 0,
             **{f"accuracy/{task}": value for task, value in self.by_task.items()},
             **{f"verdict/{status}": n for status, n in self.verdicts.items()},
+            **({FIRST_FAILURE: self.first_failure} if self.first_failure else {}),
             "not_attempted": self.not_attempted,
             "reply_tokens": self.reply_tokens,
             "truncated": self.truncated,
@@ -100,7 +107,39 @@ def count(
         reply_tokens=fmean(lengths),
         reply_tokens_median=float(median(lengths)),
         truncated=fmean([row["finish"] == Finish.LENGTH for row in attempted] or [0]),
+        first_failure=next(
+            (f"{r['status']}: {r['detail']}" for r in attempted if r["reward"] is None), ""
+        ),
     )
+
+
+def judged_counts(row: Row) -> tuple[int, int]:
+    """How many replies of a metrics row were judged and how many were not."""
+    counts = {status: row.get(f"verdict/{status.value}", 0) for status in Status}
+    unjudged = counts[Status.TIMEOUT] + counts[Status.ERROR]
+    return sum(counts.values()) - unjudged, unjudged
+
+
+def judged_text(judged: int, unjudged: int) -> str:
+    """Text behind an accuracy, e.g. " (of 412 judged, 88 not)"; "" if all replies were judged."""
+    return f" (of {judged:,} judged, {unjudged:,} not)" if unjudged else ""
+
+
+def failure_text(row: Row, verifier_kind: str) -> str:
+    """What the verifier did with the replies of a metrics row that has some not judged.
+
+    Example: your reward function failed on all 32 replies (first error: ValueError: boom)
+    """
+    judged, unjudged = judged_counts(row)
+    names = {status: row.get(f"verdict/{status}", 0) for status in ("error", "timeout")}
+    statuses = ", ".join(f"{n} {status}" for status, n in names.items() if n)
+    verifier = (
+        "your reward function" if verifier_kind == "function" else f"the verifier {verifier_kind!r}"
+    )
+    of = f"all {unjudged}" if not judged else f"{unjudged} of {judged + unjudged}"
+    first = " ".join(printable(row.get(FIRST_FAILURE, "")).split())
+    counts = f"{statuses}; " if judged else ""
+    return f"{verifier} failed on {of} replies ({counts}first {first})"
 
 
 def _vote(row: Row) -> tuple[str | None, float]:

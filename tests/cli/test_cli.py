@@ -60,6 +60,41 @@ def test_samples_show_what_the_files_say(run: Path) -> None:
         assert used == ("yes" if row["used"] and row["advantage"] else "no")
 
 
+def test_replies_that_are_not_judged_are_on_every_screen(tmp_path: Path) -> None:
+    """FIRST_HOUR 1: a reward function that raises on some replies. Count and first message are in the
+    progress, in show and in samples, the count beside every accuracy."""
+    (tmp_path / "rewards.py").write_text(
+        "def score(completion, **columns):\n"
+        "    if len(completion) % 2:\n        raise ValueError('boom [b]')\n    return 0.5\n"
+    )
+    verifier = {"kind": "function", "workers": 1, "options": {"path": "rewards:score"}}
+    config, run = write(tmp_path / "team.toml", verifier=verifier), tmp_path / "run"
+    code, out, err = hacrl("train", config, "--run", run)
+    assert code == 0, err
+    count = r"\(of \d+ judged, \d+ not\)"
+    assert re.search(rf"before training: wren 50.0±0.0 % {count}  finch 50.0±0.0 % {count}", err)
+    failed = r"your reward function failed on \d+ of \d+ replies \(\d+ error; first error: ValueErr"
+    assert len(re.findall(rf"note: \w+, evaluation before training: {failed}", err)) == 2
+    code, out, _ = hacrl("show", run)
+    assert len(re.findall(rf"50.0±0.0 {count}", out)) == 4 and re.search(failed, out), out
+    code, out, _ = hacrl("samples", run)
+    assert re.match(rf"step 2: {failed}or: boom \[b\]\)", out), out
+    code, out, err = hacrl("eval", run, "--trust-code", "--out", tmp_path / "eval")
+    assert len(re.findall(rf"50.0±0.0 {count}", out)) == 2, err
+
+
+def test_a_reward_function_that_always_fails_exits_with_3(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def score(completion):\n    return 'yes'\n")
+    verifier = {"kind": "function", "workers": 1, "options": {"path": "rewards:score"}}
+    config, run = write(tmp_path / "team.toml", verifier=verifier), tmp_path / "run"
+    code, _, err = hacrl("train", config, "--run", run)
+    assert code == 3
+    assert (
+        "failed on all 12 replies (first error: the function returned 'yes', not a number)" in err
+    )
+    assert f"`hacrl resume {run}`" in err
+
+
 def test_reading_a_run_changes_no_file(run: Path) -> None:
     """A run of another user, or in an archive, may be read-only."""
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -18,6 +18,7 @@ from hacrl.logs.warnings import (
     NoSignalWatch,
     TruncatedWatch,
     UnusedPeersWatch,
+    VerifierWatch,
 )
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.samples import DropReason
@@ -207,3 +208,30 @@ def test_small_losses_are_not_warned_about(
 
 def test_every_reason_of_a_dropped_reply_has_a_text() -> None:
     assert set(DROPPED) == set(DropReason)
+
+
+def test_replies_that_are_not_judged_are_named_at_most_thrice(run: RunDirectory) -> None:
+    """FIRST_HOUR 1: any in the first step, then more than 5 %, then more than half; a resumed run
+    does not repeat it."""
+
+    def judged(step: int, errors: int, kind: str = "train") -> dict[str, Any]:
+        counts = {"verdict/ok": 100 - errors, "verdict/error": errors - errors // 2}
+        first = {"verdict/first_failure": "error: Value\x1b[1mError: boom"} if errors else {}
+        row = {"kind": kind, "step": step, "agent": "ant"}
+        return {**row, **counts, "verdict/timeout": errors // 2, **first}
+
+    rows = [judged(0, 0, "evaluation"), judged(0, 2), judged(1, 3), judged(2, 8), judged(3, 9)]
+    rows += [judged(4, 60), judged(4, 70, "evaluation"), judged(5, 99)]
+    watch = VerifierWatch(run)
+    notes = [sentence for row in rows for sentence in watch.look([row])]
+    assert notes == [
+        "ant, step 1: the verifier 'number' failed on 2 of 100 replies (1 error, 1 timeout; first "
+        "error: Value\\x1b[1mError: boom). These replies count neither in the reward nor in the "
+        "accuracy.",
+        *notes[1:],
+    ]
+    starts = [note.partition(" replies")[0] for note in notes[1:]]
+    failed = "the verifier 'number' failed on"
+    assert starts == [f"ant, step 3: {failed} 8 of 100", f"ant, step 5: {failed} 60 of 100"]
+    run.add_metrics(rows)
+    assert VerifierWatch(run).look([judged(6, 99)]) == []

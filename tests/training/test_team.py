@@ -347,20 +347,6 @@ def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
     assert rows(saving, "wren", "evaluation") == rows(plain, "wren", "evaluation")
 
 
-def test_a_broken_verifier_does_not_look_like_a_weak_model(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "always_raises.py").write_text(
-        "def score(completion, **columns):\n    raise ValueError\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    verifier = {"kind": "function", "workers": 1, "options": {"path": "always_raises:score"}}
-    config = team(member("wren"), steps=1, verifier=verifier)
-    with pytest.warns(UserWarning, match="learned nothing in step 1"):
-        run = hacrl.train(config, tmp_path / "run")
-    assert [r["accuracy"] for r in rows(run, "wren", "evaluation")] == [None, None]
-    assert rows(run, "wren")[0]["reward"] is None
-    assert Checkpoints(run.checkpoints("wren"), 2).best() is None
-
-
 def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

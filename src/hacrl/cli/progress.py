@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
+from hacrl.replies import judged_counts, judged_text
 from hacrl.safe_text import printable
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class ProgressLine:
         scores = "  ".join(
             f"{row['agent']} {100 * row['accuracy']:.1f}"
             f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f} %"
+            f"{judged_text(*judged_counts(row))}"
             if row["accuracy"] is not None
             else f"{row['agent']} not judged"
             for row in rows

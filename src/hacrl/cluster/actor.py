@@ -98,7 +98,9 @@ class AgentActor:
 
         spec = self.spec
         shared = open_shared(spec.config, RunDirectory(Path(spec.run)), spec.hooks, self.stack)
-        return make_agent(spec.config.agent(spec.agent), shared, self._policy)
+        agent = make_agent(spec.config.agent(spec.agent), shared, self._policy)
+        shared.verifier.report = getattr(agent, "notes", []).append
+        return agent
 
     def _policy(self, agent: AgentConfig) -> Any:
         from hacrl.policy.load import choose_device

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from typing import Any
 
+from hacrl.replies import failure_text, judged_counts
 from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
@@ -18,6 +19,8 @@ BELOW_FLOOR = 0.5
 """Fraction of peers' samples below the floor from which on the floor is named as the reason."""
 STEPS = 5
 """Steps that are averaged."""
+UNJUDGED = (0.05, 0.5)
+"""Fractions of replies not judged from which on there is a warning, one each."""
 MANY_DROPPED = 0.5
 """Fraction of peers' replies that became no sample."""
 MANY_TRUNCATED = 0.25
@@ -221,8 +224,34 @@ class CollapseWatch(AgentWatch):
         )
 
 
+class VerifierWatch:
+    """Warns that replies of an agent were not judged: any in the first step, later more than 5 %, and
+    once more from one half on. A resumed run does not repeat a warning."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._kind = run.config().verifier.kind
+        self._level: dict[str, int] = {}
+        self.look(run.metrics())
+
+    def look(self, rows: Sequence[Row]) -> list[str]:
+        found = []
+        for row in rows:
+            judged, unjudged = judged_counts(row)
+            fraction = unjudged / max(1, judged + unjudged)
+            limits = (UNJUDGED[0] if row["step"] else 0.0, *UNJUDGED)
+            level = sum(fraction > limit for limit in limits)
+            if level > self._level.get(row["agent"], 0):
+                self._level[row["agent"]] = level
+                found.append(
+                    f"{row['agent']}, {_place(row)}: {failure_text(row, self._kind)}. These replies "
+                    "count neither in the reward nor in the accuracy."
+                )
+        return found
+
+
 WATCHES = (
     IdleWatch,
+    VerifierWatch,
     UnusedPeersWatch,
     DroppedPeersWatch,
     LongPromptsWatch,
@@ -244,6 +273,13 @@ def _of_peers(row: Row) -> tuple[float, float]:
         for start in ("samples/kept/", "samples/dropped/")
     )
     return kept, dropped
+
+
+def _place(row: Row) -> str:
+    """When a row was measured, e.g. "step 1" or "evaluation before training"."""
+    if row["kind"] == "train":
+        return f"step {row['step'] + 1}"
+    return f"evaluation {'after step ' + str(row['step']) if row['step'] else 'before training'}"
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:

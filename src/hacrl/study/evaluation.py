@@ -16,7 +16,7 @@ from hacrl.config import AgentConfig, Config, load_config
 from hacrl.config_file import set_key
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
-from hacrl.replies import Evaluation
+from hacrl.replies import Evaluation, judged_counts, judged_text
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import whole_folder
 from hacrl.store.reader import RunReader
@@ -194,6 +194,7 @@ def evaluate_held_out(
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
+        verifier.report = report
         for candidate in found:
             name = candidate.agent.name
             report(f"{name}: {len(problems)} problems x {settings.evaluation.samples} replies")
@@ -232,7 +233,7 @@ def evaluation_table(results: Sequence[tuple[Candidate, Evaluation]]) -> Table:
             candidate.agent.name,
             str(candidate.step),
             f"{r.avg.count if r.avg else 0} x {r.samples}",
-            percent(r.avg) if r.avg else "-",
+            percent(r.avg) + judged_text(*judged_counts(r.metrics())) if r.avg else "-",
             *(f"{100 * r.by_task[t]:.1f}" if t in r.by_task else "-" for t in tasks),
             f"{r.reply_tokens:.0f}",
             f"{r.truncated:.0%}",

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
+from hacrl.replies import judged_text
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
@@ -111,10 +112,12 @@ def _agent_row(agent: AgentSummary) -> list[str]:
     best, edges = agent.best, agent.reward_edges
     return [
         agent.name if agent.learns else f"{agent.name} (frozen)",
-        percent(agent.before.accuracy) if agent.before else "-",
-        percent(agent.after.accuracy) if agent.after else "-",
+        *(
+            percent(s.accuracy) + judged_text(*s.judged) if s else "-"
+            for s in (agent.before, agent.after)
+        ),
         points_text(agent.gain),
-        f"{100 * best.accuracy.mean:.1f} ({best.step})" if best else "-",
+        f"{100 * best.accuracy.mean:.1f} ({best.step}){judged_text(*best.judged)}" if best else "-",
         f"{edges[0]:.2f}→{edges[1]:.2f}" if edges else "-",
         f"{agent.rollouts:,}",
         f"{agent.updates:,}",

@@ -25,7 +25,13 @@ from hacrl.sampling.base import probe_facts
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
-from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length
+from hacrl.training.evaluate import (
+    attempt,
+    evaluate,
+    judge,
+    split_by_length,
+    stop_if_unjudged,
+)
 from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
 from hacrl.training.samples import DropReason, SampleLimits, make_samples
@@ -96,6 +102,12 @@ class Agent:
                 rollouts, facts = self._score(step, rollouts)
             with self.clock("verify"):
                 rollouts = judge(rollouts, problems, self.verifier, self.agent.reply_start)
+            stop_if_unjudged(
+                rollout_metrics(rollouts, len(too_long)),
+                f"{self.name} learned nothing in step {step + 1}",
+                self.config.verifier.kind,
+                self._way_out,
+            )
             self.journal.write(step, rollouts, facts)
         else:
             rollouts, facts = entry
@@ -197,7 +209,10 @@ class Agent:
         with self.clock("evaluate"):
             problems = self.task.held_out(self.config.evaluation.most)
             folder = self.run.evaluation(done, self.name)
-            result = evaluate(self.policy, self.config, problems, self.verifier, folder)
+            when = f" after step {done}" if done else " before training"
+            result = evaluate(
+                self.policy, self.config, problems, self.verifier, folder, when, self._way_out
+            )
         best = False
         if self.agent.learns and result.avg is not None:
             best = self.checkpoints.mark_best(done, result.avg.mean) and done > 0
@@ -222,6 +237,11 @@ class Agent:
             self._noted.add(subject)
             if not any(row["text"].startswith(subject) for row in self.run.notes()):
                 self.notes.append(subject + text)
+
+    @property
+    def _way_out(self) -> str:
+        """What to do when no reply could be judged."""
+        return f"Nothing of it is stored. Mend it, then `hacrl resume {self.run.path}` continues."
 
     # ------------------------------------------------------------ parts of the phases
 

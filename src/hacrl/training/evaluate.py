@@ -12,9 +12,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hacrl.config import Config
+from hacrl.errors import RunStopped
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
-from hacrl.replies import Evaluation, Row, count
+from hacrl.replies import Evaluation, Row, count, failure_text, judged_counts
 from hacrl.sampling.base import Request
 from hacrl.stopping import stoppable
 from hacrl.store.rows import write_object, write_rows
@@ -31,8 +32,11 @@ def evaluate(
     problems: Sequence[Problem],
     verifier: VerifierPool,
     folder: Path,
+    when: str = "",
+    way_out: str = "Mend it and repeat the command.",
 ) -> Evaluation:
-    """Evaluate a policy as config.evaluation says. Writes replies.jsonl, then result.json."""
+    """Evaluate a policy as config.evaluation says. Writes replies.jsonl, then result.json, unless no
+    reply could be judged (see `stop_if_unjudged`)."""
     settings, agent = config.evaluation, policy.agent
     rows = ask(
         policy,
@@ -45,6 +49,8 @@ def evaluate(
         limit=settings.max_response_tokens or config.response_limit(agent),
     )
     result = count(rows)
+    begin = f"{agent.name} cannot be evaluated{when}"
+    stop_if_unjudged(result.metrics(), begin, config.verifier.kind, way_out)
     write_rows(folder / "replies.jsonl", rows)
     write_object(folder / "result.json", asdict(result), indent=2)
     return result
@@ -147,6 +153,13 @@ def attempt(
             Rollout(problem_id, i, step, prompts[problem_id], completion, None, shareable)
         )
     return rollouts
+
+
+def stop_if_unjudged(row: Row, begin: str, verifier_kind: str, way_out: str) -> None:
+    """Raise RunStopped if no reply of a metrics row could be judged: there is no result to store."""
+    judged, unjudged = judged_counts(row)
+    if unjudged and not judged:
+        raise RunStopped(f"{begin}: {failure_text(row, verifier_kind)}. {way_out}")
 
 
 def judge(

@@ -65,6 +65,7 @@ class LocalExecutor:
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         ranks = LocalRanks(config, stack)
         shared = open_shared(config, run, hooks, stack, task)
+        shared.verifier.report = observer.note
         self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
         self.agents = {a.name: self.make(a.name) for a in config.agents}
 

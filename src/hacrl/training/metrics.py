@@ -14,8 +14,10 @@ from typing import Any
 
 from hacrl.algorithms.capability import Capability
 from hacrl.policy.update import UpdateReport
+from hacrl.replies import FIRST_FAILURE
 from hacrl.training.plan import Plan
 from hacrl.types import Finish, Rollout, Sample, Status, Update
+from hacrl.verify.protocol import first_failure
 
 Done = Sequence[tuple[Update, Sequence[Sample], UpdateReport]]
 """The updates of a step with their samples and reports."""
@@ -35,6 +37,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], too_long: int) -> dict[str, Any
         "rollouts": len(rollouts),
         "not_attempted": too_long,
         **{f"verdict/{status.value}": counts[status] for status in Status},
+        **({FIRST_FAILURE: first} if (first := first_failure(verdicts)) else {}),
         "reply_tokens": _mean(len(r.completion.token_ids) for r in rollouts),
         "truncated": _mean(r.completion.finish is Finish.LENGTH for r in rollouts),
         "not_shareable": sum(not r.shareable for r in rollouts),

@@ -71,6 +71,16 @@ def test_differences_are_paired_by_seed_and_problem() -> None:
     assert found is not None and found.seeds.mean == 0.5  # p2 is in one of the two only
 
 
+def test_replies_that_are_not_judged_are_in_the_report() -> None:
+    """FIRST_HOUR 1: counts over the seeds beside the accuracy, and the first message."""
+    runs = [agent_run("team", seed, 1, 0, failure="f failed on 1 of 4") for seed in (1, 2)]
+    runs = [replace(r, curve=(r.curve[0], replace(r.last, judged=(3, 1)))) for r in runs]
+    text = render(results(*runs, agent_run("alone", 1, 0, 1)), "md")
+    assert "50.0 [50.0, 50.0] (of 6 judged, 2 not) |" in text or "50.0±0.0 (of 6 judged" in text
+    assert "pair / ant, team, last evaluation: f failed on 1 of 4. These replies are" in text
+    assert text.count("judged,") == 1  # not beside arms whose replies were all judged
+
+
 @pytest.mark.parametrize(("used", "reported"), [(0.003, True), (0.06, False)])
 def test_an_arm_that_used_almost_no_peers_is_reported(used: float, reported: bool) -> None:
     team = agent_run("team", 1, 1, 1, metrics={"peers/used": used})

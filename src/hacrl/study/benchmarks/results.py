@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 
 from hacrl.errors import UserError
-from hacrl.replies import Evaluation, Row, count
+from hacrl.replies import Evaluation, Row, count, judged_counts, judged_text
 from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
 from hacrl.store.reader import read_replies
@@ -148,7 +148,10 @@ def _headlines(summary: Summary) -> Iterator[list[str]]:
     for name in summary.benchmarks:
         found = [summary.result(name, agent) for agent in summary.agents]
         first = next(result for result in found if result is not None)
-        scores = [_score_text(result.score) if result else "-" for result in found]
+        scores = [
+            _score_text(r.score) + judged_text(*judged_counts(r.figures.metrics())) if r else "-"
+            for r in found
+        ]
         yield [first.title, first.label, str(first.figures.problems), *scores]
     yield ["mean", "", "", *(f"{100 * summary.mean(agent):.1f}" for agent in summary.agents)]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hacrl.errors import UserError
+from hacrl.replies import failure_text, judged_counts
 from hacrl.store.reader import DIAGNOSTICS
 from hacrl.study.compare.suite import Run
 from hacrl.study.diagnostics.harm import CHECKED
@@ -39,6 +41,8 @@ class Point:
     seconds: float
     """Training seconds of the whole team so far, without evaluation and checkpoints."""
     accuracy: float
+    judged: tuple[int, int] = (0, 0)
+    """Replies that were judged and that were not."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class AgentRun:
     """Means over the steps, see `mean_metrics`."""
     checks: tuple[Mapping[str, Any], ...] = ()
     """Metrics rows of the steps with a theory check."""
+    failure: str = ""
+    """What the verifier did with the replies that are not judged at the last point."""
     check_seconds: float = 0.0
     """Seconds of this agent's theory checks; no other number contains them."""
 
@@ -78,16 +84,22 @@ def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
     reader = run.reader
     train = reader.metrics("train", agent)
     seconds = reader.training_seconds()
-    steps = sorted({row["step"] for row in reader.metrics("evaluation", agent)})
-    scores = {step: reader.scores(step, agent) for step in steps}
+    evaluations = {row["step"]: row for row in reader.metrics("evaluation", agent)}
+    scores = {step: reader.scores(step, agent) for step in sorted(evaluations)}
+    if missing := [step for step in scores if not scores[step]]:
+        raise UserError(
+            f"{run.name}: no reply of {agent} was judged in the evaluation after step {missing[0]}, so "
+            f"it has no accuracy. Mend the verifier, delete {run.folder} and repeat the command."
+        )
     curve = [
         Point(
             step,
             sum(row["rollouts"] for row in train if row["step"] < step),
             sum(spent for at, spent in seconds.items() if at < step),
-            fmean(scores[step].values()) if scores[step] else 0.0,
+            fmean(scores[step].values()),
+            judged_counts(evaluations[step]),
         )
-        for step in steps
+        for step in scores
     ]
     if within is not None:
         curve = [p for p in curve if p.seconds <= within] or curve[:1]
@@ -101,6 +113,7 @@ def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
         sum(row.get("updates", 0) for row in train),
         mean_metrics(train),
         tuple(row for row in train if CHECKED in row),
+        failure_text(evaluations[last], run.config.verifier.kind) if curve[-1].judged[1] else "",
         sum(
             spent
             for (step, name, phase), spent in reader.times().items()

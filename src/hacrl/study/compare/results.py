@@ -18,9 +18,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from hacrl.errors import UserError
+from hacrl.replies import judged_text
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.checks import TheoryChecks, theory_checks
-from hacrl.study.compare.reading import AgentRun, first_reach, mean_height, read_run
+from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, read_run
 from hacrl.study.compare.suite import Run, Suite
 
 Verdict = Literal["better", "worse", "open"]
@@ -105,6 +106,10 @@ class Row:
     seeds: tuple[int, ...]
     before: Estimate
     after: Estimate
+    judged: tuple[str, str]
+    """Text beside `before` and `after`: how many replies were judged; "" if all were."""
+    failure: str
+    """What the verifier did with replies that are not judged, in the first seed that has some."""
     difference: Difference | None
     """None for the reference, and if no seed is finished in both arms."""
     area: Estimate | None
@@ -232,6 +237,8 @@ def _row(
         seeds=tuple(r.run.seed for r in mine),
         before=_accuracy([r.curve[0].accuracy for r in mine]),
         after=_accuracy([r.last.accuracy for r in mine]),
+        judged=(_judged([r.curve[0] for r in mine]), _judged([r.last for r in mine])),
+        failure=next((r.failure for r in mine if r.failure), ""),
         difference=pairs,
         area=_accuracy(areas) if len(areas) == len(mine) else None,
         rollouts_to_target=_reach([first_reach(curve, target) for curve in curves]),
@@ -269,6 +276,10 @@ def _accuracy(values: Sequence[float]) -> Estimate:
     """Mean over seeds; the interval is clipped to [0, 1]."""
     e = t_interval(values)
     return e if e.count < 2 else replace(e, low=max(0.0, e.low), high=min(1.0, e.high))
+
+
+def _judged(points: Sequence[Point]) -> str:
+    return judged_text(*(sum(counts) for counts in zip(*(p.judged for p in points), strict=True)))
 
 
 def _corrected(rows: Sequence[Row]) -> Iterable[Row]:

@@ -16,10 +16,12 @@ from rich.table import Table
 
 from hacrl.config import Config
 from hacrl.errors import UserError
+from hacrl.replies import FIRST_FAILURE, failure_text
 from hacrl.store.pool import Pool
 from hacrl.store.reader import RunReader
 from hacrl.study.tables import plain_table
 from hacrl.types import Group, Problem, Trajectory
+from hacrl.verify.protocol import count_statuses, first_failure
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class StepSamples:
     """Learner -> (problem, author, index) -> the row of the sample."""
     problems: Mapping[str, Problem]
     """Empty if the task's data cannot be read."""
+    failures: str
+    """What the verifier did with replies that are not judged; "" if all were."""
 
 
 def find_samples(
@@ -54,11 +58,14 @@ def find_samples(
     if not chosen:
         ids = ", ".join(group.problem_id for group in groups[:3])
         raise UserError(f"--problem {problem!r} is not a problem of step {at + 1}, e.g. {ids}")
-    return StepSamples(at, chosen, learners, _problems(config, run, at, report))
+    failures = _failures(groups, config.verifier.kind)
+    return StepSamples(at, chosen, learners, _problems(config, run, at, report), failures)
 
 
 def print_samples(console: Console, found: StepSamples, limit: int, full: bool = False) -> None:
     """Print one table per problem and learner, up to `limit` rows."""
+    if found.failures:
+        console.print(f"step {found.step + 1}: {found.failures}")
     shown = 0
     for group in found.groups:
         for name, samples in found.learners.items():
@@ -97,6 +104,14 @@ def as_json(found: StepSamples) -> list[dict[str, Any]]:
         for group in found.groups
         for t in group.trajectories
     ]
+
+
+def _failures(groups: Sequence[Group], verifier_kind: str) -> str:
+    """How many replies of a step were not judged, and why; "" if all were."""
+    verdicts = [t.verdict for group in groups for t in group.trajectories if t.verdict]
+    row = {f"verdict/{status}": n for status, n in count_statuses(verdicts).items()}
+    first = first_failure(verdicts)
+    return failure_text({**row, FIRST_FAILURE: first}, verifier_kind) if first else ""
 
 
 def _stored_step(run: RunReader, step: int | None) -> int:

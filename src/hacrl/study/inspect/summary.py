@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.config import AgentConfig, Config
+from hacrl.replies import judged_counts
 from hacrl.statistics import Estimate, compare_paired
 from hacrl.store.reader import RunReader
 from hacrl.study.diagnostics.harm import CHECKED, find_harm
@@ -29,6 +30,8 @@ class Score:
 
     step: int
     accuracy: Estimate
+    judged: tuple[int, int] = (0, 0)
+    """Replies that were judged and that were not."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
 def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
     train = run.metrics("train", agent.name)
     rows = sorted(run.metrics("evaluation", agent.name), key=lambda row: int(row["step"]))
-    scores = tuple(Score(r["step"], _accuracy(r)) for r in rows if r["accuracy"] is not None)
+    judged = [r for r in rows if r["accuracy"] is not None]
+    scores = tuple(Score(r["step"], _accuracy(r), judged_counts(r)) for r in judged)
     gain = None
     if len(scores) > 1:
         first, last = (run.scores(scores[i].step, agent.name) for i in (0, -1))
