@@ -92,7 +92,7 @@ def test_a_reward_function_that_always_fails_exits_with_3(tmp_path: Path) -> Non
     assert (
         "failed on all 12 replies (first error: the function returned 'yes', not a number)" in err
     )
-    assert f"`hacrl resume {run}`" in err
+    assert f"`hacrl resume {run} --accept-changed`" in err
 
 
 def test_reading_a_run_changes_no_file(run: Path) -> None:

@@ -38,11 +38,11 @@ def test_a_reward_function_that_always_fails_stops_before_anything_is_stored(
         "(first error: ValueError: boom)"
     )
     assert expected in str(stopped.value)
-    assert f"`hacrl resume {tmp_path / 'run'}`" in str(stopped.value)
+    assert f"`hacrl resume {tmp_path / 'run'} --accept-changed`" in str(stopped.value)
     run = RunDirectory.open(tmp_path / "run")
     assert run.metrics() == [] and not run.evaluation(0, "wren").exists()
     settings(tmp_path, "return 0.5")
-    hacrl.resume(tmp_path / "run")
+    hacrl.resume(tmp_path / "run", accept_changed=True)
     assert run.finished()
 
 
@@ -58,7 +58,7 @@ def test_a_step_without_a_verdict_stops_before_it_is_journalled(tmp_path: Path) 
     assert expected in str(stopped.value)
     assert list((tmp_path / "run" / "journal").rglob("*.jsonl")) == []
     settings(tmp_path, "return 0.5")
-    hacrl.resume(tmp_path / "run")
+    hacrl.resume(tmp_path / "run", accept_changed=True)
 
 
 def test_rewards_outside_the_range_are_named(tmp_path: Path) -> None:

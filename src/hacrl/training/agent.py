@@ -241,7 +241,10 @@ class Agent:
     @property
     def _way_out(self) -> str:
         """What to do when no reply could be judged."""
-        return f"Nothing of it is stored. Mend it, then `hacrl resume {self.run.path}` continues."
+        return (
+            "Nothing of it is stored. Mend it, then `hacrl resume "
+            f"{self.run.path} --accept-changed` continues."
+        )
 
     # ------------------------------------------------------------ parts of the phases
 
