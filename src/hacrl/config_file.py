@@ -163,6 +163,9 @@ def merge(tree: dict[str, Any], other: dict[str, Any]) -> None:
 def set_key(tree: dict[str, Any], override: str) -> None:
     """Set one dotted key. An agent is named by its position or its name, all agents by `*`."""
     key, equals, text = override.partition("=")
+    if key.startswith("-"):
+        name = key.strip("-").replace("-", "_")
+        raise UserError(f"there is no option {key}. A setting is written {name}=VALUE; see --help")
     if not equals or not key:
         raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
     if key.count(".") > MAX_DEPTH:

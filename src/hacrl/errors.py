@@ -76,7 +76,9 @@ def explain(error: BaseException) -> str | None:
             "memory needed"
         )
     if isinstance(error, PermissionError):
-        return f"{error.filename}: permission denied; choose another path"
+        return (
+            f"{error.filename}: permission denied; change its permissions, or choose another path"
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; choose another path"
     return None

@@ -7,8 +7,11 @@ that need a process: exit codes, signals, full disks, imported modules.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,8 @@ def test_export_makes_a_folder_that_loads_and_can_be_evaluated(run: Path, tmp_pa
     code, out, _ = hacrl("export", run, "finch", folder, "--step", "1")
     assert code == 0
     assert "finch after step 1" in out
+    for path in (folder / "model.safetensors", *run.rglob("*.safetensors")):
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask()  # FIRST_HOUR 17: was 0600
     AutoTokenizer.from_pretrained(folder)
     AutoModelForCausalLM.from_pretrained(folder)
     config = run.parent / "team.toml"
@@ -134,6 +139,58 @@ def test_export_makes_a_folder_that_loads_and_can_be_evaluated(run: Path, tmp_pa
     assert "not empty" in refused("export", run, "finch", folder)
     assert "wren, finch" in refused("export", run, "emu", tmp_path / "emu")
     assert "at step 9" in refused("export", run, "wren", tmp_path / "wren", "--step", "9")
+
+
+def umask() -> int:
+    os.umask(mask := os.umask(0o022))
+    return mask
+
+
+def test_eval_of_a_model_uses_the_agent_that_is_asked_for(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FIRST_HOUR 18: --agent was ignored, and the folder was called eval-pocket:wren."""
+    agents = [
+        {"name": "wren", "model": "pocket:wren"},
+        {"name": "brief", "model": "pocket:wren", "max_response_tokens": 1},
+    ]
+    config = write(tmp_path / "a.toml", agents=agents)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("eval", "pocket:wren", "--config", config, "--json", "--agent")
+    tokens = [json.loads(hacrl(*arguments, a)[1])[0]["reply_tokens"] for a in ("wren", "brief")]
+    assert tokens[1] == 1.0 < tokens[0]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["eval-wren"]
+    assert "wren, brief" in refused(*arguments, "emu")
+
+
+def test_messages_of_the_first_hour(run: Path, tmp_path: Path) -> None:
+    """FIRST_HOUR 19."""
+    config = write(tmp_path / "a.toml")
+    code, _, err = hacrl("train", config, "--steps", "3")
+    assert code == 2 and "steps=VALUE" in err
+    assert "is a directory" in refused("train", tmp_path)
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"question": "1 + 1", "answer": null}\n')
+    task = write(tmp_path / "b.toml", task={"kind": "jsonl", "train": str(data)})
+    message = refused("train", task, "--run", tmp_path / "b")
+    assert f"{data}, line 1: column 'answer'" in message and "is null" in message
+    frozen = tmp_path / "run"
+    shutil.copytree(run, frozen)
+    text = (frozen / "config.toml").read_text()
+    (frozen / "config.toml").write_text(text.replace("learn = true", "learn = false", 1))
+    assert "'wren' does not train" in refused("samples", frozen, "--agent", "wren")
+
+
+def test_wandb_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIRST_HOUR 19: it was a traceback of 25 frames."""
+
+    def init(**_: object) -> None:
+        raise RuntimeError("api_key not configured (no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    config = write(tmp_path / "a.toml", log={"tensorboard": False, "wandb": "project"})
+    message = refused("train", config, "--run", tmp_path / "run")
+    assert "api_key not configured" in message and "wandb login" in message
 
 
 def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[8:] == ["note: [odd] words"]
 
 
-def test_progress_in_a_terminal() -> None:
-    """One line that is truncated, not wrapped, in a narrow terminal."""
+def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIRST_HOUR 7, 21: the line fits, no number is cut, and the seconds of the phase move."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60)
     with progress.ProgressLine(console) as line:
@@ -53,10 +55,26 @@ def test_progress_in_a_terminal() -> None:
         line.phase("rollouts")
         line.stepped(10, [{"agent": f"agent-{i}", "reward": 0.25} for i in range(9)])
         line._live.refresh()
+        clock[0] += 7.4
+        line._live.refresh()
     text = screen.getvalue()
     assert "for steps 11 to 30 -> runs/x" in text
-    assert "step 11/30  rollouts  reward agent-0 0.25  agent-1 0.25" in text
-    assert "agent-3" not in text
+    assert "step 11/30  rollouts  reward agent-0 0.25  +8" in text
+    assert "step 11/30  rollouts 7 s  reward agent-0 0.25  +8" in text
+    assert "…" not in text
+
+
+def test_plain_progress_inside_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIRST_HOUR 21: a log shows the phases of a step that takes minutes."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    screen = io.StringIO()
+    with progress.ProgressLine(Console(file=screen, width=200)) as line:
+        line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 0)
+        for phase in ("rollouts", "rollouts", "learning"):
+            line.phase(phase)
+            clock[0] += 40.0
+    assert screen.getvalue().splitlines()[1:] == ["step 0/30  rollouts", "step 0/30  learning"]
 
 
 @pytest.mark.parametrize(

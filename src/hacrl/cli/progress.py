@@ -26,7 +26,9 @@ PLAIN_EVERY = 10.0
 class ProgressLine:
     """An Observer that shows step, time left, phase and rewards, e.g.
 
-    step 3/18  0:02:10 left  rollouts  reward wren 0.41  finch 0.22
+    step 3/18  0:02:10 left  rollouts 14 s  reward wren 0.41  finch 0.22
+
+    In a terminal the seconds of the phase move, and agents that do not fit are counted.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -34,10 +36,13 @@ class ProgressLine:
         self._steps = self._first = self._done = 0
         self._first_done = self._last_done = 0.0
         self._last_line = float("-inf")
-        self._rewards = self._phase = ""
+        self._phase, self._phase_began = "", 0.0
+        self._rewards: list[str] = []
         self._live = Live(
             console=self.console,
-            get_renderable=lambda: Text(self._line(), no_wrap=True, overflow="ellipsis"),
+            get_renderable=lambda: Text(
+                self._line(self.console.width), no_wrap=True, overflow="ellipsis"
+            ),
             transient=True,
             refresh_per_second=2,
         )
@@ -50,14 +55,19 @@ class ProgressLine:
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
         self._steps, self._first, self._done = config.steps, step, step
+        self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
         steps = f"steps {step + 1} to {config.steps}" if step else f"{config.steps} steps"
         self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
 
     def phase(self, text: str) -> None:
-        self._phase = text
+        now = time.monotonic()
+        self._phase, self._phase_began = text, now
         if self.console.is_terminal:
             self._live.start()
+        elif self._steps and now - self._last_line >= PLAIN_EVERY:
+            self._last_line = now
+            self._print(self._line())
 
     def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         now = self._last_done = time.monotonic()
@@ -88,11 +98,19 @@ class ProgressLine:
     def finished(self) -> None:
         self._live.stop()
 
-    def _line(self) -> str:
+    def _line(self, width: int = 10**6) -> str:
+        """The line, with as many agents as fit into `width` columns."""
         step = f"step {self._done}/{self._steps}" if self._steps else ""
-        rewards = f"reward {self._rewards}" if self._rewards else ""
-        parts = (step, self._time_left(), self._phase, rewards)
-        return "  ".join(part for part in parts if part)
+        spent = int(time.monotonic() - self._phase_began)
+        phase = f"{self._phase} {spent} s" if self._phase and spent else self._phase
+        line = "  ".join(part for part in (step, self._time_left(), phase) if part)
+        for i, reward in enumerate(self._rewards):
+            more = f"{line}  {reward if i else f'reward {reward}'}"
+            left = len(self._rewards) - i
+            if len(more) > width - (10 if left > 1 else 0):
+                return f"{line}  +{left}"
+            line = more
+        return line
 
     def _time_left(self) -> str:
         """From the steps after the first one, which also loads, compiles and evaluates."""
@@ -107,9 +125,9 @@ class ProgressLine:
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def rewards_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Each agent with its mean reward of the step, e.g. "wren 0.41  finch 0.22"."""
-    return "  ".join(
+def rewards_text(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each agent with its mean reward of the step, e.g. ["wren 0.41", "finch 0.22"]."""
+    return [
         f"{row['agent']} {'-' if row['reward'] is None else format(row['reward'], '.2f')}"
         for row in rows
-    )
+    ]

@@ -22,6 +22,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings to override, e.g. steps=100"),
 ]
+SETTINGS = {"ignore_unknown_options": True}
+"""For commands with overrides: `--steps 3` reaches them, and the error says to write steps=3."""
 Checkpoint = Annotated[
     int | None, typer.Option(help="Use the checkpoint after this step (default: the newest).")
 ]

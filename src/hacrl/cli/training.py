@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hacrl.cli.terminal import (
+    SETTINGS,
     Json,
     Overrides,
     Run,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(context_settings=SETTINGS)
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config of the team (TOML).")],
     overrides: Overrides = None,
@@ -49,7 +50,7 @@ def train(
         _print_summary(place)
 
 
-@commands.command()
+@commands.command(context_settings=SETTINGS)
 def resume(
     run: Run,
     overrides: Overrides = None,
@@ -90,7 +91,7 @@ def demo(
         _print_results(run_suite(DEMO_SUITE, folder, changes), folder)
 
 
-@commands.command()
+@commands.command(context_settings=SETTINGS)
 def compare(
     suite: Annotated[Path, typer.Argument(metavar="SUITE", help="Arms, teams and seeds (TOML).")],
     overrides: Overrides = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hacrl.config import Config
-from hacrl.errors import UserError
+from hacrl.errors import UserError, first_line
 from hacrl.safe_text import mask
 from hacrl.store.rundir import RunDirectory
 
@@ -55,14 +55,20 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise UserError("log.wandb needs wandb: pip install 'hacrl[wandb]'") from error
-        self.run = wandb.init(
-            project=config.log.wandb,
-            name=run.path.name,
-            dir=str(run.path),
-            config=mask(config.model_dump(mode="json")),
-            resume="allow",
-            id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
-        )
+        try:
+            self.run = wandb.init(
+                project=config.log.wandb,
+                name=run.path.name,
+                dir=str(run.path),
+                config=mask(config.model_dump(mode="json")),
+                resume="allow",
+                id=hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest(),
+            )
+        except Exception as error:  # no login, no network, an unknown project
+            raise UserError(
+                f"log.wandb = {config.log.wandb!r}: Weights & Biases cannot be used "
+                f"({first_line(error)}). Run `wandb login`, set WANDB_MODE=offline, or remove log.wandb."
+            ) from error
 
     def log(self, row: Mapping[str, Any]) -> None:
         self.run.log({**numbers(row), "step": row["step"]})
