@@ -15,7 +15,14 @@ from hacrl.store.reader import LAYOUT
 from hacrl.store.rows import write_object, write_rows
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import summarise
-from hacrl.study.tables import duration, notes_text, percent, points_text, summary_table
+from hacrl.study.tables import (
+    duration,
+    notes_text,
+    percent,
+    plain_table,
+    points_text,
+    summary_table,
+)
 
 
 def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
@@ -92,6 +99,26 @@ def test_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
         console.print(table)
         text = console.export_text()
         assert all(number in text for number in numbers) and "…" not in text
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_long_names_and_narrow_terminals_cut_no_number() -> None:
+    """FIRST_HOUR 7: names of 64 letters, 60 columns. Every block names its rows."""
+    table = plain_table("t")
+    for name in ("agent", "arm"):
+        table.add_column(name, no_wrap=True)
+    for name in ("before", "after", "difference"):
+        table.add_column(name, justify="right")
+    table.add_row("a" * 64, "hacpo", "12.34", "56.78", "+44.4 [+33.3, +55.5]")
+    table.add_row("b", "gspo", "11.11", "22.22", "-")
+    for width in (40, 60, 80):
+        console = Console(width=width, highlight=False, file=io.StringIO(), record=True)
+        console.print(table)
+        text = console.export_text()
+        assert (
+            all(n in text for n in ("12.34", "56.78", "+44.4 [+33.3, +55.5]")) and "…" not in text
+        )
+        assert text.count("gspo") == text.count("agent") and text.count("a" * 5) >= 2
         assert max(map(len, text.splitlines())) <= width
 
 

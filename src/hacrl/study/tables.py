@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from datetime import timedelta
+from itertools import takewhile
 from math import isfinite
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -33,21 +34,26 @@ def console() -> Console:
 class PlainTable(Table):
     """A table without borders that never shortens numbers.
 
-    Right-aligned and no_wrap columns keep their full width. Other columns hold text and share what is
-    left. Columns that do not fit go into a further block of rows below, after the first column.
+    The leading no_wrap columns name the row. Columns that do not fit beside them go into a further
+    block of rows below, after the names. Right-aligned and no_wrap columns keep their full width, but
+    long names are folded; other columns hold text and share what is left.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        named = list(takewhile(_is_name, self.columns[:-1][:2])) or self.columns[:1]
+        limit = max(1, options.max_width // 2 // len(named) - 1)
+
         def width(column: Column) -> int:
             cells = [console.render_str(str(cell)) for cell in (column.header, *column.cells)]
             natural = measure_renderables(console, options, cells).maximum
-            return 1 + (min(natural, TEXT_WIDTH) if _is_text(column) else natural)
+            most = limit if column in named else TEXT_WIDTH if _is_text(column) else natural
+            return 1 + min(natural, most)
 
-        blocks = [self.columns[:1]]
-        for column in self.columns[1:]:
+        blocks = [list(named)]
+        for column in self.columns[len(named) :]:
             block = [*blocks[-1], column]
-            if len(blocks[-1]) > 1 and sum(map(width, block)) - 1 > options.max_width:
-                blocks.append([self.columns[0], column])
+            if len(blocks[-1]) > len(named) and sum(map(width, block)) - 1 > options.max_width:
+                blocks.append([*named, column])
             else:
                 blocks[-1] = block
         if self.title:
@@ -56,16 +62,22 @@ class PlainTable(Table):
             spare = options.max_width + 1 - sum(map(width, block))
             part = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
             part.columns, part.rows = [copy(column) for column in block], self.rows
-            texts = sum(map(_is_text, block))
-            for i, column in enumerate(part.columns):
+            texts = sum(_is_text(column) and column not in named for column in block)
+            for i, (column, source) in enumerate(zip(part.columns, block, strict=True)):
                 column._index = i
-                if _is_text(column):
-                    column.max_width = max(1, width(column) - 1 + spare // texts)
+                if source in named:
+                    column.no_wrap, column.overflow, column.max_width = False, "fold", limit
+                elif _is_text(column):
+                    column.max_width = max(1, width(source) - 1 + spare // texts)
                 else:
                     column.no_wrap = True
             yield part
         if self.caption:
             yield console.render_str(str(self.caption), style="dim italic")
+
+
+def _is_name(column: Column) -> bool:
+    return column.justify == "left" and column.no_wrap and column.ratio is None
 
 
 def _is_text(column: Column) -> bool:
