@@ -10,10 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import ratio_rows
 import torch
-from ratio_rows import rows_of
+from ratio_rows import UPDATE, algorithm, learn, rows_of
 
-from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.noise import stream_key
@@ -24,9 +24,8 @@ from hacrl.policy.sharding.sharded import ShardedPolicy
 from hacrl.policy.sharding.split import balance, split_rows
 from hacrl.policy.update import UpdateReport
 from hacrl.sampling.base import Request
-from hacrl.types import Message, Sample, Update
+from hacrl.types import Message
 
-UPDATE = Update(0, 0.8, "mixed", ("p0", "p1"))
 TIMEOUT = timedelta(minutes=5)
 """Instead of half an hour, so that ranks out of step give an error and not a hanging test."""
 FOLLOWER = """
@@ -76,30 +75,8 @@ def pair(group: RankGroup):
         policy.close()
 
 
-# (own, s, advantage): with the clip at 0.1 and the floor at 0.8, the rows marked "clipped" and those of
-# advantage 0 have no gradient under hacpo.
-SPECS = [
-    (True, 1.0, 1.0),
-    (True, 1.5, 1.0),  # clipped
-    (True, 0.5, -1.0),  # clipped
-    (True, 1.0, 0.0),
-    (True, 0.5, 0.7),
-    (False, 0.9, 1.2),
-    (False, 1.3, 1.0),  # clipped
-    (False, 0.9, 0.0),
-    (False, 0.85, -0.8),
-]
-CLIPPED = [spec for i, spec in enumerate(SPECS) if i in (1, 2, 6)]
-
-
-def algorithm(name: str = "hacpo", **settings):
-    return make_algorithm(
-        make_settings(name, **{"epsilon_low": 0.1, "epsilon_high": 0.1, **settings})
-    )
-
-
-def learn(p: Policy, rows: list[Sample], **settings) -> UpdateReport:
-    return p.update(rows, algorithm(**settings).loss, UPDATE)
+SPECS = ratio_rows.SPECS[:-1]  # 9 rows of advantage other than 0: the ranks get 5 and 4
+CLIPPED = [SPECS[i] for i in (1, 2, 6)]
 
 
 def assert_same_report(one: UpdateReport, two: UpdateReport) -> None:
@@ -131,7 +108,7 @@ def assert_same_state(sharded: ShardedPolicy, whole: Policy, tolerance: float) -
     ("family", "beta", "changes"),
     [
         ("llama", 0.0, {"microbatch_tokens": 30}),  # tied embeddings; several micro-batches
-        ("llama", 0.0, {"microbatch_tokens": 1}),  # 7 rows: one empty micro-batch on rank 1
+        ("llama", 0.0, {"microbatch_tokens": 1}),  # one empty micro-batch on rank 1
         ("qwen", 0.1, {"microbatch_tokens": 30}),  # a second, frozen, sharded model
         ("llama", 0.1, {"lora": {"rank": 4}, "microbatch_tokens": 1}),
         ("qwen", 0.0, {"gradient_checkpointing": True, "warmup_updates": 3}),
