@@ -56,6 +56,8 @@ SUITE = {
 }
 COMMANDS = {
     "train": ("train", "team.toml", "--run", "run"),
+    "ranks": ("train", "team.toml", "agents.wren.ranks=2", "--run", "run"),
+    "ray": ("train", "team.toml", "runtime.kind=ray", "--run", "run"),
     "compare": ("compare", "suite.toml", "--out", "out"),
     "eval": ("eval", "pocket:wren", "evaluation.problems=5000", "--config", "team.toml"),
 }
@@ -113,7 +115,7 @@ def shoot(place: Path, command: str, number: signal.Signals, after: float) -> Sh
         findings.append(f"processes left: {', '.join(left)}")
     metrics = place / "run" / "metrics.jsonl"
     trained = metrics.exists() and b'"train"' in metrics.read_bytes()
-    if command == "train":
+    if COMMANDS[command][0] == "train":
         findings += _not_resumable(place / "run")
     return Shot(number, after, seconds, trained, findings)
 
