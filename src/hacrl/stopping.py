@@ -8,15 +8,20 @@ has its default effect and ends the process at once.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from hacrl.errors import Interrupted
 
+WATCH_EVERY = 0.5
+"""Seconds between two looks at the parent process."""
+_PR_SET_PDEATHSIG = 1
 _received = 0
 """The signal to stop for; 0 if there was none."""
 _previous: dict[int, Any] = {}
@@ -60,3 +65,24 @@ def _receive(number: int, frame: object) -> None:
     _received = _received or number
     # A second Ctrl-C must not end a notebook or an interactive session.
     signal.signal(number, _previous[number] if hasattr(sys, "ps1") else signal.SIG_DFL)
+
+
+def end_with_parent(parent: int, bind: bool) -> None:
+    """End this process and its process group when the process `parent`, which started it, ends.
+
+    On Linux the kernel does it at once. `bind` is off if a side thread of the parent started this
+    process: the kernel would kill it when that thread ends.
+    """
+    if bind and sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_EVERY)
+        os.killpg(0, signal.SIGKILL)
+
+    if os.getppid() != parent:
+        os._exit(0)
+    threading.Thread(target=watch, daemon=True, name="parent watch").start()

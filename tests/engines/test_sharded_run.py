@@ -189,7 +189,7 @@ def _followers_of(parent: int) -> list[int]:
                 owner = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if owner == parent and b"hacrl.policy.sharding.followers" in command:
+            if owner == parent and b"hacrl.policy.sharding" in command:
                 found.append(int(entry.name))
     return found
 

@@ -14,22 +14,19 @@ import pickle
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator
 
 from hacrl.errors import EXIT_OUT_OF_MEMORY, UserError, describe, exit_code
+from hacrl.stopping import end_with_parent
 from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
 from hacrl.verify.settings import make_verifier
-
-_PR_SET_PDEATHSIG = 1
-_WATCH_EVERY = 0.5  # seconds
 
 
 def main(arguments: list[str]) -> None:
     """Serve the pool at the other end of the socket until it closes."""
     descriptor, parent, bind = (int(a) for a in arguments)
-    _die_with(parent, bind=bool(bind))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    end_with_parent(parent, bind=bool(bind))
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     messages = _messages(connection)
@@ -88,25 +85,6 @@ def _messages(connection: socket.socket) -> Iterator[bytes]:
 
 def _answer(connection: socket.socket, answer: object) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _die_with(parent: int, bind: bool) -> None:
-    """End this process when the trainer ends. `bind` is off when a side thread of the trainer
-    started the worker: Linux would kill the worker when that thread ends."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    if bind and sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_EVERY)
-        os.killpg(0, signal.SIGKILL)  # with everything the verifier started
-
-    if os.getppid() != parent:
-        os._exit(0)
-    threading.Thread(target=watch, daemon=True, name="parent watch").start()
 
 
 def _limit_memory(gigabytes: float | None) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -135,11 +136,12 @@ class Follower:
 
     def __init__(self, spec: RankSpec) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        module = "hacrl.policy.sharding.followers"
+        bind = threading.current_thread() is threading.main_thread()
+        command = [sys.executable, "-P", "-m", "hacrl.policy.sharding", json.dumps(asdict(spec))]
         # It must import this very package, also if that is not installed.
         paths = [os.environ.get("PYTHONPATH", ""), str(Path(hacrl.__path__[0]).parent)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, json.dumps(asdict(spec))],
+            [*command, str(os.getpid()), str(int(bind))],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -197,7 +199,3 @@ def main(argument: str) -> None:
     groups = {name: make_group(store, ranks, name) for name, ranks in spec.groups.items()}
     follow(groups[spec.agent], spec.device)
     leave_world()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
