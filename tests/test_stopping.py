@@ -18,7 +18,7 @@ from team import member, team
 import hacrl
 from hacrl.algorithms.gspo import Gspo
 from hacrl.config import AgentConfig
-from hacrl.errors import Interrupted, exit_code
+from hacrl.errors import Terminated, exit_code
 from hacrl.logs.observer import Quiet
 from hacrl.policy.gradients import idle_sample
 from hacrl.policy.policy import Policy
@@ -29,6 +29,7 @@ from hacrl.types import Message, Problem, Update
 from hacrl.verify import VerifierPool
 from hacrl.verify.settings import VerifierConfig
 
+STOPS = (KeyboardInterrupt, Terminated)
 QUICK = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}, "steps": 2}
 
 
@@ -65,10 +66,10 @@ def signalled(number: int, work: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_the_next_check(number: int) -> None:
-    with pytest.raises(Interrupted) as stopped, stoppable():
+    with pytest.raises(STOPS) as stopped, stoppable():
         signalled(number, check)
     assert exit_code(stopped.value) == 128 + number
-    with pytest.raises(Interrupted), stoppable():
+    with pytest.raises(STOPS), stoppable():
         signal.raise_signal(number)  # no check follows: stops at the end of the block
     check()
 
@@ -82,6 +83,24 @@ def test_an_ignored_signal_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+SWALLOWS = """
+import signal
+from hacrl.stopping import remember_ctrl_c, stoppable
+remember_ctrl_c()
+try:
+    signal.raise_signal(signal.SIGINT)
+except:
+    print("discarded", flush=True)
+with stoppable():
+    print("went on")
+"""
+
+
+def test_ctrl_c_that_an_import_discards_stops_the_command() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "discarded\n"), done.stderr
 
 
 HANGS = """
@@ -116,11 +135,13 @@ def test_work_in_progress_is_stopped(where: str) -> None:
         work: dict[str, Callable[[], Any]] = {
             "sampling": lambda: policy.sampler.sample([Request((5, 6), 7, 20)], 1.0),
             "scoring": lambda: policy.score([((5, 6), (7, 8))]),
-            "updates": lambda: policy.update([sample], Gspo.loss, Update(0, 1, 0.8, "own", ())),
+            "updates": lambda: policy.update(
+                [sample], Gspo.loss, Update(index=0, floor=0.8, part="own", problems=())
+            ),
             "verifier": lambda: verifier.judge_all([reply]),
             "inline verifier": lambda: verifier.judge_all([reply]),
         }
-        with pytest.raises(Interrupted):
+        with pytest.raises(STOPS):
             signalled(signal.SIGTERM, work[where])
 
 

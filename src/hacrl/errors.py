@@ -14,7 +14,9 @@ EXIT_STOPPED = 3
 EXIT_OUT_OF_MEMORY = 4
 """Out of memory, on the GPU or on the machine."""
 EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C. SIGTERM gives 143: 128 and the number of the signal."""
+"""Stopped by Ctrl-C."""
+EXIT_TERMINATED = 143
+"""Stopped by SIGTERM."""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DISK_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
@@ -28,12 +30,11 @@ class UserError(ValueError):
     """
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, raised at a safe point (stopping.py)."""
+class Terminated(SystemExit):
+    """SIGTERM, raised at a safe point (stopping.py). Ctrl-C raises KeyboardInterrupt there."""
 
-    def __init__(self, number: int = 2) -> None:
-        self.number = number
-        """The signal's number."""
+    def __init__(self) -> None:
+        super().__init__(EXIT_TERMINATED)
 
 
 class RunStopped(RuntimeError):
@@ -84,10 +85,17 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
+def interruption(error: BaseException | None) -> KeyboardInterrupt | Terminated | None:
+    """The Ctrl-C or SIGTERM that an error comes from: interrupted imports can raise other errors."""
+    while error is not None and not isinstance(error, (KeyboardInterrupt, Terminated)):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with this error."""
-    if isinstance(error, Interrupted):
-        return 128 + error.number
+    if isinstance(error, Terminated):
+        return EXIT_TERMINATED
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, RunStopped):

@@ -11,7 +11,7 @@ from typing import Any
 
 from hacrl.config import Config, load_config, parse_config
 from hacrl.config_file import Overrides, apply_overrides, set_value
-from hacrl.errors import UserError
+from hacrl.errors import Terminated, UserError
 from hacrl.fingerprint import check_inputs
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Quiet
@@ -132,8 +132,8 @@ def _check_task(config: Config, task: Task) -> list[str]:
 
 
 def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what no task has handled. Ctrl-C also ends the tasks, but the caller reports it."""
-    if not isinstance(context.get("exception"), KeyboardInterrupt):
+    """Log what no task has handled. A signal also ends the tasks, but the caller reports it."""
+    if not isinstance(context.get("exception"), (KeyboardInterrupt, Terminated)):
         loop.default_exception_handler(context)
 
 

@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM stop a run at a safe point.
 
 An exception that a signal handler raises can land in a finaliser, where Python discards it. Inside
-`stoppable` the handler therefore only sets a flag, and `check` raises `Interrupted` from ordinary
-code: between decode rounds, micro-batches, verifier calls and phases. The same signal a second time
-has its default effect and ends the process at once.
+`stoppable` the handler therefore only sets a flag, and `check` raises KeyboardInterrupt or
+`Terminated` from ordinary code: between decode rounds, micro-batches, verifier calls and phases. The
+same signal a second time has its default effect and ends the process at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hacrl.errors import Interrupted
+from hacrl.errors import Terminated
 
 WATCH_EVERY = 0.5
 """Seconds between two looks at the parent process."""
@@ -29,9 +29,9 @@ _previous: dict[int, Any] = {}
 
 
 def check() -> None:
-    """Raise `Interrupted` if the run is to stop. Cheap: it reads one variable."""
+    """Raise KeyboardInterrupt or `Terminated` if the run is to stop. Cheap: it reads one variable."""
     if _received:
-        raise Interrupted(_received)
+        raise Terminated if _received == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
@@ -42,6 +42,7 @@ def stoppable() -> Iterator[None]:
     only, so the block has no effect in another thread, or inside another such block.
     """
     global _received
+    check()
     if _previous or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -58,6 +59,19 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
         _previous.clear()
         _received = 0
+
+
+def remember_ctrl_c() -> None:
+    """Let Ctrl-C raise as usual, and also stop the next `stoppable` block: code that is importing or
+    loading can discard the exception. For the whole process of a command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _raise)
+
+
+def _raise(number: int, frame: object) -> None:
+    global _received
+    _received = number
+    raise KeyboardInterrupt
 
 
 def _receive(number: int, frame: object) -> None:

@@ -15,7 +15,7 @@ from team import member, team
 from hacrl.cli import progress
 from hacrl.cli.terminal import errors_as_messages, program
 from hacrl.config import parse_config
-from hacrl.errors import Interrupted, RunStopped, UserError, describe, explain, first_line
+from hacrl.errors import RunStopped, Terminated, UserError, describe, explain, first_line
 from hacrl.store.rundir import RunDirectory
 
 CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
@@ -83,7 +83,7 @@ def test_plain_progress_inside_a_long_step(monkeypatch: pytest.MonkeyPatch) -> N
         (UserError("place: value. Way out."), 2, "error: place: value. Way out."),
         (RunStopped("stale"), 3, "error: stale"),
         (KeyboardInterrupt(), 130, "stopped"),
-        (Interrupted(15), 143, "stopped"),
+        (Terminated(), 143, "stopped"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "the disk is full"),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
         (MemoryError("big"), 4, "microbatch_tokens"),
@@ -100,6 +100,18 @@ def test_errors_become_a_message_and_a_code(
         raise error
     assert end.value.exit_code == code
     assert words in capsys.readouterr().err
+
+
+def test_an_error_from_an_interrupted_import_is_an_interruption(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python turns Ctrl-C inside __set_name__, while a class is made, into a RuntimeError."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance")
+    error.__cause__ = KeyboardInterrupt()
+    with pytest.raises(typer.Exit) as end, errors_as_messages():
+        raise error
+    assert end.value.exit_code == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_a_bug_keeps_its_traceback_and_an_exit_its_code() -> None:

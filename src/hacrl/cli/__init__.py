@@ -17,6 +17,7 @@ import typer
 
 from hacrl import __version__
 from hacrl.cli import results, setup, training
+from hacrl.stopping import remember_ctrl_c
 
 app = typer.Typer(
     name="hacrl",
@@ -31,6 +32,7 @@ for commands in (training.commands, results.commands, setup.commands):
 
 def main() -> None:
     """The entry point of the console script."""
+    remember_ctrl_c()
     app(prog_name="hacrl")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hacrl.errors import exit_code, explain
+from hacrl.errors import Terminated, exit_code, explain, interruption
 from hacrl.importing import code_allowed
 from hacrl.safe_text import mask_text, printable
 
@@ -49,12 +49,14 @@ def errors_as_messages(run: Path | None = None, trust_code: bool = True) -> Iter
     try:
         with code_allowed(trust_code):
             yield
-    except KeyboardInterrupt as error:
-        started = run is not None and (run / "config.toml").is_file()
-        note(f"stopped; continue with `{program()} resume {run}`" if started else "stopped")
-        raise typer.Exit(exit_code(error)) from error
-    except Exception as error:
-        if isinstance(error, typer.Exit) or (message := explain(error)) is None:
+    except typer.Exit:
+        raise
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        if stop := interruption(error):
+            started = run is not None and (run / "config.toml").is_file()
+            note(f"stopped; continue with `{program()} resume {run}`" if started else "stopped")
+            raise typer.Exit(exit_code(stop)) from error
+        if (message := explain(error)) is None:
             raise
         note(f"error: {message}")
         raise typer.Exit(exit_code(error)) from error

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.config import dump_config
-from hacrl.errors import EXIT_OUT_OF_MEMORY
+from hacrl.errors import EXIT_OUT_OF_MEMORY, Terminated
 from hacrl.stopping import check, stoppable
 from hacrl.store.files import read_whole_lines, write_config
 from hacrl.study.compare.progress import SuiteProgress
@@ -83,7 +83,7 @@ def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
                 progress.update([process.run for process in active])
                 time.sleep(POLL_EVERY)
                 check()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             progress.interrupted()
             raise
         finally:
