@@ -299,7 +299,7 @@ def test_a_model_as_it_stands() -> None:
     (hub,) = find_candidates("Qwen/Qwen3-1.7B-Base")
     assert hub.agent.name == "Qwen3-1.7B-Base"
     assert model_name("models/my model:v1") == "my-model-v1"
-    with pytest.raises(UserError, match=r"pocket:heron: sistem: .*not permitted"):
+    with pytest.raises(UserError, match="pocket:heron: sistem: unknown key; did you mean 'system'"):
         find_candidates("pocket:heron", ["sistem=x"])
     with pytest.raises(UserError, match="no agents and no checkpoints"):
         find_candidates("pocket:heron", step=3)

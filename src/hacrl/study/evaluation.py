@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from hacrl.config import AgentConfig, Config, load_config
-from hacrl.config_file import set_key
+from hacrl.config_file import explain, set_key
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, judged_counts, judged_text
@@ -119,8 +119,8 @@ def candidate_of_model(
     try:
         agent = AgentConfig.model_validate(values)
     except ValidationError as error:
-        found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(f"settings of the model {model}: {'; '.join(found)}") from error
+        problems = explain(error, AgentConfig, values)
+        raise UserError(f"settings of the model {model}: {problems}") from error
     return Candidate(
         agent, 0, partial(Policy, agent, device=device, temperature=temperature, beta=0.0)
     )

@@ -105,7 +105,11 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
         ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "names no team 'none'"),
         ({"arms": [*ARMS, {"name": "x", "agents": {"owl": {}}}]}, "changes agent 'owl'"),
         ({"base": "no.toml"}, "there is no file"),
-        ({"bugdet": "time"}, "bugdet"),
+        ({"bugdet": "time"}, "bugdet: unknown key; did you mean 'budget'"),
+        (
+            {"arms": [*ARMS, {"name": "x", "factr": 2}]},
+            "arms.2.factr: unknown key; did you mean 'factor'",
+        ),
         ({"teams": [{"name": "t", "agents": ["owl"]}]}, "the base has no agent 'owl'"),
         ({"arms": [*ARMS, ODD]}, "192 rollouts of 'wren', and a step makes 40"),
         (

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from hacrl.config import Config, Table, parse_config
-from hacrl.config_file import apply_overrides, first_difference, merge, read_toml
+from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml
 from hacrl.errors import UserError
 from hacrl.store.reader import RunReader
 from hacrl.study.compare.budget import match_steps
@@ -192,8 +192,7 @@ def load_suite(path: Path) -> Suite:
     try:
         suite = Suite.model_validate(tree)
     except ValidationError as error:
-        found = (f"{'.'.join(map(str, e['loc'])) or 'suite'}: {e['msg']}" for e in error.errors())
-        raise UserError(f"{path}: {'; '.join(found)}") from error
+        raise UserError(f"{path}: {explain(error, Suite, tree)}") from error
     suite._path, suite._folder = path, folder
     return suite
 
