@@ -101,6 +101,59 @@ def trl_step(
     )
 
 
+SETTINGS = {
+    "importance_sampling_level": "sequence",
+    "loss_type": "grpo",
+    "epsilon": 3e-4,
+    "epsilon_high": 4e-4,
+    "beta": 0.0,
+    "learning_rate": 1e-12,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "temperature": 1.0,
+    "shuffle_dataset": False,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Settings of TRL that do not depend on the case: sequence ratios, no KL, no logging."""
+
+
+def _time_generate(model: Any, trace: Trace, end_id: int, watch: _Watch) -> None:
+    """Force the reply lengths of the trace and measure the time of `generate`."""
+    plain_generate = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Tensor:
+        width = kwargs["input_ids"].shape[1]
+        kwargs["logits_processor"] = LogitsProcessorList(
+            [EndAt([n for _, n in trace.rows], end_id, width)]
+        )
+        start = watch.now()
+        ids = plain_generate(*args, **kwargs)
+        watch.steps[-1]["generate"] = watch.now() - start
+        return ids
+
+    model.generate = generate
+
+
+def _time_rollout(trainer: Any, trace: Trace, watch: _Watch) -> None:
+    """Measure the time of the rollouts and check the lengths of the replies."""
+    plain_rollout = trainer._generate_and_score_completions
+
+    def rollout(inputs: Any) -> Any:
+        reset_peak(watch.device)
+        watch.steps.append({"start": watch.now()})
+        outputs = plain_rollout(inputs)
+        watch.steps[-1]["rolled"] = watch.now()
+        lengths = outputs["completion_mask"].sum(1).tolist()
+        assert lengths == [n for _, n in trace.rows], "TRL's replies have other lengths"
+        return outputs
+
+    trainer._generate_and_score_completions = rollout
+
+
 def _run(
     shape: str,
     trace: Trace,
@@ -117,7 +170,6 @@ def _run(
     total, group = len(trace.rows), len(trace.lengths[0])
     accumulate = total // (per_device * updates)
     assert accumulate * per_device * updates == total, "the batch sizes do not divide the samples"
-    longest = max(n for _, n in trace.rows)
     tokenizer = make_tokenizer(shape)
     tokenizer.pad_token = text_of([0])
     end_id = vocabulary_of(shape) - 1  # TRL's must be one that the model can write
@@ -126,38 +178,16 @@ def _run(
     model.generation_config.eos_token_id = end_id
     watch = _Watch(device)
     rewards = [float(r) for row in trace.rewards for r in row]
-
-    plain_generate = model.generate
-
-    def generate(*args: Any, **kwargs: Any) -> Tensor:
-        width = kwargs["input_ids"].shape[1]
-        kwargs["logits_processor"] = LogitsProcessorList(
-            [EndAt([n for _, n in trace.rows], end_id, width)]
-        )
-        start = watch.now()
-        ids = plain_generate(*args, **kwargs)
-        watch.steps[-1]["generate"] = watch.now() - start
-        return ids
-
-    model.generate = generate
+    prompts = [text_of(p) for p in trace.prompts]
+    _time_generate(model, trace, end_id, watch)
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=lambda completions, **_: rewards[: len(completions)],
             args=GRPOConfig(
                 output_dir=folder,
-                importance_sampling_level="sequence",
-                loss_type="grpo",
-                epsilon=3e-4,
-                epsilon_high=4e-4,
-                beta=0.0,
-                learning_rate=1e-12,
-                lr_scheduler_type="constant",
-                weight_decay=0.01,
-                max_grad_norm=1.0,
-                temperature=1.0,
                 num_generations=group,
-                max_completion_length=longest,
+                max_completion_length=max(n for _, n in trace.rows),
                 per_device_train_batch_size=per_device,
                 gradient_accumulation_steps=accumulate,
                 steps_per_generation=accumulate * updates,
@@ -165,31 +195,14 @@ def _run(
                 gradient_checkpointing=checkpointing,
                 bf16=cuda,
                 use_cpu=not cuda,
-                shuffle_dataset=False,
-                logging_strategy="no",
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+                **SETTINGS,
             ),
-            train_dataset=Dataset.from_dict(
-                {"prompt": [text_of(p) for p in trace.prompts] * steps}
-            ),
+            train_dataset=Dataset.from_dict({"prompt": prompts * steps}),
             processing_class=tokenizer,
             callbacks=[watch],
         )
         trainer.remove_callback(PrinterCallback)
-        plain_rollout = trainer._generate_and_score_completions
-
-        def rollout(inputs: Any) -> Any:
-            reset_peak(device)
-            watch.steps.append({"start": watch.now()})
-            outputs = plain_rollout(inputs)
-            watch.steps[-1]["rolled"] = watch.now()
-            lengths = outputs["completion_mask"].sum(1).tolist()
-            assert lengths == [n for _, n in trace.rows], "TRL's replies have other lengths"
-            return outputs
-
-        trainer._generate_and_score_completions = rollout
+        _time_rollout(trainer, trace, watch)
         trainer.train()
     last = watch.steps[-1]
     return TrlStep(
@@ -199,6 +212,5 @@ def _run(
         update=last["end"] - last["rolled"],
         peak_gb=peak_gb(device),
         settings=f"per device {per_device} x {accumulate} x {updates} updates, "
-        f"checkpointing {'on' if checkpointing else 'off'}, "
-        f"{'bfloat16 weights' if cuda else 'float32'}",
+        f"checkpointing {'on' if checkpointing else 'off'}, {'bfloat16' if cuda else 'float32'}",
     )
