@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-MODELS = {"wren": "pocket:wren", "finch": "pocket:finch", "heron": "pocket:heron"}
+from hacrl.logs.observer import Quiet
+from hacrl.store.pool import Pool
+from hacrl.store.reader import RunReader
+from hacrl.types import Snapshot
+
+NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def member(name: str, model: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -36,3 +41,23 @@ def team(*members: dict[str, Any], **settings: Any) -> dict[str, Any]:
         "agents": list(members),
         **settings,
     }
+
+
+class Notes(Quiet):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def rows(run: RunReader, agent: str, kind: str = "train") -> list[dict[str, Any]]:
+    """The metrics rows of one agent."""
+    return run.metrics(kind, agent)
+
+
+def snapshots(run: RunReader, steps: int) -> list[Snapshot]:
+    pool = Pool(run.pool_path, read_only=True)
+    return [pool.snapshot(step) for step in range(steps)]

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from team import member, team
+from team import NO_EVALUATION, Notes, member, team
 
 import hacrl
-from hacrl.logs.observer import Quiet
 from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics
@@ -21,7 +20,6 @@ from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import summary_table
 
 HERE = {"kind": "number", "workers": 0}
-NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def without_checks(run: RunDirectory) -> list[dict[str, Any]]:
@@ -146,14 +144,6 @@ def score(completion, answer, **columns):
     return float(bool(found) and found[-1] == answer)
 """
 LIAR = HONEST.replace("return float(", "return 1.0 - float(")
-
-
-class Notes(Quiet):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from team import member, team
+from team import NO_EVALUATION, member, team
 
 import hacrl
 from hacrl.store.journal import Journal
 from hacrl.store.pool import Pool
-
-NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def test_rollouts_are_on_disk_before_anyone_sees_them(tmp_path: Path, monkeypatch) -> None:

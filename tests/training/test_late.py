@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from team import member, team
+from team import member, rows, team
 
 import hacrl
 from hacrl.config import parse_config
@@ -15,10 +15,6 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1, "keep": 9}}
-
-
-def rows(run: RunDirectory, agent: str) -> list[dict]:
-    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == "train"]
 
 
 def weights(run: RunDirectory, agent: str, step: int) -> dict:

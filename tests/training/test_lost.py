@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from team import member, team
+from team import Notes, member, team
 
 import hacrl
 from hacrl.config import Config, parse_config
@@ -72,14 +72,6 @@ class Holding(LocalExecutor):
         while self.held(self, name, method, args):
             await asyncio.sleep(0.01)
         return await super().call(name, method, *args)
-
-
-class Notes(Quiet):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 class Slow:

@@ -6,23 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from team import member, team
+from team import NO_EVALUATION, member, rows, snapshots, team
 
 import hacrl
 from hacrl.errors import UserError
-from hacrl.store.pool import Pool
-from hacrl.store.rundir import RunDirectory
-
-NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
-
-
-def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
-    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
-
-
-def snapshots(run: RunDirectory, steps: int) -> list:
-    pool = Pool(run.pool_path, read_only=True)
-    return [pool.snapshot(step) for step in range(steps)]
 
 
 def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from team import member, team
+from team import NO_EVALUATION, member, rows, snapshots, team
 
 import hacrl
 from hacrl.config import parse_config
@@ -17,25 +17,13 @@ from hacrl.policy import logprobs as logprobs_module
 from hacrl.sampling import engine as engine_module
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
-from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Finish
-
-NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def rollouts(run: RunDirectory, agent: str, step: int = 0) -> dict:
     entry = Journal(run.journal(agent)).read(step)
     return {(r.problem_id, r.index): r.completion.token_ids for r in entry[0]}
-
-
-def rows(run: RunDirectory, agent: str, kind: str = "train") -> list[dict]:
-    return [r for r in run.metrics() if r["agent"] == agent and r["kind"] == kind]
-
-
-def snapshots(run: RunDirectory, steps: int) -> list:
-    pool = Pool(run.pool_path, read_only=True)
-    return [pool.snapshot(step) for step in range(steps)]
 
 
 # ---------------------------------------------------------------- sizes
