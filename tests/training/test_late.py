@@ -78,7 +78,7 @@ def test_settings_that_do_not_apply_are_refused(runtime: dict, words: str) -> No
 
 def test_somebody_must_be_there_to_learn() -> None:
     absent = [member("wren", away=[[0, 2]]), member("finch", away=[[1, 3]])]
-    with pytest.raises(UserError, match="in step 1 every learner is away"):
+    with pytest.raises(UserError, match="in step 2 every learner is away"):
         parse_config(team(*absent))
     with pytest.raises(UserError, match="not a range of steps"):
         parse_config(team(member("wren", away=[[2, 2]]), member("finch")))
