@@ -95,7 +95,12 @@ def train_team(
     for text in _check_task(config, task):
         observer.note(text)
     check_inputs(config, task, run, observer.note, accept_changed)
-    if config != run.config():
+    edited = run.config_changed()
+    if edited:
+        observer.note(
+            f"{run.config_path} was changed after hacrl wrote it; the run uses it as it is now."
+        )
+    if edited or config != run.config():
         run.set_config(config)
     with ExitStack() as stack:
         executor = _make_executor(config, run, observer, hooks, stack, task)

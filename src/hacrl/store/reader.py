@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Self
@@ -132,6 +133,12 @@ class RunReader:
     def config(self) -> Config:
         return load_config(self.config_path)
 
+    def config_changed(self) -> bool:
+        """Whether config.toml is not as hacrl wrote it, by the check value in its last line."""
+        data = self.config_path.read_bytes().decode(errors="replace")
+        text, mark, check = data.rpartition("# check: ")
+        return config_check(text) != mark + check
+
     def steps_done(self) -> int:
         """Number of training steps in the metrics."""
         return 1 + max((row["step"] for row in self.metrics("train")), default=-1)
@@ -235,6 +242,11 @@ class RunReader:
         if error and (name == METRICS or (self.path / name).is_file()):  # the others may be deleted
             raise error
         return rows
+
+
+def config_check(text: str) -> str:
+    """The last line of config.toml: a check value of the text before it."""
+    return f"# check: {sha256(text.encode()).hexdigest()[:12]}\n"
 
 
 def read_replies(folder: Path, way: str) -> list[Row]:

@@ -32,7 +32,7 @@ from hacrl.config import Config, dump_config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
 from hacrl.store.files import sweep, write_atomic, write_config
-from hacrl.store.reader import GROWING, LAYOUT, METRICS, RunReader
+from hacrl.store.reader import GROWING, LAYOUT, METRICS, RunReader, config_check
 from hacrl.store.rows import RowLog, seal, write_object, write_rows
 from hacrl.types import Sample
 
@@ -65,7 +65,7 @@ class RunDirectory(RunReader):
             )
         path.mkdir(parents=True, exist_ok=True)
         write_object(run.path / "environment.json", environment(config), indent=2)
-        write_config(run.config_path, dump_config(config))
+        run.set_config(config)
         return run
 
     def forget_if_not_begun(self) -> None:
@@ -93,7 +93,8 @@ class RunDirectory(RunReader):
             yield
 
     def set_config(self, config: Config) -> None:
-        write_config(self.config_path, dump_config(config))
+        text = dump_config(config)
+        write_config(self.config_path, text + config_check(text))
 
     def add_metrics(self, rows: Iterable[Row]) -> None:
         """Append rows to metrics.jsonl. Numbers that are not finite become null."""

@@ -118,6 +118,8 @@ def summarise(run: RunReader) -> RunSummary:
     state = "running" if run.running() else "finished" if run.finished() else "stopped"
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done, checks = run.steps_done(), _checks(run, config)
+    if run.config_changed():
+        notes += ((done, f"{run.config_path} was changed after hacrl wrote it."),)
     return RunSummary(run.path, config, done, state, agents, checks, notes)
 
 

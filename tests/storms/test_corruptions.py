@@ -1,0 +1,10 @@
+"""Short form of scripts/storms/corruptions.py."""
+
+from __future__ import annotations
+
+from storms.corruptions import FINDINGS, storm
+
+
+def test_damaged_files_are_noticed_mended_or_harmless() -> None:
+    outcomes = storm(count=6, seed=1)
+    assert [str(outcome) for outcome in outcomes if outcome.kind in FINDINGS] == []
