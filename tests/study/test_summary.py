@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hacrl.config import dump_config, parse_config
+from hacrl.config import parse_config
 from hacrl.statistics import Estimate
 from hacrl.store.reader import LAYOUT
 from hacrl.store.rows import write_object, write_rows
@@ -36,9 +36,9 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
             "agents": [{"name": "a", "model": "pocket:wren"}],
         }
     )
-    (path / "config.toml").write_text(dump_config(config))
     write_object(path / "environment.json", {"layout": LAYOUT})
     run = RunDirectory(path)
+    run.set_config(config)
     rows: list[dict[str, Any]] = [
         {
             "kind": "train",
