@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.engines
@@ -129,6 +130,47 @@ def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None
         assert row["reward"] == other["reward"]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+def test_a_rank_that_dies_while_its_agent_waits(tmp_path: Path, monkeypatch: Any) -> None:
+    """wren has rolled out and waits for finch, when its second rank is killed. It restarts at its next
+    call, and no number changes."""
+    config = on_ray(team(member("wren", ranks=2), member("finch"), steps=2, **NO_EVALUATION))
+    plain = hacrl.train(config, tmp_path / "plain")
+    killed: set[int] = set()
+    real_call = RayExecutor.call
+
+    async def call(executor: RayExecutor, name: str, method: str, *args: Any) -> Any:
+        if not killed and (name, method, args) == ("finch", "rollout", (1,)):
+            while "wren" in executor.calling:
+                await asyncio.sleep(0.05)
+            for pid in agents(b"FollowerActor"):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            await asyncio.sleep(1.0)
+        return await real_call(executor, name, method, *args)
+
+    monkeypatch.setattr(RayExecutor, "call", call)
+    with pytest.warns(UserWarning, match="'wren' was lost in step 2"):
+        run = hacrl.train(config, tmp_path / "run")
+    assert len(killed) == 1
+    assert run.metrics_path.read_bytes() == plain.metrics_path.read_bytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_stop_the_driver(tmp_path: Path, number: int, code: int) -> None:
+    """The run has a Ray of its own, which ends with it."""
+    file = tmp_path / "team.toml"
+    file.write_text(tomli_w.dumps(on_ray(team(member("wren"), steps=500, **NO_EVALUATION))))
+    command = [sys.executable, "-m", "hacrl", "train", str(file), "--run", str(tmp_path / "run")]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    child = subprocess.Popen(command, env=environment)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert child.poll() is None
+        time.sleep(0.1)
+    child.send_signal(number)
+    assert child.wait(timeout=30) == code
 
 
 # ---------------------------------------------------------------- errors
