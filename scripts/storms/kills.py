@@ -30,7 +30,15 @@ from typing import Any
 import hacrl.runs
 import hacrl.training.local  # torch, before the first fork
 
-NOT_COMPARED = {"times.jsonl", "notes.jsonl", "environment.json", ".lock", "tensorboard"}
+NOT_COMPARED = {
+    "times.jsonl",
+    "notes.jsonl",
+    "counts.json",
+    "environment.json",
+    ".lock",
+    "tensorboard",
+}
+"""counts.json has the numbers of rows of times and notes."""
 KINDS = {"kill": 6, "pause": 2, "worker": 2}
 """Kind of interruption -> how often, relative to the others."""
 TIMEOUT, LONGEST_PAUSE = 3.0, 5.0
