@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from hacrl.algorithms import make_algorithm
+from hacrl.algorithms import ALGORITHMS, make_algorithm
+from hacrl.algorithms.base import PeerFilter
 from hacrl.config import Config, dump_config, load_config
 from hacrl.errors import UserError
 from hacrl.study.benchmarks.catalogue import PROMPT
+from hacrl.study.compare.suite import load_suite, make_runs
 from hacrl.training.plan import plan_of
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
@@ -105,6 +108,16 @@ def test_a_run_of_an_arm_can_be_run_again(tmp_path: Path) -> None:
     config = load(presets()[0], "gspo_x2")
     (tmp_path / "config.toml").write_text(dump_config(config))
     assert load_config(tmp_path / "config.toml") == config
+
+
+def test_the_suite_of_methods_has_an_arm_for_every_algorithm(tmp_path: Path) -> None:
+    """And one for every filter of peers' replies; two seeds each."""
+    suite = load_suite(PAPER.parents[1] / "configs" / "suites" / "methods.toml")
+    configs = {run.arm: run.config for run in make_runs(suite, tmp_path)}
+    assert {c.algorithm.name for c in configs.values()} == set(ALGORITHMS)
+    filters = {getattr(c.algorithm, "peers", "all") for c in configs.values()}
+    assert filters == set(get_args(PeerFilter))
+    assert len(suite.seeds) == 2 and {c.steps for c in configs.values()} == {6}
 
 
 # ---------------------------------------------------------------- overlays

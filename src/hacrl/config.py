@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from hacrl.algorithms import AlgorithmSettings, make_settings
+from hacrl.algorithms.base import DynamicSettings
 from hacrl.config_file import (
     apply_overrides,
     check_values,
@@ -323,6 +324,12 @@ class Config(Table):
             if self.runtime.kind == "local" and "vllm" in kinds.values():
                 raise ValueError(f"{has} another agent uses vllm; set runtime.kind = 'ray'")
         return self
+
+    @property
+    def problems_per_step(self) -> int:
+        """Length of a step's list of problems: prompts_per_step, or more with dynamic sampling."""
+        factor = self.algorithm.list_factor if isinstance(self.algorithm, DynamicSettings) else 1
+        return self.prompts_per_step * factor
 
     def agent(self, name: str) -> AgentConfig:
         return next(a for a in self.agents if a.name == name)

@@ -125,7 +125,7 @@ def _inside_event_loop() -> bool:
 def _check_task(config: Config, task: Task) -> list[str]:
     """Check the numbers of problems before any model is loaded; return notes for the user."""
     notes = list(getattr(task, "notes", ()))
-    task.batch(0, config.prompts_per_step)
+    task.batch(0, config.problems_per_step)
     wanted = config.evaluation.problems
     found = len(task.held_out(config.evaluation.most)) if wanted else 0
     if isinstance(wanted, int) and found < wanted:

@@ -10,10 +10,15 @@ from hacrl.algorithms.f_tis import FTis
 from hacrl.algorithms.graft import Graft
 from hacrl.algorithms.grpo import Grpo
 from hacrl.algorithms.gspo import Gspo
+from hacrl.algorithms.gspo_dynamic import GspoDynamic
 from hacrl.algorithms.hacpo import Hacpo
+from hacrl.algorithms.luffy import Luffy
 from hacrl.algorithms.naive import Naive
 from hacrl.algorithms.overlap import Overlap
+from hacrl.algorithms.sapo import Sapo
+from hacrl.algorithms.sft_success import SftSuccess
 from hacrl.algorithms.sgt import Sgt
+from hacrl.algorithms.xgrpo import Xgrpo
 from hacrl.errors import UserError
 from hacrl.importing import import_object, refuses_code
 
@@ -28,6 +33,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "graft": Graft,
     "f-tis": FTis,
     "overlap": Overlap,
+    "xgrpo": Xgrpo,
+    "sapo": Sapo,
+    "luffy": Luffy,
+    "sft-success": SftSuccess,
+    "gspo-dynamic": GspoDynamic,
 }
 
 

@@ -20,6 +20,7 @@ from hacrl.types import Group, LossOutput, MicroBatch, Sample, Trajectory, Updat
 
 Peers = Literal["none", "outcomes", "text", "logprob", "tokens"]
 ScorePeers = Literal["never", "before_credit", "after_credit"]
+PeerFilter = Literal["all", "successes", "failures", "where_i_failed"]
 Updates = Literal["own_first", "peers_first", "mixed", "with_own"]
 
 
@@ -92,7 +93,8 @@ class AlgorithmSettings(BaseModel):
     )
 
     name: str = "hacpo"
-    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, or an import path `package.module:Class`."""
+    """hacpo, gspo, grpo, naive, sgt, graft, f-tis, overlap, xgrpo, sapo, luffy, sft-success,
+    gspo-dynamic, or an import path `package.module:Class`."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
 
@@ -102,11 +104,27 @@ class AlgorithmSettings(BaseModel):
         return 3e-5
 
 
-class PeerSettings(AlgorithmSettings):
+class DynamicSettings(AlgorithmSettings):
+    """For algorithms with dynamic sampling (training/dynamic.py)."""
+
+    list_factor: int = Field(4, ge=2)
+    """The list of problems of a step has this many times prompts_per_step problems."""
+
+
+class SharingSettings(AlgorithmSettings):
+    """For algorithms that train on peers' samples."""
+
+    peers: PeerFilter = "all"
+    """The peers' replies to train on. successes: verdict OK. failures: the others. where_i_failed: those
+    to problems where all own replies failed. Baselines and capability use the rewards of all replies."""
+
+
+class PeerSettings(SharingSettings):
     """For algorithms in which peers' samples have updates."""
 
     order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
-    """Order of a step's updates (open point). auto: mixed for overlap, own_first for the others."""
+    """Order of a step's updates (open point). auto: mixed for overlap and luffy, own_first for the
+    others."""
 
 
 class FreeSettings(PeerSettings):
@@ -128,12 +146,22 @@ class Algorithm(ABC):
     needs = Needs()
     settings: Any
     """An instance of `Settings`."""
+    peers: PeerFilter = "all"
+    """`SharingSettings.peers`."""
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         """`reward_range` is the range that the verifier declares."""
         self.settings = settings
         if isinstance(settings, PeerSettings) and settings.order != "auto":
             self.needs = replace(self.needs, updates=settings.order)
+        if isinstance(settings, SharingSettings):
+            self.peers = settings.peers
+        if isinstance(settings, DynamicSettings) and self.needs.peers != "none":
+            raise UserError(
+                f"algorithm.name = {settings.name!r}: dynamic sampling gives agents different problems, "
+                f"so it cannot be combined with Needs({self.needs.peers!r}). Derive the settings from "
+                "AlgorithmSettings instead of DynamicSettings, or set needs = Needs()."
+            )
 
     def rewards(self, step: Step, sample: Sample) -> list[float]:
         """The rewards that `credit` compares a sample with: those of its author's replies."""

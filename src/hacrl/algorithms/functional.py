@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hacrl.types import Group, LossOutput, MicroBatch, Status, Trajectory
+from hacrl.types import Group, LossOutput, MicroBatch, Status, Trajectory, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +29,14 @@ def deviation(values: Sequence[float]) -> float:
     return (sum((v - centre) ** 2 for v in values) / (len(values) - 1)) ** 0.5
 
 
+def is_mixed(rewards: Sequence[float]) -> bool:
+    """Whether two rewards differ. Other rewards give no signal."""
+    return len(rewards) > 1 and min(rewards) != max(rewards)
+
+
 def advantage(reward: float, baseline: float, rewards: Sequence[float]) -> float:
     """(R - baseline) / (std + 1e-6); 0 where all rewards are equal or fewer than two were judged."""
-    if len(rewards) < 2 or min(rewards) == max(rewards):
+    if not is_mixed(rewards):
         return 0.0
     return (reward - baseline) / (deviation(rewards) + SMALL)
 
@@ -52,6 +57,18 @@ def all_failed(group: Group, agent: str) -> bool:
     return judged > 0 and right == 0
 
 
+def filter_reason(reply: Trajectory, group: Group, learner: str, peers: str) -> str | None:
+    """Why `algorithm.peers` leaves a peer's judged reply out: "failure", "success" or "not_failed" (not
+    all of the learner's replies failed). None: it stays."""
+    if peers == "successes" and not is_right(reply):
+        return "failure"
+    if peers == "failures" and is_right(reply):
+        return "success"
+    if peers == "where_i_failed" and not all_failed(group, learner):
+        return "not_failed"
+    return None
+
+
 def sequence_ratio(batch: MicroBatch) -> Tensor:
     """s = exp(mean_k log pi_k(y) - mean_j log pi_j,old(y)), each mean over its own tokens (eq. 11)."""
     return bounded_exp(batch.mean_logprob_B - batch.behaviour_B)
@@ -67,6 +84,20 @@ def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[
     objective = (ratio * advantage).minimum(ratio.clamp(1 - low, 1 + high) * advantage)
     lost = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     return objective, ~lost
+
+
+def own_ratio(batch: MicroBatch) -> Tensor:
+    """s of own rows; 1 without gradient in peers' rows. There s can be nan or inf, which would reach the
+    gradient of all rows."""
+    mean_B = batch.mean_logprob_B
+    return bounded_exp(mean_B - batch.behaviour_B.where(batch.is_own_B, mean_B.detach()))
+
+
+def imitation(batch: MicroBatch, update: Update) -> Tensor:
+    """1/Q * sum over peers' rows of weight * advantage * (- mean over tokens of log pi). Q is the number
+    of problems in the update."""
+    nll_B = -batch.mean_logprob_B * batch.advantage_B * batch.weight_B
+    return (nll_B * ~batch.is_own_B).sum() / max(len(update.problems), 1)
 
 
 def loss_output(

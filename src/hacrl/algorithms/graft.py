@@ -27,7 +27,7 @@ from math import exp
 
 from pydantic import Field
 
-from hacrl.algorithms.base import Needs, Step
+from hacrl.algorithms.base import Needs, SharingSettings, Step
 from hacrl.algorithms.functional import (
     MAX_LOG_RATIO,
     all_failed,
@@ -63,7 +63,7 @@ def exchange(groups: Sequence[Group], learner: str) -> dict[str, str]:
     return {problem_id: peer for problem_id, (_, peer) in best.items()}
 
 
-class GraftSettings(GrpoSettings):
+class GraftSettings(SharingSettings, GrpoSettings):
     threshold: float = Field(0.8, ge=0)
     """A peer's sample with a ratio s at or below it is refused."""
     cap: float = Field(1.0, gt=0)

@@ -9,6 +9,7 @@ Unlike gspo, each token has its own ratio, and long answers have more weight.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -41,6 +42,13 @@ class Grpo(Algorithm):
         objective_BT, used_BT = clipped(ratio_BT, batch.advantage_B.unsqueeze(1), low, high)
         weight_B = (ratio_BT.where(used_BT, 0.0) * batch.mask_BT).sum(1) / batch.mask_BT.sum(1)
         return objective_BT * batch.mask_BT, weight_B
+
+    def own_objective(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """`objective` for a batch whose peers' rows are not scored: these have ratio 1."""
+        current_BT = batch.logprobs_BT.detach()
+        old_BT = current_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+        old_BT = old_BT.where(batch.is_own_B.unsqueeze(1), current_BT)
+        return self.objective(replace(batch, old_logprobs_BT=old_BT))
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         objective_BT, weight_B = self.objective(batch)

@@ -33,11 +33,11 @@ from hacrl.algorithms.base import Needs, PeerSettings, Step
 from hacrl.algorithms.functional import (
     SMALL,
     all_failed,
-    bounded_exp,
     clipped,
     is_right,
     loss_output,
     mean,
+    own_ratio,
     sequence_ratio,
 )
 from hacrl.algorithms.gspo import Gspo, GspoSettings
@@ -93,8 +93,7 @@ class Overlap(Gspo):
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         own_B, mean_B = batch.is_own_B, batch.mean_logprob_B
-        # s of own rows only: nan or inf in a peer's row would reach the gradient of all rows.
-        s_B = bounded_exp(mean_B - batch.behaviour_B.where(own_B, mean_B.detach()))
+        s_B = own_ratio(batch)
         mine_B, left_B = clipped(s_B, batch.advantage_B, low, high)
         peer_B = batch.weight_B * batch.advantage_B * mean_B
         loss = -mine_B.where(own_B, peer_B).sum() / (batch.num_own or batch.num_samples)

@@ -18,14 +18,14 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from hacrl.algorithms.base import Needs, Step
-from hacrl.algorithms.functional import all_failed, is_right, loss_output, sequence_ratio
+from hacrl.algorithms.base import Needs, SharingSettings, Step
+from hacrl.algorithms.functional import all_failed, imitation, is_right, loss_output, sequence_ratio
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.noise import stream_key
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
 
 
-class SgtSettings(GrpoSettings):
+class SgtSettings(SharingSettings, GrpoSettings):
     imitation_weight: float = Field(0.1, ge=0)
     """lambda: weight of the imitation of a peer's success."""
 
@@ -54,14 +54,10 @@ class Sgt(Grpo):
         ]
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
-        own_B, current_BT = batch.is_own_B, batch.logprobs_BT.detach()
-        # Peers' samples have no old log-probabilities (nan); the imitation term needs none.
-        old_BT = current_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-        old_BT = old_BT.where(own_B.unsqueeze(1), current_BT)
-        objective_BT, own_weight_B = self.objective(replace(batch, old_logprobs_BT=old_BT))
+        own_B = batch.is_own_B
+        objective_BT, own_weight_B = self.own_objective(batch)
         grpo = -(objective_BT * own_B.unsqueeze(1)).sum() / max(batch.num_own_tokens, 1)
-        nll_B = -batch.mean_logprob_B * batch.advantage_B * batch.weight_B
-        loss = grpo + (nll_B * ~own_B).sum() / max(len(update.problems), 1)
+        loss = grpo + imitation(batch, update)
         s_B = sequence_ratio(batch).nan_to_num(1.0)  # nan: no behaviour published
         weight_B = own_weight_B.where(own_B, batch.weight_B)
         return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

@@ -136,7 +136,7 @@ class LongPromptsWatch(AgentWatch):
 
     def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
         row, limit = rows[-1], self.config.prompt_limit(self.config.agent(agent))
-        of = f"{row['not_attempted']} of {self.config.prompts_per_step} problems in step "
+        of = f"{row['not_attempted']} of {self.config.problems_per_step} problems in step "
         if "replayed" in row:
             return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
         return (

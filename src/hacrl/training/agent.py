@@ -1,6 +1,6 @@
 """One agent: its two phases of a step, and what it does between steps.
 
-    rollout: problems -> rollouts -> scores -> verdicts -> journal -> pool
+    rollout: problems -> rollouts -> verdicts -> scores -> journal -> pool
     learn:   the step's snapshot -> samples -> credit -> updates
 
 loop.py decides when they run, an executor (local.py, cluster/executor.py) in which process.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hacrl.algorithms import Step
@@ -25,6 +26,7 @@ from hacrl.sampling.base import probe_facts
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
+from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import (
     attempt,
     evaluate,
@@ -38,7 +40,7 @@ from hacrl.training.samples import DropReason, SampleLimits, make_samples
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
 from hacrl.training.validate import Checker, Invalid
-from hacrl.types import Rollout, Sample, Sampling, Snapshot, Update
+from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Update
 
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
@@ -59,6 +61,7 @@ class Agent:
         self.checkpoints = Checkpoints(
             self.run.checkpoints(self.name), config.checkpoint.keep, self.run.digest()
         )
+        self.dynamic = config.problems_per_step > config.prompts_per_step
         self.clock = Clock()
         self.notes: list[str] = []
         self.plan = plan_of(config, agent, self.algorithm) if agent.learns else None
@@ -92,16 +95,15 @@ class Agent:
 
     def rollout(self, step: int) -> dict[str, Any]:
         """Publish the step's trajectories and return metrics. A journalled step is not sampled again."""
-        problems = self.task.batch(step, self.config.prompts_per_step)
+        problems = self.task.batch(step, self.config.problems_per_step)
         prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         entry = self.journal.read(step)
         if entry is None:
-            with self.clock("sample"):
-                rollouts = self._sample(step, prompts)
+            rollouts = sample_rounds(
+                prompts, self.config.prompts_per_step, partial(self._attempt, step, problems)
+            )
             with self.clock("score"):
                 rollouts, facts = self._score(step, rollouts)
-            with self.clock("verify"):
-                rollouts = judge(rollouts, problems, self.verifier, self.agent.reply_start)
             stop_if_unjudged(
                 rollout_metrics(rollouts, len(too_long)),
                 f"{self.name} learned nothing in step {step + 1}",
@@ -126,7 +128,8 @@ class Agent:
                 with_tokens=self.algorithm.needs.include("tokens"),
             )
             self.pool.publish(step, self.name, published)
-        return {**rollout_metrics(rollouts, len(too_long)), **facts}
+        tried = round_metrics(rollouts) if self.dynamic else {}
+        return {**rollout_metrics(rollouts, len(too_long)), **facts, **tried}
 
     def republish(self, step: int) -> None:
         """Publish a journalled step again, because its batch is damaged."""
@@ -140,7 +143,7 @@ class Agent:
         """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
             return {}
-        problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
+        problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
         needs = self.algorithm.needs
         with self.clock("samples"), paused_gc():
             snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
@@ -162,10 +165,13 @@ class Agent:
                 needs_behaviour=needs.include("logprob"),
                 needs_tokens=needs.include("tokens"),
                 mask_truncated=self.agent.mask_truncated,
+                keep=self.algorithm.peers,
             )
             counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
             self._note_invalid(step, invalid)
         samples = self._credited(samples, snapshot, capability)
+        if self.dynamic:  # others of the list have no samples, or no signal
+            problems = {s.problem_id: problems[s.problem_id] for s in samples}
         checked: dict[str, Any] = {}
         if self.diagnostics and self.diagnostics.due(step):
             with self.clock("diagnostics"):
@@ -250,7 +256,7 @@ class Agent:
 
     def _snapshot(self, step: int) -> Snapshot:
         """The valid rows of a closed step."""
-        problems = {p.id: p for p in self.task.batch(step, self.config.prompts_per_step)}
+        problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
         return self.checker.check(self.pool.snapshot(step), problems)[0]
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
@@ -262,16 +268,22 @@ class Agent:
                 "its batch is used. samples/drop/invalid in metrics.jsonl counts all.",
             )
 
-    def _sample(self, step: int, prompts: dict[str, tuple[int, ...]]) -> list[Rollout]:
-        return attempt(
-            self.policy,
-            prompts,
-            step=step,
-            samples=self.config.samples_of(self.agent),
-            key=lambda problem_id, i: stream_key(self.config.seed, self.name, step, problem_id, i),
-            temperature=self.config.temperature,
-            limit=self.limits.max_response_tokens,
-        )
+    def _attempt(
+        self, step: int, problems: Sequence[Problem], prompts: dict[str, tuple[int, ...]]
+    ) -> list[Rollout]:
+        """Sample and judge replies to the prompts, which are of `problems`."""
+        with self.clock("sample"):
+            rollouts = attempt(
+                self.policy,
+                prompts,
+                step=step,
+                samples=self.config.samples_of(self.agent),
+                key=lambda problem, i: stream_key(self.config.seed, self.name, step, problem, i),
+                temperature=self.config.temperature,
+                limit=self.limits.max_response_tokens,
+            )
+        with self.clock("verify"):
+            return judge(rollouts, problems, self.verifier, self.agent.reply_start)
 
     def _score(
         self, step: int, rollouts: Sequence[Rollout]

@@ -108,7 +108,7 @@ class ReplayAgent:
 
     def _choose(self, step: int) -> list[Trajectory]:
         rows: list[Trajectory] = []
-        problems = self.task.batch(step, self.config.prompts_per_step)
+        problems = self.task.batch(step, self.config.problems_per_step)
         for problem in problems:
             by_step = self.stored.get(problem.id, {})
             found = by_step.get(step) or (by_step[max(by_step)] if by_step else [])

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from hacrl.algorithms.base import PeerFilter
+from hacrl.algorithms.functional import filter_reason
 from hacrl.types import Finish, Group, Problem, Rollout, Sample, Trajectory
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ class SampleReport:
     kept: Counter[str] = field(default_factory=Counter)
     """Samples by source."""
     drops: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    """Usable peers' replies that `algorithm.peers` leaves out, by reason
+    (algorithms/functional.py:filter_reason)."""
     truncated: Counter[str] = field(default_factory=Counter)
     """Kept samples shortened to the learner's limit, by source."""
     learner_tokens: Counter[str] = field(default_factory=Counter)
@@ -90,9 +95,11 @@ class SampleReport:
             "samples/kept": float(self.kept.total()),
             "samples/truncated": float(self.truncated.total()),
         }
-        for reason in DropReason:
-            lost = sum(n for (_, why), n in self.drops.items() if why is reason)
-            result[f"samples/drop/{reason}"] = float(lost)
+        for why in DropReason:
+            lost = sum(n for (_, reason), n in self.drops.items() if reason is why)
+            result[f"samples/drop/{why}"] = float(lost)
+        for reason, number in sorted(self.filtered.items()):
+            result[f"samples/filtered/{reason}"] = float(number)
         for source in sorted({*self.kept, *(s for s, _ in self.drops)}):
             result[f"samples/kept/{source}"] = float(self.kept[source])
             lost = sum(n for (name, _), n in self.drops.items() if name == source)
@@ -118,9 +125,10 @@ def make_samples(
     needs_behaviour: bool,
     needs_tokens: bool = False,
     mask_truncated: bool = False,
+    keep: PeerFilter = "all",
 ) -> tuple[list[Sample], SampleReport]:
     """The learner's samples of one step: groups in the snapshot's order, in each group the own
-    samples first, then the peers' by source and index."""
+    samples first, then the peers' by source and index. `keep` chooses among peers' replies."""
     report = SampleReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
     maker = _Maker(renderer, limits, report, needs_behaviour, needs_tokens, mask_truncated)
@@ -131,7 +139,11 @@ def make_samples(
         for t in sorted(own, key=lambda t: t.index):
             made += maker.keep(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
-            made += maker.keep(t, maker.candidate(t, problems[t.problem_id]))
+            found = maker.keep(t, maker.candidate(t, problems[t.problem_id]))
+            if found and (reason := filter_reason(t, group, learner, keep)):
+                report.filtered[reason] += 1
+            else:
+                made += found
     tokenised = maker.tokenise([c for c in made if isinstance(c, _Candidate)])
     samples: list[Sample] = []
     for item in made:

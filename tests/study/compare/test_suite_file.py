@@ -74,6 +74,7 @@ def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:
 TWICE = {"name": "twice", "overrides": ["samples_per_prompt=8"], "factor": 2}
 WIDE = {"name": "wide", "overrides": ["samples_per_prompt=8"]}
 ODD = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
+DYNAMIC = {"name": "dynamic", "overrides": ["algorithm.name=gspo-dynamic"]}
 SGT = {"name": "sgt", "overrides": ["algorithm.name=sgt"]}
 
 
@@ -84,13 +85,15 @@ SGT = {"name": "sgt", "overrides": ["algorithm.name=sgt"]}
         ({"arms": [ARMS[0], TWICE], "reference": "twice"}, {"hacpo": 6, "twice": 6}),
         ({"arms": [*ARMS, SGT], "budget": "updates"}, {"hacpo": 2, "gspo": 6, "sgt": 6}),
         ({"budget": "time"}, {"hacpo": 6, "gspo": 6}),
+        ({"arms": [*ARMS, DYNAMIC]}, {"hacpo": 6, "gspo": 6, "dynamic": 6}),
     ],
 )
 def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, int]) -> None:
     """The reference draws 6 x 8 x 4 = 192 rollouts. Eight per prompt: 3 steps for as many, 6 for twice
     as many; if that arm is the reference, an arm of factor 1 has 384 / 2. Alone a step is 32 / 32 = 1
     update; three agents make 1 + 64 / 32 = 3, so 6 updates are 2 steps of hacpo; sgt's peers join the
-    own updates: 6 steps."""
+    own updates: 6 steps. Dynamic sampling draws 192 rollouts or more in 6 steps; the report reads it
+    within 192."""
     assert {r.arm: r.config.steps for r in runs(tmp_path, seeds=[1], **settings)} == steps
 
 
@@ -117,6 +120,8 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
             "5 updates of 'wren', and a step makes 3",
         ),
         ({"overrides": ["evaluation.every=0"], "budget": "time"}, "set evaluation.every"),
+        ({"overrides": ["evaluation.every=0"], "arms": [*ARMS, DYNAMIC]}, "set evaluation.every"),
+        ({"arms": [*ARMS, DYNAMIC], "reference": "dynamic"}, "a fixed number of rollouts"),
         ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
         ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
         ({"overrides": ["agents=3"]}, "agents: Input should be a valid list"),

@@ -13,15 +13,29 @@ RULES = {
 }
 
 
+def limited_by(rule: str, config: Config) -> str | None:
+    """The field of an evaluation's `Point` at which a run is read, if its steps do not determine what it
+    spends: its time, or its rollouts with dynamic sampling."""
+    if rule == "time":
+        return "seconds"
+    dynamic = config.problems_per_step > config.prompts_per_step
+    return "rollouts" if rule == "rollouts" and dynamic else None
+
+
 def match_steps(rule: str, config: Config, reference: Config, ratio: float, where: str) -> int:
     """The number of steps for which every learner of `config` spends `ratio` times what it spends
     under `reference`."""
+    if limited_by(rule, config) and config.evaluation.every == 0:
+        raise UserError(
+            f'{where}: budget = "{rule}" needs evaluations during training; set evaluation.every'
+        )
     if rule == "time":
-        if config.evaluation.every == 0:
-            raise UserError(
-                f'{where}: budget = "time" needs evaluations during training; set evaluation.every'
-            )
         return config.steps
+    if rule == "rollouts" and reference.problems_per_step > reference.prompts_per_step:
+        raise UserError(
+            f'{where}: budget = "rollouts" needs a reference with a fixed number of rollouts, not '
+            f"algorithm.name = {reference.algorithm.name!r}. Choose another reference"
+        )
     mine, theirs = per_step(config, rule), per_step(reference, rule)
     if mine.keys() != theirs.keys():
         raise UserError(f"{where}: the learners differ from those of the reference arm")

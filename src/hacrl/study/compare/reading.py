@@ -74,13 +74,13 @@ class AgentRun:
         return self.run.reader.evaluation(self.last.step, self.agent)
 
 
-def read_run(run: Run, within: float | None = None) -> list[AgentRun]:
-    """Every learner of a finished run; with `within`, up to the last evaluation that finished within
-    that many training seconds."""
-    return [_read_agent(run, agent, within) for agent in run.learners]
+def read_run(run: Run, within: Mapping[str, tuple[str, float]] | None = None) -> list[AgentRun]:
+    """Every learner of a finished run. With `within`, up to the last evaluation of each agent at which
+    a field of `Point` is at most a limit, e.g. {"wren": ("seconds", 9.5)}."""
+    return [_read_agent(run, agent, (within or {}).get(agent)) for agent in run.learners]
 
 
-def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
+def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> AgentRun:
     reader = run.reader
     train = reader.metrics("train", agent)
     seconds = reader.training_seconds()
@@ -102,7 +102,8 @@ def _read_agent(run: Run, agent: str, within: float | None) -> AgentRun:
         for step in scores
     ]
     if within is not None:
-        curve = [p for p in curve if p.seconds <= within] or curve[:1]
+        field, most = within
+        curve = [p for p in curve if getattr(p, field) <= most] or curve[:1]
     last = curve[-1].step
     train = [row for row in train if row["step"] < last]
     return AgentRun(

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from hacrl.errors import UserError
 from hacrl.replies import judged_text
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
+from hacrl.study.compare.budget import limited_by
 from hacrl.study.compare.checks import TheoryChecks, theory_checks
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, read_run
 from hacrl.study.compare.suite import Run, Suite
@@ -203,21 +204,23 @@ def collect(
 
 
 def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
-    """The reference is read first: with budget = "time" its time limits the other arms."""
-    reference, by_time = suite.reference, suite.budget == "time"
+    """The reference is read first: what it spent limits the other arms with budget = "time", and arms
+    with dynamic sampling with budget = "rollouts". Without it, such a run is not read."""
+    reference = suite.reference
     factor = {arm.name: arm.factor for arm in suite.arms}
     found: list[AgentRun] = []
-    limit: dict[tuple[str, int], float] = {}
+    spent: dict[tuple[str, int], dict[str, Point]] = {}
     for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != reference):
-        pair = (run.team, run.seed)
-        if not by_time or run.arm == reference:
-            agent_runs = read_run(run)
-            limit[pair] = agent_runs[0].last.seconds / factor[reference]
-        elif pair in limit:
-            agent_runs = read_run(run, limit[pair] * factor[run.arm])
-        else:
-            continue
-        found += agent_runs
+        field, pair = limited_by(suite.budget, run.config), (run.team, run.seed)
+        if run.arm == reference:
+            found += (agent_runs := read_run(run))
+            spent[pair] = {r.agent: r.last for r in agent_runs}
+        elif field is None:
+            found += read_run(run)
+        elif pair in spent:
+            ratio = factor[run.arm] / factor[reference]
+            limits = {a: (field, getattr(p, field) * ratio) for a, p in spent[pair].items()}
+            found += read_run(run, limits)
     return found
 
 

@@ -83,7 +83,7 @@ class Diagnostics:
         if self._unseen is None:  # at the first check, because a task may have many problems
             config = self.config
             self._unseen = UnseenProblems(
-                self._task, config.seed, config.prompts_per_step, config.evaluation.most
+                self._task, config.seed, config.problems_per_step, config.evaluation.most
             )
         return self._unseen.at(step, self.settings.problems)
 

@@ -145,7 +145,7 @@ def _problems(
 
     try:
         task = make_task(config.task, config.seed, run.path)
-        return {p.id: p for p in task.batch(step, config.prompts_per_step)}
+        return {p.id: p for p in task.batch(step, config.problems_per_step)}
     except UserError as error:
         report(f"questions are not shown: {error}")
         return {}

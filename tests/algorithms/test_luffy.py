@@ -1,0 +1,76 @@
+"""LUFFY by hand: the shaped weight f(p) = p / (p + gamma) of peers' tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import log
+
+import pytest
+import torch
+from by_hand import batch_of, gradient, rule, step_of
+
+from hacrl.types import Update
+
+MIXED = Update(0, 0.0, "mixed", ("q",))
+luffy = partial(rule, "luffy")
+
+
+def test_own_and_peers_samples_are_one_group() -> None:
+    """a: 0, 0. b: 1, 1. Mean 1/2, deviation sqrt(1/3)."""
+    credited = luffy().credit(step_of({"q": {"a": "00", "b": "11"}}))
+    a = 0.5 * 3**0.5
+    assert [s.advantage for s in credited] == pytest.approx([-a, -a, a, a], abs=1e-5)
+
+
+def test_loss_by_hand() -> None:
+    """Own row: ratio 1.1, A = 2: J = 2.2. Peer, p = 0.1 and 0.4, A = 2: f = 1/2 and 4/5, J = 1 + 1.6.
+    Peer, p = 0.9, A = -1: f = 9/10, J = -0.9. Four tokens: loss = -(2.2 + 2.6 - 0.9) / 4.
+    Slopes gamma p / (p + gamma)^2: 1/4, 0.04 / 0.25 = 0.16, 0.09. The source has no effect."""
+    b = batch_of(
+        [[-1 + log(1.1), 0.0], [log(0.1), log(0.4)], [log(0.9), 0.0]],
+        [True, False, False],
+        mask=[[1, 0], [1, 1], [1, 0]],
+        old=[[-1.0, 0.0], [float("nan")] * 2, [float("nan")] * 2],
+        advantage=[2.0, 2.0, -1.0],
+        behaviour=[-1.0, float("nan"), -5.0],
+    )
+    output = luffy().loss(b, MIXED)
+    assert output.loss.item() == pytest.approx(-3.9 / 4)
+    wanted = [[-2.2 / 4, 0.0], [-0.5 / 4, -0.32 / 4], [0.09 / 4, 0.0]]
+    assert gradient(output, b) == [pytest.approx(row) for row in wanted]
+    assert output.weight_B.tolist() == pytest.approx([1.1, (0.25 + 0.16) / 2, 0.09])
+    assert output.ratio_B.isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+def test_the_gradient_of_the_shaped_weight(gamma: float) -> None:
+    """Finite differences in float64. The row's weight is the mean slope."""
+    values = torch.linspace(-6, -1e-3, 8, dtype=torch.float64, requires_grad=True)
+    b = batch_of([[0.0] * 8], [False], advantage=[1.0])
+
+    def loss(logprobs_T: torch.Tensor) -> torch.Tensor:
+        return luffy(gamma=gamma).loss(replace(b, logprobs_BT=logprobs_T[None]), MIXED).loss
+
+    assert torch.autograd.gradcheck(loss, (values,), eps=1e-6, atol=1e-8)
+    (slope,) = torch.autograd.grad(loss(values), values)
+    weight = luffy(gamma=gamma).loss(replace(b, logprobs_BT=values[None]), MIXED).weight_B
+    assert weight.item() == pytest.approx(-slope.sum().item())
+
+
+def test_the_largest_gradient_is_at_gamma() -> None:
+    p_T = torch.linspace(0.01, 1, 100, dtype=torch.float64)
+    b = batch_of([[log(p) for p in p_T.tolist()]], [False], advantage=[1.0])
+    (slopes,) = gradient(luffy().loss(b, MIXED), b)
+    assert p_T[torch.tensor(slopes).argmin()].item() == pytest.approx(0.1)
+    assert min(slopes) == pytest.approx(-0.25 / 100)
+
+
+def test_without_peers_it_is_grpo() -> None:
+    step = step_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
+    assert luffy().credit(step) == rule("grpo").credit(step)
+    rows = {"old": [[-1.0, -0.3], [-0.6, -0.9]], "ref": [[-1.1, -0.2], [-0.5, -1.0]]}
+    b = batch_of([[-1.3, -0.2], [-0.4, -0.9]], advantage=[0.7, -0.7], **rows)
+    ours, grpo = luffy(beta=0.2).loss(b, MIXED), rule("grpo", beta=0.2).loss(b, MIXED)
+    assert (ours.loss, ours.kl) == (grpo.loss, grpo.kl)
+    assert gradient(ours, b) == gradient(grpo, b)

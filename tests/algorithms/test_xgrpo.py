@@ -1,0 +1,50 @@
+"""xGRPO by hand: own samples, a baseline over all agents' rewards."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
+
+from hacrl.types import Update
+
+OWN = Update(0, 0.0, "own", ("q", "r"))
+xgrpo = partial(rule, "xgrpo")
+
+
+def credit(replies):
+    groups = groups_of(replies)
+    return xgrpo().credit(step_of(groups, [s for s in seen_by(groups, "a") if s.is_own]))
+
+
+def test_the_baseline_is_of_all_agents() -> None:
+    """a: 1, 0. b: 1, 1. Mean 3/4, squares 3/16 + 9/16 over 4 - 1: the deviation is 1/2.
+    r: a is always right, and b's failure gives it a signal: mean 3/4 again.
+    s: all rewards are equal. u: b's reply was not judged and does not count."""
+    credited = credit(
+        {
+            "q": {"a": "10", "b": "11"},
+            "r": {"a": "11", "b": "10"},
+            "s": {"a": "00", "b": "00"},
+            "u": {"a": "10", "b": "t"},
+        }
+    )
+    half = 0.5 / 0.5**0.5
+    wanted = [0.5, -1.5, 0.5, 0.5, 0, 0, half, -half]
+    assert [s.advantage for s in credited] == pytest.approx(wanted, abs=1e-5)
+    assert {s.weight for s in credited} == {1.0}
+
+
+def test_its_loss_is_grpos() -> None:
+    """Three tokens, A = 1/2 and -3/2, ratios 1: J = 1/2 + 1/2 - 3/2, loss = 1/2 / 3."""
+    rows = [[-1.0, -0.5], [-2.0, 0.0]]
+    b = batch_of(rows, mask=[[1, 1], [1, 0]], old=rows, advantage=[0.5, -1.5])
+    output = xgrpo().loss(b, OWN)
+    assert output.loss.item() == pytest.approx(1 / 6)
+    assert gradient(output, b) == [pytest.approx([-1 / 6, -1 / 6]), pytest.approx([0.5, 0.0])]
+
+
+def test_with_one_agent_it_is_grpo() -> None:
+    step = step_of({"q": {"a": "0100"}, "r": {"a": "0000"}, "s": {"a": "1t0"}})
+    assert xgrpo().credit(step) == rule("grpo").credit(step)
