@@ -132,7 +132,7 @@ def crossed_bootstrap(rows: Sequence[Sequence[float]]) -> Estimate:
     import numpy as np
 
     table = np.asarray(rows, dtype=np.float64)
-    by_row, by_column = _counts(table.shape[0], 1), _counts(table.shape[1], 2)
+    by_row, by_column = resample_counts(table.shape[0], 1), resample_counts(table.shape[1], 2)
     means = np.sort(((by_row @ table) * by_column).sum(axis=1) / table.size)
     cut = CROSSED_RESAMPLES // 40
     low, high = float(means[cut]), float(means[-cut - 1])
@@ -140,7 +140,7 @@ def crossed_bootstrap(rows: Sequence[Sequence[float]]) -> Estimate:
 
 
 @lru_cache(maxsize=8)
-def _counts(size: int, stream: int) -> Any:
+def resample_counts(size: int, stream: int) -> Any:
     """For each resample, how often each of `size` items is drawn. The seed is fixed."""
     import numpy as np
 

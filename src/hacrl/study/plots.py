@@ -91,15 +91,47 @@ def comparison_figure(rows: Sequence[Row], reference: str) -> str:
         return _data_uri(figure)
 
 
+def exchange_figure(rows: Sequence[Row]) -> str:
+    """Exchange rates with their intervals and n, as the data URI of an SVG image; "" if there are none.
+    Arrows: the interval goes on beyond the curve of learning alone. Rates that are not identifiable have
+    no point."""
+    found = [(row, row.exchange) for row in rows if row.exchange]
+    if not found:
+        return ""
+    arms = list(dict.fromkeys(row.arm for row, _ in found))
+    with _figure(8, 1.2 + 0.3 * len(found), columns=1) as (figure, axes):
+        for y, (row, rate) in enumerate(found):
+            color = _style(arms.index(row.arm))["color"]
+            axes.plot(rate.n, y, marker="|", markersize=12, color="black")
+            if rate.flat:
+                axes.text(rate.multiples[0], y, " not identifiable", va="center", color=color)
+                continue
+            low, f, high = (
+                min(max(value, rate.multiples[0]), rate.multiples[-1])
+                for value in (rate.low, rate.f, rate.high)
+            )
+            axes.plot([low, high], [y, y], color=color)
+            axes.plot(low, y, marker="|" if rate.low else "<", color=color)
+            axes.plot(high, y, marker="|" if isfinite(rate.high) else ">", color=color)
+            axes.plot(f, y, marker="o", color=color)
+        axes.set_yticks(range(len(found)), [f"{row.name}, {row.arm}" for row, _ in found])
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="f, with 95 % interval; black: n")
+        axes.grid(alpha=0.3)
+        return _data_uri(figure)
+
+
 @contextmanager
-def _figure(width: float, height: float) -> Iterator[tuple[Any, Any]]:
-    """A figure with two axes, without a display; fixed ids make its SVG reproducible."""
+def _figure(width: float, height: float, columns: int = 2) -> Iterator[tuple[Any, Any]]:
+    """A figure with one axes or several, without a display; fixed ids make its SVG reproducible."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "hacrl", "font.size": 9}):
         figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.subplots(1, 2)
+        yield figure, figure.subplots(1, columns)
 
 
 def _curve(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import rich.table
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,9 +24,10 @@ from hacrl.statistics import LEVEL, Estimate
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.budget import RULES
 from hacrl.study.compare.checks import TheoryChecks
+from hacrl.study.compare.exchange import Exchange, Parity
 from hacrl.study.compare.results import Reach, Results, Row
 from hacrl.study.diagnostics.baseline import BASELINES
-from hacrl.study.plots import comparison_figure
+from hacrl.study.plots import comparison_figure, exchange_figure
 from hacrl.study.tables import duration, percent, plain_table, points_text
 
 Line = dict[str, str]
@@ -64,7 +65,9 @@ def as_json(results: Results) -> dict[str, Any]:
         ],
         "verdicts": list(verdicts(results)),
         "rows": [
-            asdict(row) | {"verdict": row.difference.verdict if row.difference else None}
+            asdict(row)
+            | {"verdict": row.difference.verdict if row.difference else None}
+            | {"exchange": _exchange_json(row.exchange)}
             for row in results.rows
         ],
     }
@@ -94,6 +97,9 @@ def render(results: Results, form: str, up: str = "") -> str:
         scores=_scores(results),
         accuracies=[_accuracy_line(results, row) for row in results.rows],
         curves=[_curve_line(results, row) for row in results.rows],
+        exchange=[_exchange_line(row, row.exchange) for row in results.rows if row.exchange],
+        parity=_parity_counts(results),
+        exchange_image=exchange_figure(results.rows) if form == "html" else "",
         diagnostics=_diagnostics_lines(results.rows),
         unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
         baselines=[_baseline_line(row, found) for row, found in checked],
@@ -123,8 +129,11 @@ def results_table(results: Results) -> rich.table.Table:
     for name in ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}"):
         table.add_column(name, justify="right", no_wrap=not name.startswith("minus"))
     table.add_column("verdict")
+    if results.suite.alone:
+        table.add_column("exchange rate f", justify="right")
+        table.add_column("f >= n", no_wrap=True)
     for row in results.rows:
-        found = row.difference
+        found, rate = row.difference, row.exchange
         table.add_row(
             row.name if several else row.agent,
             row.arm,
@@ -135,6 +144,7 @@ def results_table(results: Results) -> rich.table.Table:
             f"{100 * row.after.mean:.1f}{row.judged[1]}",
             points_text(found.interval) if found else "",
             found.verdict if found else "",
+            *([rate.text, f"{rate.parity} (n = {rate.n:.3g})"] if rate else []),
         )
     return table
 
@@ -241,6 +251,38 @@ def _reach(reach: Reach, text: Callable[[float], str]) -> str:
         return f"0 of {reach.seeds}"
     partial = f" ({reach.reached} of {reach.seeds})" if reach.reached < reach.seeds else ""
     return text(reach.mean) + partial
+
+
+def _exchange_json(found: Exchange | None) -> dict[str, Any] | None:
+    return asdict(found) | {"text": found.text, "parity": found.parity} if found else None
+
+
+def _exchange_line(row: Row, found: Exchange) -> Line:
+    points = zip(found.multiples, found.curve, strict=True)
+    return {
+        "team / agent": row.name,
+        "arm": row.arm,
+        "seeds": str(found.seeds),
+        "alone (fitted)": ", ".join(f"x{m:.3g}: {100 * height:.1f}" for m, height in points),
+        "after": percent(row.after),
+        "f": found.text,
+        "n": f"{found.n:.3g}",
+        "f >= n": found.parity,
+    }
+
+
+def _parity_counts(results: Results) -> list[str]:
+    """Per arm: for how many agents f >= n is shown, open, refuted and not identifiable."""
+    found: dict[str, Counter[str]] = {}
+    for row in results.rows:
+        if row.exchange:
+            found.setdefault(row.arm, Counter())[row.exchange.parity] += 1
+    return [
+        f"{arm}: f >= n is "
+        + ", ".join(f"{verdict} for {counts[verdict]}" for verdict in get_args(Parity))
+        + f" of {_count(counts.total(), 'agent')}."
+        for arm, counts in found.items()
+    ]
 
 
 def _diagnostics_lines(rows: Sequence[Row]) -> list[Line]:

@@ -22,6 +22,7 @@ from hacrl.replies import judged_text
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.budget import limited_by
 from hacrl.study.compare.checks import TheoryChecks, theory_checks
+from hacrl.study.compare.exchange import Exchange, exchange_rate
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, read_run
 from hacrl.study.compare.suite import Run, Suite
 
@@ -128,6 +129,8 @@ class Row:
     """Evaluation folders with the replies behind `after`, relative to the suite's folder."""
     theory: TheoryChecks | None = None
     """None if diagnostics were off."""
+    exchange: Exchange | None = None
+    """None for the suite's arms `alone`, and if it names none or they share no finished seed."""
 
     @property
     def name(self) -> str:
@@ -188,7 +191,11 @@ def collect(
             if mine := [r for r in here if r.run.arm == arm.name]:
                 target = targets.get((team, agent), 1.0)
                 pairs = None if arm.name == reference else difference(mine, against)
-                rows.append(_row(mine, pairs, arm.factor, target, out))
+                row = _row(mine, pairs, arm.factor, target, out)
+                if suite.alone and arm.name not in suite.alone:
+                    alone = [[r for r in here if r.run.arm == name] for name in suite.alone]
+                    row = replace(row, exchange=exchange_rate(mine, alone))
+                rows.append(row)
     return Results(
         suite,
         reference,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +76,9 @@ class Suite(Table):
     """The arm that all others are compared with."""
     target: float | None = Field(None, gt=0, lt=1)
     """Accuracy for "rollouts to target" (default: the reference's mean final accuracy)."""
+    alone: list[str] = Field(default_factory=list)
+    """Arms of learning alone with growing budgets, e.g. ["gspo", "gspo_x2", "gspo_x4"]: the report then
+    has the exchange rate of every other arm (study/compare/exchange.py)."""
     arms: list[Arm] = Field(min_length=1)
     """The ways of training to compare."""
     teams: list[SuiteTeam] = Field(default_factory=list)
@@ -100,11 +104,23 @@ class Suite(Table):
             raise ValueError(f"reference = {self.reference!r} is no arm; arms: {named['arms']}")
         if self.arm(self.reference).teams is not None:
             raise ValueError(f"reference = {self.reference!r} must train every team")
+        self._check_alone(named["arms"])
         known = {t.name for t in self.all_teams}
         for arm in self.arms:
             if unknown := set(arm.teams or ()) - known:
                 raise ValueError(f"arms: {arm.name!r} names no team {min(unknown)!r}")
         return self
+
+    def _check_alone(self, arms: Sequence[str]) -> None:
+        if unknown := [name for name in self.alone if name not in arms]:
+            raise ValueError(f"alone: {unknown[0]!r} is no arm; arms: {[*arms]}")
+        factors = [self.arm(name).factor for name in self.alone]
+        if len(factors) == 1 or any(a >= b for a, b in pairwise(factors)):
+            raise ValueError(
+                f"alone = {self.alone} needs two arms or more with growing factors, not {factors}"
+            )
+        if self.alone and self.budget != "rollouts":
+            raise ValueError(f'alone needs budget = "rollouts", not {self.budget!r}')
 
     @property
     def path(self) -> Path:

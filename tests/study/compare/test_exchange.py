@@ -1,0 +1,207 @@
+"""The exchange rate: worked numbers, censoring, verdicts, and a simulation with a known f."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import isotonic_regression
+
+from hacrl.config import parse_config
+from hacrl.study.compare.exchange import Exchange, exchange_rate, invert, isotonic, solve
+from hacrl.study.compare.reading import AgentRun, Point
+from hacrl.study.compare.report import as_json, render, results_table
+from hacrl.study.compare.results import Results, _row
+from hacrl.study.compare.suite import Run, Suite
+from hacrl.study.tables import console
+
+
+def config(algorithm: str, bee_samples: int = 8) -> object:
+    agents = [{"name": "ant", "model": "pocket:wren"}, {"name": "bee", "model": "pocket:finch"}]
+    agents[1]["samples_per_prompt"] = bee_samples  # type: ignore[assignment]
+    return parse_config(
+        {
+            "steps": 2,
+            "samples_per_prompt": 8,
+            "task": {"kind": "arithmetic"},
+            "verifier": {"kind": "number"},
+            "algorithm": {"name": algorithm},
+            "agents": agents,
+        }
+    )
+
+
+def runs(arm: str, rollouts: int, *right: int, algorithm: str = "gspo") -> list[AgentRun]:
+    """One run a seed; `right` of 100 problems are right."""
+    found = []
+    for seed, count in enumerate(right, start=1):
+        run = Run("pair", arm, seed, Path(f"out/runs/pair/{arm}/seed-{seed}"), config(algorithm))  # type: ignore[arg-type]
+        scores = {f"p{i}": float(i < count) for i in range(100)}
+        curve = (Point(0, 0, 0.0, 0.2), Point(2, rollouts, 8.0, count / 100))
+        found.append(AgentRun(run, "ant", curve, scores, updates=4, metrics={}))
+    return found
+
+
+ALONE = [runs("x1", 64, 30, 30), runs("x2", 128, 40, 40), runs("x4", 256, 60, 60)]
+
+
+def test_f_by_hand() -> None:
+    """Alone 30, 40, 60 at 64, 128, 256 rollouts. The team has 50 with 64 own rollouts: halfway from x2
+    to x4, so f = 2^1.5. With 128 own rollouts the multiples and f are half of that."""
+    found = exchange_rate(runs("team", 64, 50, 50, algorithm="hacpo"), ALONE)
+    assert found is not None
+    assert (found.multiples, found.n, found.seeds) == ((1, 2, 4), 2, 2)
+    assert found.curve == pytest.approx((0.3, 0.4, 0.6))
+    assert found.f == pytest.approx(2**1.5)
+    assert 2 < found.low < found.f < found.high < 4  # only problems vary: about 10 problems +- 6
+    half = exchange_rate(runs("team", 128, 50, 50), ALONE)
+    assert half is not None and half.f == pytest.approx(2**0.5)
+    assert half.multiples == (0.5, 1, 2) and half.n == 1  # gspo uses no peers
+    shuffled = exchange_rate(runs("team", 64, 50, 50, algorithm="hacpo"), ALONE[::-1])
+    assert shuffled == found
+    assert exchange_rate(runs("team", 64, 50), [ALONE[0], []]) is None
+
+
+def test_n_counts_the_rollouts_of_the_team() -> None:
+    """bee samples 24 replies for 8 of ant: n = 32 / 8."""
+    [mine] = runs("team", 64, 50)
+    mine = replace(mine, run=replace(mine.run, config=config("hacpo", 24)))  # type: ignore[arg-type]
+    found = exchange_rate([mine], ALONE)
+    assert found is not None and (found.n, found.seeds) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("right", "f", "text"),
+    [
+        (60, 4.0, "4.00 ["),
+        (90, inf, "> 4 [> 4, > 4]"),
+        (30, 1.0, "1.00 ["),
+        (5, 0, "< 1 [< 1, < 1]"),
+    ],
+)
+def test_beyond_the_curve_f_is_only_bounded(right: int, f: float, text: str) -> None:
+    found = exchange_rate(runs("team", 64, right, right), ALONE)
+    assert found is not None
+    assert found.f == pytest.approx(f) and found.text.startswith(text)
+
+
+def test_a_flat_curve_does_not_identify_f() -> None:
+    """50 of 100 in every arm alone but for one problem; a curve that falls is flat, too."""
+    for last in (51, 30):
+        flat = [runs("x1", 64, 50, 50), runs("x2", 128, 50, 50), runs("x4", 256, last, last - 2)]
+        found = exchange_rate(runs("team", 64, 70, 70), flat)
+        assert found is not None
+        assert found.flat and found.text == found.parity == "not identifiable"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "n", "seeds", "parity"),
+    [
+        (2.0, 3.0, 2, 8, "shown"),
+        (1.9, 3.0, 2, 8, "open"),
+        (1.2, 1.9, 2, 8, "refuted"),
+        (2.0, 3.0, 2, 1, "open"),  # one seed
+        (inf, inf, 4, 8, "shown"),  # above 4
+        (inf, inf, 5, 8, "open"),  # the curve ends at 4
+        (3.0, inf, 5, 8, "open"),
+        (0.0, 0.0, 1, 8, "refuted"),  # below 1
+        (0.0, 1.5, 1, 8, "open"),
+    ],
+)
+def test_verdicts_on_n(low: float, high: float, n: float, seeds: int, parity: str) -> None:
+    found = Exchange(low, low, high, n, (1.0, 2.0, 4.0), (0.3, 0.4, 0.6), seeds, flat=False)
+    assert found.parity == parity
+    assert replace(found, flat=True).parity == "not identifiable"
+
+
+def test_the_fit_is_isotonic_regression() -> None:
+    assert isotonic([[1.0, 3.0, 2.0]]).tolist() == [[1.0, 2.5, 2.5]]
+    values = np.random.default_rng(0).normal(size=(50, 5))
+    expected = [isotonic_regression(row).x for row in values]
+    assert np.allclose(isotonic(values), expected)
+
+
+def test_the_first_point_of_a_step_counts() -> None:
+    """0.3 at x1 and x2, 0.5 at x4: 0.3 is reached at x1, 0.4 halfway between x2 and x4."""
+    curve = [[0.3, 0.3, 0.5]]
+    assert [float(invert([0, 1, 2], curve, [y])[0]) for y in (0.3, 0.4)] == pytest.approx(
+        [1, 2**1.5]
+    )
+
+
+def simulate(seed: int, f: float, rise: float = 0.06) -> tuple[float, float, bool]:
+    """8 seeds x 300 problems; alone 0.4 + rise log2(m), the team as alone with m = f. Seeds differ by
+    1.2 points, single replies by 40."""
+    draw = np.random.default_rng(seed)
+    level = 0.4 + rise * np.log2([f, 1.0, 2.0, 4.0])
+    table = level[:, None, None] + draw.normal(0, 0.25, 300) + draw.normal(0, 0.4, (4, 8, 300))
+    table += draw.normal(0, 0.012, (4, 8, 1))
+    _, low, high, _, flat = solve(table, (1.0, 2.0, 4.0))
+    return low, high, flat
+
+
+@pytest.mark.parametrize("f", [1.4, 2.8])
+def test_the_interval_covers_a_known_f(f: float) -> None:
+    """95 % of 150: 142.5 with a deviation of 2.7."""
+    found = [simulate(seed, f) for seed in range(150)]
+    covered = sum(low <= f <= high for low, high, _ in found)
+    assert 135 <= covered <= 149
+    assert not any(flat for *_, flat in found)
+
+
+def test_a_curve_without_rise_is_seldom_taken_for_one() -> None:
+    """A rise is claimed with probability 2.5 %: 3.75 of 150, deviation 1.9."""
+    assert sum(not simulate(seed, 2.0, rise=0.0)[2] for seed in range(150)) <= 10
+
+
+def test_the_report_has_the_rates() -> None:
+    arms = {"team": runs("team", 64, 50, 50, algorithm="hacpo"), "top": runs("top", 64, 90, 90)}
+    names = ["x1", "x2", "x4"]
+    tables = [{"name": name, "factor": 2.0**i} for i, name in enumerate(names)]
+    suite = Suite.model_validate(
+        {"base": {}, "seeds": [1], "reference": "x1", "alone": names}
+        | {"arms": [*tables, {"name": "team"}, {"name": "top"}]}
+    )
+    rows = [_row(mine, None, 1.0, 0.5, Path("out")) for mine in ALONE]
+    for mine in arms.values():
+        row = _row(mine, None, 1.0, 0.5, Path("out"))
+        rows.append(replace(row, exchange=exchange_rate(mine, ALONE)))
+    found = Results(suite, "x1", (), tuple(rows), {}, (), 100, 1, 0.0, {})
+    stored = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"]
+    assert [row["exchange"] and row["exchange"]["parity"] for row in stored] == [
+        *[None] * 3,
+        "shown",
+        "shown",
+    ]
+    assert stored[3]["exchange"]["f"] == pytest.approx(2**1.5)
+    assert stored[4]["exchange"]["f"] is None and stored[4]["exchange"]["text"] == "> 4 [> 4, > 4]"
+    text, html = render(found, "md"), render(found, "html")
+    assert "| pair / ant | team | 2 | x1: 30.0, x2: 40.0, x4: 60.0 |" in text
+    line = "f >= n is shown for 1, open for 0, refuted for 0, not identifiable for 0 of 1 agent."
+    assert f"- team: {line}" in text
+    assert 'alt="Exchange rate by agent"' in html and "Exchange rate" in text
+    with (terminal := console()).capture() as captured:
+        terminal.print(results_table(found))
+    assert "2.83 [" in captured.get() and "shown (n = 2)" in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("alone", "factors", "budget", "message"),
+    [
+        (["gspo"], (1, 2), "rollouts", "two arms or more with growing factors"),
+        (["gspo", "hacpo"], (1, 1), "rollouts", "two arms or more with growing factors"),
+        (["gspo", "grpo"], (1, 2), "rollouts", "alone: 'grpo' is no arm"),
+        (["gspo", "hacpo"], (1, 2), "updates", 'alone needs budget = "rollouts"'),
+    ],
+)
+def test_a_suite_without_a_curve_is_refused(
+    alone: list[str], factors: tuple[int, int], budget: str, message: str
+) -> None:
+    arms = [{"name": n, "factor": x} for n, x in zip(("gspo", "hacpo"), factors, strict=True)]
+    suite = {"base": {}, "seeds": [1], "reference": "gspo", "arms": arms}
+    with pytest.raises(ValueError, match=message):
+        Suite.model_validate(suite | {"alone": alone, "budget": budget})
