@@ -129,6 +129,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         (f"seed={2**63}", ["seed: the number is too large"]),
         (f"runtime.threads={10**30}", ["runtime.threads: the number is too large"]),
         ("runtime.threads=100000", ["runtime.threads", "less than or equal to 1024"]),
+        (f"prompts_per_step={2**53}", ["prompts_per_step", "less than or equal to 1000000"]),
         ("agents.².name=x", ["there is no '²'"]),
         ("agents=[[1]]", ["agents.0"]),
         ("algorithm.name=[1]", ["algorithm.name = [1] is unknown"]),

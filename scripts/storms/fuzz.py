@@ -14,6 +14,7 @@ import argparse
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -288,7 +289,11 @@ def place_of(error: BaseException) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
 
 
-def storm(count: int, seed: int, report: Callable[[str], None] = print) -> list[str]:
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def storm(count: int, seed: int, report: Callable[[str], None] = say) -> list[str]:
     """Run `count` cases and report each finding."""
     findings: list[str] = []
     ends: Counter[str] = Counter()
@@ -318,6 +323,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    limit = 6 * 2**30  # a case that eats all memory becomes a finding
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     sys.exit(1 if storm(arguments.count, arguments.seed) else 0)
 
 

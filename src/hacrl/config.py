@@ -262,7 +262,7 @@ class Config(Table):
     """Determines every random draw of the run."""
     steps: int = Field(ge=1)
     """Number of steps to train."""
-    prompts_per_step: int = Field(128, ge=1)
+    prompts_per_step: int = Field(128, ge=1, le=1_000_000)
     """Problems per step, the same for every agent (the paper: 128)."""
     samples_per_prompt: int = Field(8, ge=1)
     """G: each agent's replies to a problem (the paper: 8)."""

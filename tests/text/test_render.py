@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -207,9 +209,14 @@ def test_a_template_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(UserError, match="the chat template rejects"):
             Renderer(tokenizer, RenderSettings(template=template))
     monkeypatch.setattr(render, "TEMPLATE_SECONDS", 0.2)
-    loop = "{% for a in range(2000) %}{% for b in range(2000) %}{{ a }}{% endfor %}{% endfor %}"
+    loop = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}"
+    before = threading.active_count()
     with pytest.raises(UserError, match=r"does not end within 0\.2 seconds"):
         Renderer(tokenizer, RenderSettings(template=loop))
+    until = time.monotonic() + 30
+    while threading.active_count() > before:  # the thread is stopped
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_errors_name_the_way_out(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class GymConfig(BaseModel):
     prompt: str = "{question}"
     """Template of the user message: {question} and the problem's metadata, e.g. {expression} or
     {numbers[0]}. Small models need short wording: "Calculate {expression}."."""
-    draws: int = Field(default=2000, gt=0)
+    draws: int = Field(default=2000, gt=0, le=1_000_000)
     """Problems to draw; duplicates are dropped."""
     seed: int = 0
     """Seed of the draws. It is not the run's seed: all runs use the same problems and split."""

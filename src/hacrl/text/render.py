@@ -11,6 +11,7 @@ words: published as text, read back as the same token.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
 import threading
@@ -280,17 +281,18 @@ class Renderer:
         return f"sha256:{digest.hexdigest()}"
 
     def _check_template_ends(self) -> None:
-        """Apply the template once with a time limit. A thread that does not end cannot be stopped, but
-        as a daemon it ends with the process."""
+        """Apply the template once, in a thread, with a time limit."""
 
         def apply() -> None:
-            with suppress(UserError):  # `_find_control` reports it
+            with suppress(UserError, SystemExit):  # `_find_control` reports an error
                 self._apply([{"role": "user", "content": "hi"}], add_generation_prompt=True)
 
         thread = threading.Thread(target=apply, daemon=True)
         thread.start()
         thread.join(TEMPLATE_SECONDS)
         if thread.is_alive():
+            ident, stop = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, stop)
             raise UserError(
                 f"template: the chat template does not end within {TEMPLATE_SECONDS:g} seconds. Look "
                 "for loops over large ranges"
