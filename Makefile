@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-engines check clean bench
+.PHONY: demo test test-engines test-hub check clean bench
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -13,7 +13,11 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-	@echo "not in these: agents on Ray, replies by vLLM (tests/engines: make test-engines)"
+	@echo "not in these: agents on Ray, replies by vLLM (make test-engines), hubs (make test-hub)"
+
+# Hubs of teams across owners, as processes, on SQLite and PostgreSQL.
+test-hub: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hub tests/owners tests/storms
 
 # Ray and vLLM for the CPU, in an environment of their own: .venv stays light. Nothing is skipped there.
 test-engines: $(ENGINES)/.ready

@@ -8,6 +8,8 @@ An import under `if TYPE_CHECKING` is not counted; one inside a function is.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +18,15 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "hacrl"
 LIBRARIES = {"text", "tasks", "verify", "algorithms", "store", "policy", "sampling", "logs"}
-TOP = {"training", "cluster", "runs", "study", "cli"}
+TOP = {"training", "cluster", "runs", "study", "cli", "owners"}
 FORBIDDEN = {
     **dict.fromkeys(LIBRARIES, TOP),
     **{name: TOP | {"policy"} for name in ("text", "tasks", "verify")},
     "training": TOP - {"training"},
-    "cluster": {"study", "cli", "runs"},
-    "runs.py": {"study", "cli"},
-    "study": {"cli"},
+    "cluster": {"study", "cli", "runs", "owners"},
+    "runs.py": {"study", "cli", "owners"},
+    "study": {"cli", "owners"},
+    "owners": {*LIBRARIES - {"store"}, *TOP - {"owners"}},
 }
 """Package or module -> what it must not import. Other modules of the top level import none of TOP."""
 PUBLIC = {"__init__.py", "__main__.py"}
@@ -73,3 +76,9 @@ def test_package_data_is_complete() -> None:
     packed = {path for pattern in patterns for path in SRC.glob(pattern)}
     files = {p for p in SRC.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
     assert files - packed == set()
+
+
+def test_a_hub_needs_no_torch() -> None:
+    """A hub runs on a small machine."""
+    code = "import sys, hacrl.owners.hub.server, hacrl.owners.client; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,6 +3,7 @@
 training.py    train, resume, demo, compare
 results.py     show, samples, eval, export
 setup.py       doctor, models fetch
+owners.py      hub, key, charter
 terminal.py    errors, hints and arguments that several commands use
 progress.py    the line shown while a run is training
 
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from hacrl import __version__
-from hacrl.cli import results, setup, training
+from hacrl.cli import owners, results, setup, training
 from hacrl.stopping import remember_ctrl_c
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (training.commands, results.commands, setup.commands):
+for commands in (training.commands, results.commands, setup.commands, owners.commands):
     app.add_typer(commands)
 
 

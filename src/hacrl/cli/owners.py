@@ -1,0 +1,127 @@
+"""Commands for teams across owners: key, charter, hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacrl.cli.terminal import errors_as_messages, note
+from hacrl.errors import UserError
+
+commands = typer.Typer()
+keys = typer.Typer(help="Keys of members, founders and hubs.", no_args_is_help=True)
+charters = typer.Typer(help="Sign the charter of a team; change its members.", no_args_is_help=True)
+commands.add_typer(keys, name="key")
+commands.add_typer(charters, name="charter")
+
+CharterFile = Annotated[Path, typer.Argument(metavar="CHARTER", help="charter.toml")]
+KeyFile = Annotated[Path, typer.Option("--key", help="Key file of `hacrl key new`.")]
+
+
+@keys.command("new")
+def key_new(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+    """Write a new private key to FILE and print the public key."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.owners.signing import Key
+
+        key = Key.new()
+        key.write(file)
+        print(key.public)
+
+
+@keys.command("show")
+def key_show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+    """Print the public key of FILE."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.owners.signing import Key
+
+        print(Key.read(file).public)
+
+
+@charters.command("sign")
+def charter_sign(charter: CharterFile, key: KeyFile) -> None:
+    """Sign CHARTER with the founder's key: writes charter.json and prints the team id."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.owners.charter import sign_charter
+        from hacrl.owners.signing import Key
+        from hacrl.store.files import write_atomic
+
+        team = sign_charter(charter, Key.read(key))
+        write_atomic(charter.with_suffix(".json"), team.signed.encode() + b"\n")
+        print(team.id)
+
+
+@charters.command("amend")
+def charter_amend(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the hub.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="join, leave, expel or rotate.")],
+    member: Annotated[str, typer.Argument(metavar="NAME", help="The member.")],
+    step: Annotated[int, typer.Option(min=1, help="First step in which it counts, from 1.")],
+    key: KeyFile,
+    member_key: Annotated[
+        str | None, typer.Option(help="join, rotate: the member's new public key.")
+    ] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="join: all, successes, rewards or nothing.")
+    ] = None,
+    team: Annotated[
+        str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
+    ] = None,
+) -> None:
+    """Sign an amendment and send it to the hub. The founder signs; a member may sign its own leave and
+    rotate."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.owners.client import fetch_team
+        from hacrl.owners.connection import Connection
+        from hacrl.owners.signing import Key
+
+        signer = Key.read(key)
+        connection = Connection(url)
+        record = fetch_team(connection, team)
+        founder = signer.public == record.charter.founder
+        if kind == "join" and publish is None:
+            publish = "all"
+        signed = record.amend(
+            signer,
+            kind=kind,
+            member=member,
+            step=step - 1,
+            key=member_key,
+            publish=publish,
+            signer="founder" if founder else "member",
+        )
+        record.amended(signed)  # an error here is clearer than the hub's
+        connection.send("POST", "/v1/amendments", signed.encode())
+        print(signed.digest)
+
+
+@commands.command()
+def hub(
+    charter: CharterFile,
+    key: KeyFile = Path("hub.key"),
+    database: Annotated[
+        str | None,
+        typer.Option(help="postgresql://... or sqlite:///FILE (default: DATA/hub.db)."),
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8700",
+    data: Annotated[Path, typer.Option(help="Folder for batches.")] = Path("hub-data"),
+    keep_steps: Annotated[
+        int | None, typer.Option(min=1, help="Keep the batches of this many closed steps.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="TLS: certificate chain, a PEM file.")
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(help="TLS: key of the certificate, a PEM file.")
+    ] = None,
+) -> None:
+    """Run the hub of a team across owners until it is stopped."""
+    with errors_as_messages(trust_code=False):
+        if (certificate is None) != (certificate_key is None):
+            raise UserError("give both --certificate and --certificate-key, or neither")
+        from hacrl.owners.hub.server import serve
+
+        tls = (certificate, certificate_key)
+        serve(charter, database, listen, key, data, keep_steps, tls, note)

@@ -1,0 +1,230 @@
+"""What a member publishes in a step: outcomes, texts and the envelope that its author signs.
+
+    outcomes   every row: {"index": 0, "problem": "q1", "verdict": {"reward": 1.0, "status": "ok"}}
+    texts      the rows that the member publishes with their text, as trajectories (store/codec.py)
+
+Both parts are lines of canonical JSON, ordered by problem and index. A part is named by the sha256 of
+its uncompressed lines; compression is only storage and transport. On the way to the hub a batch is
+
+    {"envelope": {...}, "outcomes": BYTES, "texts": BYTES}\\n outcomes.gz texts.gz
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
+from hacrl.store.codec import TRAJECTORY, Codec
+from hacrl.types import STORED, Status, Trajectory
+
+_LEVEL = 1  # of gzip, as in store/pool.py
+_CHUNK = 1 << 16
+EMPTY = sha256(b"")
+"""Digest of a part without rows."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The verdict that an author claims. Learners judge again; details are not published."""
+
+    reward: float
+    status: Status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row of the outcomes.
+
+    Example: Outcome(problem="q1", index=0, verdict=Claim(1.0, Status.OK))
+    """
+
+    __pydantic_config__ = STORED
+
+    problem: str
+    index: int
+    verdict: Claim | None
+    """None if not attempted."""
+
+
+OUTCOME = Codec(Outcome)
+
+
+class Envelope(BaseModel):
+    """Content of the signed envelope of a batch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    team: Digest
+    agent: str
+    step: int = Field(ge=0)
+    policy_version: int = Field(ge=0)
+    outcomes: Digest
+    texts: Digest
+    rows: int = Field(ge=0)
+    """Number of outcomes."""
+    published: int = Field(ge=0)
+    """Number of texts."""
+    head: dict[str, Any] | None
+    """The newest snapshot that the author has seen, signed by the hub; None before the first. A hub
+    that shows members different snapshots is found when one reads the other's envelope."""
+
+    @property
+    def same(self) -> tuple[Any, ...]:
+        """What must not differ between two envelopes of one step."""
+        return (self.outcomes, self.texts, self.rows, self.published, self.policy_version)
+
+
+def read_envelope(signed: Signed) -> Envelope:
+    """The content of an envelope whose signature is not verified yet."""
+    try:
+        return Envelope.model_validate(signed.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Malformed(f"envelope: field {where}: {first['msg']}") from error
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A signed batch.
+
+    Example: Batch.build(key, team_id, "ant", 3, trajectories, level="all", head=None)
+    """
+
+    envelope: Signed
+    outcomes: bytes
+    """Lines."""
+    texts: bytes
+
+    @classmethod
+    def build(
+        cls,
+        key: Key,
+        team: str,
+        agent: str,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        level: str,
+        head: Signed | None,
+    ) -> Batch:
+        """Split an agent's trajectories of a step into outcomes and texts, and sign the envelope."""
+        rows = sorted(trajectories, key=lambda t: (t.problem_id, t.index))
+        for row in rows:
+            assert (row.agent, row.step) == (agent, step), row.key
+        outcomes = [OUTCOME.encode(_outcome(t)) for t in rows] if level != "nothing" else []
+        texts = [TRAJECTORY.encode(_public(t)) for t in rows if _has_text(t, level)]
+        content: Content = {
+            "team": team,
+            "agent": agent,
+            "step": step,
+            "policy_version": max((t.policy_version for t in rows), default=0),
+            "outcomes": sha256(_lines(outcomes)),
+            "texts": sha256(_lines(texts)),
+            "rows": len(outcomes),
+            "published": len(texts),
+            "head": head.plain() if head else None,
+        }
+        return cls(key.sign("envelope", content), _lines(outcomes), _lines(texts))
+
+    def encode(self) -> bytes:
+        """The bytes that are sent to the hub."""
+        parts = [gzip.compress(part, _LEVEL, mtime=0) for part in (self.outcomes, self.texts)]
+        sizes = {"outcomes": len(parts[0]), "texts": len(parts[1])}
+        return canonical({"envelope": self.envelope.plain(), **sizes}) + b"\n" + b"".join(parts)
+
+
+def _lines(rows: Iterable[bytes]) -> bytes:
+    return b"".join(row + b"\n" for row in rows)
+
+
+def _outcome(row: Trajectory) -> Outcome:
+    claim = Claim(row.verdict.reward, row.verdict.status) if row.verdict else None
+    return Outcome(row.problem_id, row.index, claim)
+
+
+def _has_text(row: Trajectory, level: str) -> bool:
+    if level == "successes":
+        return row.judged and row.reward > 0
+    return level == "all"
+
+
+def _public(row: Trajectory) -> Trajectory:
+    """The row without what says more about the author's model than its text."""
+    verdict = replace(row.verdict, detail="") if row.verdict else None
+    return replace(row, verdict=verdict, tokenizer="", tokens=None)
+
+
+# ---------------------------------------------------------------- reading what others sent
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The first line of a sent batch."""
+
+    signed: Signed
+    envelope: Envelope
+    sizes: tuple[int, int]
+    """Compressed bytes of outcomes and texts."""
+
+
+def read_layout(line: bytes) -> Layout:
+    """Parse the first line, without its line break."""
+    value = parse(line)
+    if not isinstance(value, dict) or set(value) != {"envelope", "outcomes", "texts"}:
+        raise Malformed("the first line must have the keys envelope, outcomes and texts")
+    sizes = (value["outcomes"], value["texts"])
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise Malformed("outcomes and texts must be numbers of bytes")
+    signed = Signed.of("envelope", value["envelope"])
+    return Layout(signed, read_envelope(signed), sizes)
+
+
+def pieces(compressed: bytes, most: int) -> Iterator[bytes]:
+    """Decompress one gzip member in pieces; Malformed if it is damaged, incomplete, followed by
+    anything, longer than `most` bytes, or does not end with a line break."""
+    stream = zlib.decompressobj(wbits=31)
+    size, data, last = 0, compressed, b"\n"
+    try:
+        while not stream.eof:
+            piece = stream.decompress(data, _CHUNK)
+            data = stream.unconsumed_tail
+            if not piece and not data and not stream.eof:
+                raise Malformed("the compressed part is incomplete")
+            size += len(piece)
+            if size > most:
+                raise Malformed(f"the part is longer than {most} bytes")
+            last = piece[-1:] or last
+            yield piece
+    except zlib.error as error:
+        raise Malformed("the part is not gzip") from error
+    if stream.unused_data:
+        raise Malformed("bytes follow the compressed part")
+    if last != b"\n":
+        raise Malformed("the last line is incomplete")
+
+
+def unpack(compressed: bytes, most: int, digest: str) -> bytes:
+    """The lines of a part; Malformed unless they have this digest."""
+    lines = b"".join(pieces(compressed, most))
+    if sha256(lines) != digest:
+        raise Malformed(f"the lines do not have the sha256 {digest[:16]}...")
+    return lines
+
+
+def measure(compressed: bytes, most: int) -> tuple[str, int, int]:
+    """(digest, rows, bytes) of a part, without keeping it in memory."""
+    digest, rows, size = hashlib.sha256(), 0, 0
+    for piece in pieces(compressed, most):
+        digest.update(piece)
+        rows += piece.count(b"\n")
+        size += len(piece)
+    return digest.hexdigest(), rows, size

@@ -1,0 +1,350 @@
+"""The charter of a team, and its amendments.
+
+The founder writes charter.toml and signs it once; the sha256 of the canonical JSON of the signed
+content is the team id. Later changes of the team are amendments: signed records in a hash chain that
+begins with the team id. An amendment names the step from which it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from hacrl.config import Table, TaskConfig
+from hacrl.config_file import check_values, explain, read_toml
+from hacrl.errors import UserError
+from hacrl.owners.signing import PROTOCOL, Content, Key, Malformed, Signed, sha256
+
+LEVELS = ("nothing", "rewards", "successes", "all")
+"""What a member publishes, from least to most."""
+
+Level = Literal["nothing", "rewards", "successes", "all"]
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+
+
+class Member(Table):
+    """One member of the team.
+
+    Example: Member(name="ant", key="ab12...", publish="all")
+    """
+
+    name: Name
+    """Name of the member's agent."""
+    key: PublicKey
+    """Public key of the member (`hacrl key show FILE`)."""
+    publish: Level = "all"
+    """all: every reply. successes: the rewards of all replies, the text of correct ones. rewards: no
+    text. nothing: an empty batch."""
+
+
+class JudgedBy(Table):
+    """The team's verifier."""
+
+    kind: Literal["exact", "number", "choice", "math"]
+    """A verifier of hacrl. A charter names no code."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the kind."""
+    version: str = Field(min_length=1, max_length=64)
+    """Version of the verifier; a member whose hacrl has another one cannot join."""
+
+
+class Charter(Table):
+    """What is common to all members."""
+
+    name: Name
+    """Name of the team."""
+    hub: PublicKey
+    """Public key of the hub."""
+    founder: PublicKey
+    """Public key of the founder, who signs the charter and amendments."""
+    task: TaskConfig
+    """Where problems come from."""
+    verifier: JudgedBy
+    """How replies are judged."""
+    members: list[Member] = Field(min_length=1, max_length=256)
+    """The team at the first step: one table per member."""
+    steps: int = Field(ge=1, le=10**6)
+    """Number of steps to train."""
+    prompts_per_step: int = Field(128, ge=1, le=10**5)
+    """Problems per step, the same for every member."""
+    samples_per_prompt: int = Field(8, ge=1, le=10**4)
+    """Each member's replies to a problem."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Token limit of a prompt."""
+    max_response_tokens: int = Field(4096, ge=1)
+    """Token limit of a reply."""
+    max_batch_bytes: int = Field(64 * 2**20, ge=1024, le=2**30)
+    """Largest batch: bytes of its outcomes and texts together, before compression."""
+    seed: int = 0
+    """Determines the problems of every step."""
+    deadline: float | None = Field(None, gt=0)
+    """Seconds from the first batch of a step until the hub closes the step without the members that are
+    missing. Unset: the hub waits for all."""
+    staleness: int = Field(0, ge=0)
+    """A batch that arrives after its step was closed is accepted for this many steps. 0: never."""
+    reciprocity: bool = True
+    """A member receives the texts of members that publish as much as itself, or less, in the steps in
+    which it published. False: every member receives all texts."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Charter:
+        names = [m.name for m in self.members]
+        if twice := [n for n in names if names.count(n) > 1]:
+            raise ValueError(f"members: the name {twice[0]!r} is used twice; names must be unique")
+        keys = [*(m.key for m in self.members), self.hub, self.founder]
+        if len({*keys[:-2], self.hub}) < len(keys) - 1:
+            raise ValueError("members, hub: one key is used twice; each needs its own key")
+        if ":" in self.task.kind:
+            raise ValueError(f"task.kind = {self.task.kind!r} names code; a charter names no code")
+        for file in self.files:
+            if not _is_inside(file):
+                raise ValueError(
+                    f"task: {file!r} is not a file beside the charter; copy it there and give its name"
+                )
+        return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The data files that the task names, relative to the charter."""
+        names = (self.task.train, self.task.held_out, self.task.exclude)
+        return tuple(n for n in names if n) if self.task.kind in ("jsonl", "parquet") else ()
+
+    @property
+    def max_rows(self) -> int:
+        return self.prompts_per_step * self.samples_per_prompt
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return (
+        not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
+    )
+
+
+def read_charter(path: Path) -> Content:
+    """Content of the charter in a TOML file, with the sha256 of its data files."""
+    tree = read_toml(path)
+    charter = _validated(Charter, tree, str(path))
+    # All fields, so that other defaults in another version do not change the team; the free tables as
+    # they are written, so that new fields in another version do not make them unreadable.
+    content = charter.model_dump(mode="json")
+    content["task"] = charter.task.model_dump(mode="json", exclude_unset=True)
+    content["protocol"] = PROTOCOL
+    content["data"] = {name: _file_digest(path.parent / name) for name in charter.files}
+    return content
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist, but the charter's task names it") from error
+
+
+def _validated(table: type[Any], tree: Any, source: str) -> Any:
+    try:
+        return table.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error, table, tree)}") from error
+
+
+class Amended(Table):
+    """Content of an amendment."""
+
+    team: str
+    number: int = Field(ge=0)
+    """Place in the chain, from 0."""
+    previous: str
+    """Digest of the amendment before; of the first one the team id."""
+    kind: Literal["join", "leave", "expel", "rotate"]
+    member: Name
+    step: int = Field(ge=0)
+    """The first step in which it counts."""
+    key: PublicKey | None = None
+    """join, rotate: the member's key from then on."""
+    publish: Level | None = None
+    """join: what the member publishes."""
+    signer: Literal["founder", "member"] = "founder"
+    """A member may sign its own leave and rotate; everything else is signed by the founder."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Amended:
+        if (self.key is not None) != (self.kind in ("join", "rotate")):
+            raise ValueError("key belongs to join and rotate")
+        if (self.publish is not None) != (self.kind == "join"):
+            raise ValueError("publish belongs to join")
+        if self.signer == "member" and self.kind not in ("leave", "rotate"):
+            raise ValueError(f"only the founder can sign {self.kind}")
+        return self
+
+
+Roster = dict[str, Member]
+
+
+@dataclass(frozen=True)
+class TeamRecord:
+    """A verified charter and its verified amendments.
+
+    Example: TeamRecord.verified(signed_charter).roster(step=3)["ant"].publish == "all"
+    """
+
+    signed: Signed
+    charter: Charter
+    chain: tuple[Signed, ...] = ()
+
+    @classmethod
+    def verified(cls, signed: Signed, chain: Sequence[Signed] = ()) -> TeamRecord:
+        """Check signatures, contents and the chain; Malformed names the first fault."""
+        tree = dict(signed.content)
+        if (protocol := tree.pop("protocol", None)) != PROTOCOL:
+            raise Malformed(
+                f"the charter is of protocol version {protocol!r}, but this hacrl has {PROTOCOL}: "
+                "install the version of hacrl that the team uses"
+            )
+        data = tree.pop("data", None)
+        try:
+            check_values(tree, "charter")
+            charter: Charter = _validated(Charter, tree, "charter")
+        except UserError as error:
+            raise Malformed(str(error)) from error
+        signed.check(charter.founder, "charter")
+        if not isinstance(data, dict) or set(data) != set(charter.files):
+            raise Malformed("charter: data must have the sha256 of the files of the task")
+        team = cls(signed, charter)
+        for amendment in chain:
+            team = team.amended(amendment)
+        return team
+
+    @property
+    def id(self) -> str:
+        return self.signed.digest
+
+    @property
+    def data(self) -> dict[str, str]:
+        """File -> sha256."""
+        return dict(self.signed.content["data"])
+
+    @property
+    def head(self) -> str:
+        """Digest of the newest amendment; the team id without one."""
+        return self.chain[-1].digest if self.chain else self.id
+
+    @cached_property
+    def amendments(self) -> tuple[Amended, ...]:
+        return tuple(Amended.model_validate(signed.content) for signed in self.chain)
+
+    def until(self, head: str) -> TeamRecord:
+        """The team as it was when the chain ended with `head`; Malformed if it never did."""
+        for count in range(len(self.chain), -1, -1):
+            team = TeamRecord(self.signed, self.charter, self.chain[:count])
+            if team.head == head:
+                return team
+        raise Malformed(f"no amendment has the digest {head[:16]}...")
+
+    def roster(self, step: int) -> Roster:
+        """The members in a step, in the order in which they joined."""
+        roster = {m.name: m for m in self.charter.members}
+        for change in sorted(self.amendments, key=lambda a: (a.step, a.number)):
+            if change.step <= step:
+                _apply(roster, change)
+        return roster
+
+    def keys(self, name: str, step: int) -> list[str]:
+        """Keys that requests of a member may use while `step` is open: the present one, and those that
+        amendments announce. A member that left keeps its last key, one that was expelled has none."""
+        own = [a for a in self.amendments if a.member == name]
+        if own and own[-1].kind == "expel" and own[-1].step <= step:
+            return []
+        coming = [a.key for a in own if a.step > step and a.key]
+        left = sorted((a.step - 1 for a in own if a.step <= step), reverse=True)
+        for at in (step, *left):
+            if name in (roster := self.roster(at)):
+                return [roster[name].key, *coming]
+        return coming
+
+    def amended(self, signed: Signed) -> TeamRecord:
+        """The team with one more amendment; Malformed if it is not valid."""
+        try:
+            new = Amended.model_validate(signed.content)
+        except ValidationError as error:
+            raise Malformed(f"amendment: {explain(error, Amended, signed.content)}") from error
+        if (new.team, new.number, new.previous) != (self.id, len(self.chain), self.head):
+            raise Malformed(
+                f"amendment: it must have number {len(self.chain)} and follow {self.head[:16]}...: "
+                "another one was added in the meantime, sign again"
+            )
+        before = self.roster(new.step)
+        if (new.member in before) == (new.kind == "join"):
+            verb = "already is" if new.kind == "join" else "is not"
+            raise Malformed(f"amendment: {new.member!r} {verb} a member in step {new.step + 1}")
+        signer = before[new.member].key if new.signer == "member" else self.charter.founder
+        signed.check(signer, f"amendment of {new.member!r}")
+        used = {self.charter.hub, *(m.key for m in before.values())}
+        if new.key in used:
+            raise Malformed(
+                "amendment: the key is in use; make a new one with `hacrl key new FILE`"
+            )
+        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
+        for step in {a.step for a in team.amendments}:
+            team.roster(step)  # Malformed if a later amendment no longer fits
+        return team
+
+    def amend(self, signing_key: Key, /, **fields: Any) -> Signed:
+        """Sign the next amendment."""
+        link = {"team": self.id, "number": len(self.chain), "previous": self.head}
+        try:
+            content = Amended.model_validate({**link, **fields}).model_dump(mode="json")
+        except ValidationError as error:
+            raise UserError(f"amendment: {explain(error, Amended, fields)}") from error
+        return signing_key.sign("amendment", content)
+
+
+def _apply(roster: Roster, change: Amended) -> None:
+    name = change.member
+    if (name in roster) == (change.kind == "join"):
+        raise Malformed(f"amendment {change.number}: {change.kind} of {name!r} no longer fits")
+    if change.kind == "join":
+        assert change.key is not None and change.publish is not None
+        roster[name] = Member(name=name, key=change.key, publish=change.publish)
+    elif change.kind == "rotate":
+        assert change.key is not None
+        roster[name] = roster[name].model_copy(update={"key": change.key})
+    else:
+        del roster[name]
+
+
+def sign_charter(path: Path, key: Key) -> TeamRecord:
+    """Sign charter.toml; the result is written by the caller as charter.json."""
+    content = read_charter(path)
+    if content["founder"] != key.public:
+        raise UserError(
+            f"{path}: founder = {content['founder']!r} is not the key given: {key.public}"
+        )
+    return TeamRecord.verified(key.sign("charter", content))
+
+
+def load_charter(path: Path) -> TeamRecord:
+    """Read the signed charter of charter.toml, which is charter.json beside it, or charter.json."""
+    signed = path.with_suffix(".json")
+    sign = f"`hacrl charter sign {path.with_suffix('.toml')} --key FOUNDER.key`"
+    if not signed.is_file():
+        raise UserError(
+            f"{signed} does not exist: the charter is not signed. The founder runs {sign}"
+        )
+    try:
+        team = TeamRecord.verified(Signed.decode("charter", signed.read_bytes().strip()))
+    except Malformed as error:
+        raise UserError(f"{signed}: {error}. The founder signs again with {sign}") from error
+    if path.suffix == ".toml" and read_charter(path) != team.signed.content:
+        raise UserError(
+            f"{path} was changed after it was signed. Undo the change, or start a new team: {sign}"
+        )
+    return team

@@ -1,0 +1,11 @@
+"""The hub: a server through which the members of a team exchange batches.
+
+tables.py    the database: records of batches, skips, snapshots, amendments and proofs
+store.py     the rules: what is accepted, when a step closes, who receives what
+gate.py      who sent a request: signatures, nonces and rate limits
+app.py       the endpoints
+server.py    starts the server (`hacrl hub`)
+
+Members trust the hub to be reachable, to close steps on time and not to reveal a step early. They
+verify everything else: batches are signed by their authors, snapshots are chained.
+"""

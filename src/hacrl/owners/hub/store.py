@@ -1,0 +1,376 @@
+"""The rules of the hub: what is accepted, when a step closes, and who receives what.
+
+A batch is acknowledged after its parts and its record are on the disk. A step closes when all its
+members have sent a batch or a skip, or at the deadline; its snapshot is committed before anyone
+receives it. The methods are called from several threads; changes happen under one lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping, func, insert, or_, select
+
+from hacrl.errors import UserError
+from hacrl.owners.batch import Envelope, Layout, measure
+from hacrl.owners.charter import LEVELS, TeamRecord
+from hacrl.owners.hub import tables as t
+from hacrl.owners.hub.records import Records
+from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
+
+
+class Refused(Exception):
+    """A request that the hub does not carry out: HTTP status, code and one sentence."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class HubStore(Records):
+    """State of one team on the hub.
+
+    Example: store = HubStore(team, hub_key, connect("sqlite:///hub.db"), Path("hub-data"))
+    """
+
+    def __init__(
+        self,
+        team: TeamRecord,
+        key: Key,
+        engine: Engine,
+        data: Path,
+        keep_steps: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if key.public != team.charter.hub:
+            raise UserError(
+                f"--key: its public key is {key.public}, but the charter has hub = "
+                f"{team.charter.hub!r}: give the hub's key"
+            )
+        super().__init__(team, engine, data, keep_steps)
+        self.key, self.clock, self.charter = key, clock, team.charter
+        self.on_close: Callable[[], None] = lambda: None
+        """Called after a step was closed."""
+        self.close_if_due()
+        self.prune()
+
+    # ------------------------------------------------------------ batches and skips
+
+    def precheck(self, member: str, layout: Layout) -> Signed | None:
+        """Check everything about a batch except its contents. Return the receipt if the same batch is
+        stored already, None if it is new; Refused otherwise."""
+        envelope, signed = layout.envelope, layout.signed
+        roster = self._member_of(member, envelope.agent, envelope.team, envelope.step)
+        if not signed.valid(roster.key):
+            raise Refused(403, "signature", f"the envelope is not signed by {member!r}'s key")
+        if found := self.arrival(envelope.step, member, "batch"):
+            return self._again(found, signed, envelope)
+        self._check_counts(envelope, roster.publish)
+        self._check_head(envelope)
+        self._lateness(envelope.step, member)
+        return None
+
+    def put(self, member: str, layout: Layout, parts: tuple[bytes, bytes]) -> Signed:
+        """Store a batch and return the receipt. The caller has called `precheck`."""
+        envelope = layout.envelope
+        left = self.charter.max_batch_bytes
+        for part, digest, rows in zip(
+            parts,
+            (envelope.outcomes, envelope.texts),
+            (envelope.rows, envelope.published),
+            strict=True,
+        ):
+            found_digest, found_rows, size = measure(part, left)
+            left -= size
+            if (found_digest, found_rows) != (digest, rows):
+                raise Malformed("a part does not have the digest and rows of the envelope")
+        files = dict(zip((envelope.outcomes, envelope.texts), parts, strict=True))
+        self.write(files)
+        with self.writing() as db:
+            self.write(files)  # in case they were pruned in the meantime
+            if found := self.arrival(envelope.step, member, "batch", db):
+                return self._again(found, layout.signed, envelope)
+            late = self._lateness(envelope.step, member, db)
+            now = self.clock()
+            receipt = self._receipt(layout.signed, envelope, late, now)
+            row = {"step": envelope.step, "agent": member, "kind": "batch", "late": late}
+            row |= {"received": now, "outcomes": envelope.outcomes, "texts": envelope.texts}
+            row |= {"record": _text(layout.signed), "receipt": _text(receipt)}
+            db.execute(insert(t.arrivals).values(row))
+        self.close_if_due()
+        return receipt
+
+    def skip(self, member: str, signed: Signed) -> Signed:
+        """Store a signed skip of a step and return the receipt."""
+        content = signed.content
+        if set(content) != {"team", "agent", "step"} or type(content["step"]) is not int:
+            raise Malformed("skip: the content must be team, agent and step")
+        step = content["step"]
+        roster = self._member_of(member, content["agent"], content["team"], step)
+        if not signed.valid(roster.key):
+            raise Refused(403, "signature", f"the skip is not signed by {member!r}'s key")
+        with self.writing() as db:
+            if found := self.arrival(step, member, "skip", db):
+                return Signed.decode("receipt", found["receipt"].encode())
+            if self.arrival(step, member, "batch", db):
+                raise Refused(409, "published", f"step {step + 1} has a batch of {member!r}")
+            now = self.clock()
+            receipt = self.key.sign("receipt", {**content, "skip": signed.digest, "time": now})
+            row = {"step": step, "agent": member, "kind": "skip", "late": step < self.open}
+            row |= {"received": now, "record": _text(signed), "receipt": _text(receipt)}
+            db.execute(insert(t.arrivals).values(row))
+        self.close_if_due()
+        return receipt
+
+    def _member_of(self, member: str, agent: Any, team: Any, step: int) -> Any:
+        if agent != member or team != self.team.id:
+            raise Refused(403, "author", "the record is of another member or another team")
+        if not 0 <= step < self.charter.steps:
+            raise Refused(409, "step", f"the team has steps 1 to {self.charter.steps}")
+        if step > self.open:
+            raise Refused(
+                409, "early", f"step {step + 1} is not open: the open one is {self.open + 1}"
+            )
+        found = self.team.roster(step).get(member)
+        if found is None:
+            raise Refused(403, "roster", f"{member!r} is not a member in step {step + 1}")
+        return found
+
+    def _again(self, found: RowMapping, signed: Signed, envelope: Envelope) -> Signed:
+        """The receipt of a stored batch, or a refusal and a proof if the new one differs."""
+        stored = Signed.decode("envelope", found["record"].encode())
+        if Envelope.model_validate(stored.content).same == envelope.same:
+            return Signed.decode("receipt", found["receipt"].encode())
+        self._prove(stored, signed)
+        raise Refused(
+            409,
+            "equivocation",
+            f"another batch of {envelope.agent!r} for step {envelope.step + 1} is stored; both "
+            "envelopes are recorded",
+        )
+
+    def _prove(self, stored: Signed, new: Signed) -> None:
+        """Record two envelopes of one step that its author signed."""
+        agent, step = stored.content["agent"], stored.content["step"]
+        record = canonical({"envelopes": [stored.plain(), new.plain()], "kind": "equivocation"})
+        row = {"digest": sha256(record), "step": step, "agent": agent, "found": self.clock()}
+        with self.writing() as db:
+            mine = (t.proofs.c.agent == agent) & (t.proofs.c.step == step)
+            count = db.scalar(select(func.count()).select_from(t.proofs).where(mine)) or 0
+            known = db.scalar(select(t.proofs.c.step).where(t.proofs.c.digest == row["digest"]))
+            if known is None and count < 8:  # more of them prove nothing new
+                db.execute(insert(t.proofs).values(row | {"record": record.decode()}))
+
+    def _check_counts(self, envelope: Envelope, level: str) -> None:
+        """Check the numbers of rows against the charter."""
+        most = self.charter.max_rows if level != "nothing" else 0
+        texts = envelope.rows if level in ("successes", "all") else 0
+        if envelope.rows > most or envelope.published > texts:
+            raise Refused(
+                413,
+                "rows",
+                f"{envelope.rows} outcomes and {envelope.published} texts; publish = {level!r} allows "
+                f"{most} and {texts}",
+            )
+
+    def _check_head(self, envelope: Envelope) -> None:
+        """Check that the snapshot which the author has seen is one of this hub."""
+        if envelope.head is None:
+            return
+        head = Signed.of("snapshot", envelope.head)
+        if not head.valid(self.charter.hub):
+            raise Refused(403, "head", "the envelope's head is not signed by this hub")
+        step = head.content.get("step")
+        known = self.snapshot_of(step) if type(step) is int else None
+        if known is None or known.content != head.content:
+            raise Refused(
+                409,
+                "fork",
+                f"the envelope names a snapshot of step {step} that this hub signed but does not have: "
+                "the hub was restored from an old backup, or two hubs use one key",
+            )
+
+    def _lateness(self, step: int, member: str, db: Connection | None = None) -> bool:
+        """Whether a new batch would be late; Refused if it comes too late."""
+        skipped = self.arrival(step, member, "skip", db) is not None
+        if step == self.open and not skipped:
+            return False
+        limit = self.charter.staleness
+        if step == self.open:
+            raise Refused(409, "skipped", f"step {step + 1} was skipped and is still open")
+        if self.open - step > limit:
+            raise Refused(
+                409, "late", f"step {step + 1} is closed and the team's staleness is {limit}"
+            )
+        if self.exists(t.reveals, step, member, db):
+            raise Refused(409, "revealed", f"{member!r} has read step {step + 1} already")
+        return True
+
+    def _receipt(self, signed: Signed, envelope: Envelope, late: bool, now: float) -> Signed:
+        content: Content = {
+            "team": self.team.id,
+            "agent": envelope.agent,
+            "step": envelope.step,
+            "envelope": signed.digest,
+            "outcomes": envelope.outcomes,
+            "texts": envelope.texts,
+            "late": late,
+            "time": now,
+        }
+        return self.key.sign("receipt", content)
+
+    # ------------------------------------------------------------ closing
+
+    def close_if_due(self) -> float | None:
+        """Close the open step if all its members have arrived, or its deadline has passed. Return the
+        seconds until the deadline; None if none is running."""
+        closed = False
+        try:
+            with self.lock:
+                while self.open < self.charter.steps:
+                    with self.writing() as db:
+                        columns = (t.arrivals.c.agent, t.arrivals.c.kind, t.arrivals.c.received)
+                        here = t.arrivals.c.step == self.open
+                        rows = list(db.execute(select(*columns).where(here)))
+                        began = min((r.received for r in rows if r.kind == "batch"), default=None)
+                        limit = self.charter.deadline
+                        left = began + limit - self.clock() if began and limit else None
+                        roster = self.team.roster(self.open)
+                        missing = set(roster) - {r.agent for r in rows}
+                        if (missing or not roster) and (left is None or left > 0):
+                            return left
+                        snapshot = self._sign_snapshot(db)
+                    self.head, self.open, closed = snapshot, self.open + 1, True
+            return None
+        finally:
+            if closed:
+                self.prune()
+                self.on_close()
+
+    def _sign_snapshot(self, db: Connection) -> Signed:
+        """Commit the snapshot of the open step."""
+        step = self.open
+        here = (t.arrivals.c.step == step) & (t.arrivals.c.kind == "batch")
+        rows = {r.agent: r for r in db.execute(select(t.arrivals).where(here)) if not r.late}
+        batches = {
+            agent: {
+                "envelope": Signed.decode("envelope", rows[agent].record.encode()).digest,
+                "outcomes": rows[agent].outcomes,
+                "texts": rows[agent].texts,
+            }
+            for agent in sorted(rows)
+        }
+        content: Content = {
+            "team": self.team.id,
+            "step": step,
+            "batches": batches,
+            "previous": self.head.digest if self.head else self.team.id,
+            "amendments": self.team.head,
+        }
+        signed = self.key.sign("snapshot", content)
+        row = {"step": step, "closed": self.clock(), "record": _text(signed)}
+        db.execute(insert(t.snapshots).values(row))
+        return signed
+
+    def amend(self, signed: Signed) -> None:
+        """Append an amendment to the chain."""
+        with self.writing() as db:
+            if signed.digest in {a.digest for a in self.team.chain}:
+                return
+            team = self.team.amended(signed)
+            new = team.amendments[-1]
+            if new.step < self.open:
+                raise Refused(
+                    409,
+                    "closed",
+                    f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}",
+                )
+            here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
+            if new.step == self.open and any(here):
+                raise Refused(
+                    409,
+                    "arrived",
+                    f"{new.member!r} has sent step {new.step + 1}; the earliest possible is the next",
+                )
+            db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
+            self.team = team
+        self.close_if_due()
+
+    # ------------------------------------------------------------ reading
+
+    def snapshot(self, member: str, step: int) -> Signed:
+        """The snapshot of a closed step, for a member that has committed to the step."""
+        self._committed(member, step)
+        found = self.snapshot_of(step)
+        assert found is not None
+        return found
+
+    def listing(self, member: str, step: int) -> list[Content]:
+        """The envelopes of a closed step, also those of late batches."""
+        self._reveal(member, step)
+        columns = (t.arrivals.c.agent, t.arrivals.c.late, t.arrivals.c.record)
+        here = (t.arrivals.c.step == step) & (t.arrivals.c.kind == "batch")
+        with self.engine.connect() as db:
+            rows = db.execute(select(*columns).where(here).order_by(t.arrivals.c.agent))
+            return [
+                {"late": r.late, "envelope": Signed.decode("envelope", r.record.encode()).plain()}
+                for r in rows
+            ]
+
+    def part(self, member: str, step: int, digest: str) -> Path:
+        """The file of a part of a closed step, if the member may read it."""
+        self._reveal(member, step)
+        a = t.arrivals.c
+        here = (a.step == step) & or_(a.outcomes == digest, a.texts == digest)
+        with self.engine.connect() as db:
+            rows = list(db.execute(select(a.agent, a.outcomes).where(here)))
+        if not rows:
+            raise Refused(404, "part", f"step {step + 1} has no part {digest[:16]}...")
+        if not any(r.outcomes == digest or self._may_read(member, r.agent, step) for r in rows):
+            raise Refused(
+                403,
+                "reciprocity",
+                f"{member!r} publishes less than {rows[0].agent!r}, or nothing in step {step + 1}",
+            )
+        path = self.path(digest)
+        if not path.exists():
+            raise Refused(410, "gone", f"the hub keeps the batches of {self.keep_steps} steps")
+        return path
+
+    def _may_read(self, member: str, author: str, step: int) -> bool:
+        """Whether reciprocity lets the member receive the author's texts."""
+        if member == author or not self.charter.reciprocity:
+            return True
+        roster = self.team.roster(step)
+        if member not in roster or self.arrival(step, member, "batch") is None:
+            return False
+        return LEVELS.index(roster[member].publish) >= LEVELS.index(roster[author].publish)
+
+    def _committed(self, member: str, step: int) -> None:
+        """Refused unless the step is closed and the member's batch or skip of it is stored. Steps
+        before a member joined, or after it left, need neither."""
+        if not 0 <= step < self.open:
+            raise Refused(404, "open", f"step {step + 1} is not closed")
+        if member in self.team.roster(step) and not any(
+            self.arrival(step, member, kind) for kind in ("batch", "skip")
+        ):
+            raise Refused(
+                403, "commit", f"publish or skip step {step + 1} first: it is revealed afterwards"
+            )
+
+    def _reveal(self, member: str, step: int) -> None:
+        """Like `_committed`, and record that a member without a batch reads the step."""
+        self._committed(member, step)
+        if member in self.team.roster(step) and not self.arrival(step, member, "batch"):
+            with self.writing() as db:
+                if self.arrival(step, member, "batch", db) is None and not self.exists(
+                    t.reveals, step, member, db
+                ):
+                    db.execute(insert(t.reveals).values(step=step, agent=member))
+
+
+def _text(signed: Signed) -> str:
+    return signed.encode().decode()

@@ -1,0 +1,229 @@
+"""Canonical JSON, Ed25519 keys and signed records.
+
+A signature covers the bytes
+
+    hacrl-KIND-v1\\n{canonical JSON}
+
+Each kind of record has its own first line, so that a signature of one kind is never valid for another.
+Canonical JSON has sorted keys, no spaces, UTF-8 and finite numbers: equal values have equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hacrl.errors import UserError
+from hacrl.store.files import write_atomic
+
+try:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+except ImportError as error:
+    raise UserError(
+        f"keys and hubs need more packages: pip install 'hacrl[owners]' ({error})"
+    ) from error
+
+PROTOCOL = 1
+"""Version of the records and of the hub's endpoints."""
+
+KINDS = ("request", "envelope", "skip", "snapshot", "charter", "amendment", "receipt")
+
+Content = dict[str, Any]
+
+
+class Malformed(UserError):
+    """Bytes of someone else that are not what they should be."""
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON of plain data. ValueError for anything that JSON cannot represent exactly.
+
+    Example: canonical({"b": 1, "a": ["x"]}) == b'{"a":["x"],"b":1}'
+    """
+    _check_keys(value)
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
+
+
+def _check_keys(value: Any) -> None:
+    """json.dumps would turn the key 1 into "1", and a tuple into a list."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r} is not text")
+            _check_keys(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_keys(item)
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise ValueError(f"{value!r} is not plain data")
+
+
+def parse(data: bytes) -> Any:
+    """Parse canonical JSON of someone else; Malformed for any other spelling, so that each value has
+    one form in bytes."""
+    try:
+        value = json.loads(data.decode())
+        same = canonical(value) == data
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {str(error)[:100]}") from error
+    if not same:
+        raise Malformed("not canonical JSON: sorted keys, no spaces, no key twice")
+    return value
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_hex(value: Any, size: int) -> bool:
+    """Whether the value is lower-case hexadecimal text of `size` bytes."""
+    return (
+        isinstance(value, str) and len(value) == 2 * size and set(value) <= set("0123456789abcdef")
+    )
+
+
+def signed_bytes(kind: str, content: Content) -> bytes:
+    """The bytes that a signature of this kind covers."""
+    assert kind in KINDS, kind
+    return f"hacrl-{kind}-v{PROTOCOL}\n".encode() + canonical(content)
+
+
+def verify(public: str, kind: str, content: Content, signature: str) -> bool:
+    """Whether `signature` is the signature of the content by the owner of the public key."""
+    if not (is_hex(public, 32) and is_hex(signature, 64)):
+        return False
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(bytes.fromhex(signature), signed_bytes(kind, content))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def request_content(
+    team: str, hub: str, member: str, method: str, path: str, body: str, time: float, nonce: str
+) -> Content:
+    """What the signature of a request covers. `path` includes the query."""
+    return {
+        "team": team,
+        "hub": hub,
+        "member": member,
+        "method": method,
+        "path": path,
+        "body": body,
+        "time": time,
+        "nonce": nonce,
+    }
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A record and its signature.
+
+    Example: Signed.decode("charter", data).check(founder, "the charter")
+    """
+
+    kind: str
+    content: Content
+    signature: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical JSON of the content."""
+        return sha256(canonical(self.content))
+
+    def plain(self) -> Content:
+        return {"content": self.content, "signature": self.signature}
+
+    def encode(self) -> bytes:
+        """One line of canonical JSON, without the line break."""
+        return canonical(self.plain())
+
+    @classmethod
+    def decode(cls, kind: str, data: bytes) -> Signed:
+        return cls.of(kind, parse(data))
+
+    @classmethod
+    def of(cls, kind: str, value: Any) -> Signed:
+        """The record in parsed JSON. The signature is not verified."""
+        if not isinstance(value, dict) or set(value) != {"content", "signature"}:
+            raise Malformed(f"{kind}: must be an object with the keys content and signature")
+        content, signature = value["content"], value["signature"]
+        if not isinstance(content, dict) or not is_hex(signature, 64):
+            raise Malformed(f"{kind}: content must be an object, signature 128 hexadecimal digits")
+        return cls(kind, content, signature)
+
+    def valid(self, public: str) -> bool:
+        return verify(public, self.kind, self.content, self.signature)
+
+    def check(self, public: str, what: str) -> Content:
+        """Return the content; Malformed if the signature is not by this key."""
+        if not self.valid(public):
+            raise Malformed(f"{what}: the signature is not by the key {public[:16]}...")
+        return self.content
+
+
+class Key:
+    """A private Ed25519 key.
+
+    Example: Key.new().sign("skip", {"step": 3}).valid(key.public)
+    """
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes_raw().hex()
+        """The public key: 64 hexadecimal digits."""
+
+    @classmethod
+    def new(cls) -> Key:
+        return cls(Ed25519PrivateKey.generate())
+
+    def sign(self, kind: str, content: Content) -> Signed:
+        return Signed(kind, content, self._private.sign(signed_bytes(kind, content)).hex())
+
+    def write(self, path: Path) -> None:
+        """Write the key to a new file that only its owner can read."""
+        pem = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        try:
+            write_atomic(path, pem, replace=False, mode=0o600)
+        except FileExistsError as error:
+            raise UserError(
+                f"{path} exists: choose another name, keys are never replaced"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> Key:
+        """Read a key file; UserError if others can read it."""
+        try:
+            mode = path.stat().st_mode
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{path} does not exist: make a key with `hacrl key new {path}`"
+            ) from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise UserError(f"{path} can be read by others: run `chmod 600 {path}`")
+        try:
+            private = load_pem_private_key(data, None)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} is not a key file of `hacrl key new`") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise UserError(f"{path} is not an Ed25519 key: make one with `hacrl key new FILE`")
+        return cls(private)

@@ -1,0 +1,261 @@
+"""A hub as a process, with real requests: what members get, and what nobody gets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hub_process import NAMES, HubProcess, rows
+
+from hacrl.errors import UserError
+from hacrl.owners.batch import OUTCOME, Batch, Claim, Outcome
+from hacrl.owners.client import HubClient, HubRefused
+from hacrl.owners.connection import Sender
+from hacrl.owners.signing import Key, Signed, canonical
+from hacrl.store.codec import TRAJECTORY
+from hacrl.types import Status
+
+pytestmark = pytest.mark.hub
+MakeHub = Callable[..., HubProcess]
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(HubRefused) as found:
+        call()
+    return found.value.code
+
+
+def raw(
+    hub: HubProcess, headers: dict[str, str], body: bytes = b"", path: str = "/v1/state"
+) -> str:
+    """The code of the refusal of one request; "" if it is accepted."""
+    method = "PUT" if body else "GET"
+    answer = httpx.request(method, hub.url + path, content=body, headers=headers)
+    return "" if answer.status_code == 200 else str(answer.json()["error"])
+
+
+def sender(process: HubProcess, name: str = "ant", **fields: Any) -> Sender:
+    team, key = process.team, process.keys["ant"]
+    return Sender(**{"team": team.id, "hub": team.charter.hub, "name": name, "key": key} | fields)
+
+
+def test_three_members_over_several_steps(any_hub: MakeHub) -> None:
+    """Every member gets the same chain of snapshots and the bytes that the others published."""
+    hub = any_hub()
+    clients = {name: hub.client(name) for name in NAMES}
+
+    def member(name: str) -> list[Signed]:
+        client, heads = clients[name], []
+        for step in range(4):
+            receipt = client.put(hub.batch(client, step))
+            assert receipt.content["late"] is False
+            found = client.snapshot(step)
+            assert found is not None
+            heads.append(found)
+            for listed in client.envelopes(step):
+                sent = rows(listed.envelope.agent, step)
+                texts = client.part(step, listed.envelope.texts).splitlines()
+                decoded = [TRAJECTORY.decode(line) for line in texts]
+                assert [(t.key, t.text, t.reward) for t in decoded] == [
+                    (t.key, t.text, t.reward) for t in sent
+                ]
+                assert b"gold answer" not in b"".join(texts) and b"secret" not in b"".join(texts)
+                outcomes = client.part(step, listed.envelope.outcomes).splitlines()
+                assert OUTCOME.decode(outcomes[1]) == Outcome("q0", 1, Claim(1.0, Status.OK))
+        return heads
+
+    with ThreadPoolExecutor(3) as threads:
+        chains = list(threads.map(member, NAMES))
+    assert chains[0] == chains[1] == chains[2]
+    assert [h.content["previous"] for h in chains[0]] == [
+        hub.team.id,
+        *(h.digest for h in chains[0][:-1]),
+    ]
+    assert list(chains[0][3].content["batches"]) == sorted(NAMES)
+    assert hub.metrics()["hacrl_hub_batches_total"] == 12
+    assert hub.metrics()["hacrl_hub_open_step"] == 4
+
+
+def test_a_second_batch_is_refused_and_proved(any_hub: MakeHub) -> None:
+    hub = any_hub()
+    ant = hub.client("ant")
+    first = hub.batch(ant, 0)
+    receipt = ant.put(first)
+    assert ant.put(first) == receipt  # idempotent
+    other = hub.batch(ant, 0, rows=rows("ant", 0, texts=6))
+    for _ in range(2):
+        assert refused(lambda: ant.put(other)) == "equivocation"
+    (proof,) = json.loads(hub.client("bee")._send("GET", "/v1/proofs"))
+    envelopes = [Signed.of("envelope", value) for value in proof["envelopes"]]
+    assert [e.digest for e in envelopes] == [first.envelope.digest, other.envelope.digest]
+    assert all(e.valid(hub.keys["ant"].public) for e in envelopes)
+
+
+def test_commit_then_reveal(make_hub: MakeHub) -> None:
+    """Nobody reads a step before it is closed, or before the own batch or skip is stored."""
+    hub = make_hub(deadline=1.0, staleness=2)
+    ant, bee, cat = (hub.client(name) for name in NAMES)
+    ant.put(hub.batch(ant, 0))
+    part = f"/v1/steps/0/parts/{hub.batch(ant, 0).envelope.content['texts']}"
+    assert refused(lambda: ant._send("GET", part)) == "open"
+    bee.put(hub.batch(bee, 0))
+    found = ant.snapshot(0)  # the deadline closes it without cat
+    assert found is not None and list(found.content["batches"]) == ["ant", "bee"]
+    for path in ("/v1/steps/0/snapshot", "/v1/steps/0/envelopes", part):
+        assert refused(lambda path=path: cat._send("GET", path)) == "commit"
+    assert cat.put(hub.batch(cat, 0)).content["late"] is True
+    assert cat.snapshot(0) == found
+    assert bee.snapshot(0) == found
+    assert [(e.envelope.agent, e.late) for e in bee.envelopes(0)] == [
+        ("ant", False),
+        ("bee", False),
+        ("cat", True),
+    ]
+
+
+def test_after_a_skip_and_a_look_no_batch_is_accepted(make_hub: MakeHub) -> None:
+    hub = make_hub(staleness=2, reciprocity=False)
+    ant, bee, cat = (hub.client(name) for name in NAMES)
+    cat.skip(0)
+    assert refused(lambda: cat.put(hub.batch(cat, 0))) == "skipped"
+    for client in (ant, bee):
+        client.put(hub.batch(client, 0))
+    header = cat.snapshot(0)  # a skip counts as an arrival
+    assert header is not None and "cat" not in header.content["batches"]
+    cat.part(0, header.content["batches"]["ant"]["texts"])
+    assert refused(lambda: cat.put(hub.batch(cat, 0))) == "revealed"
+    assert refused(lambda: cat.put(hub.batch(cat, 4))) == "early"
+
+
+def test_late_batches_are_refused_after_staleness(make_hub: MakeHub) -> None:
+    hub = make_hub(deadline=0.3)
+    ant, bee = hub.client("ant"), hub.client("bee")
+    ant.put(hub.batch(ant, 0))
+    assert ant.snapshot(0) is not None
+    assert refused(lambda: bee.put(hub.batch(bee, 0))) == "late"
+    bee.skip(0)
+    assert bee.snapshot(0) == ant.snapshot(0)
+
+
+def test_reciprocity(make_hub: MakeHub) -> None:
+    """A member reads texts of those that publish as much, or less; outcomes are for all."""
+    hub = make_hub(levels={"bee": "successes", "cat": "rewards"})
+    clients = {name: hub.client(name) for name in NAMES}
+    levels = {"ant": "all", "bee": "successes", "cat": "rewards"}
+    assert refused(lambda: clients["cat"].put(hub.batch(clients["cat"], 0, "all"))) == "rows"
+    for name, client in clients.items():
+        client.put(hub.batch(client, 0, levels[name]))
+    header = clients["ant"].snapshot(0)
+    assert header is not None
+
+    def reads(name: str, author: str, part: str) -> int | str:
+        try:
+            digest = header.content["batches"][author][part]
+            return clients[name].part(0, digest).count(b"\n")
+        except HubRefused as error:
+            return error.code
+
+    assert [[reads(n, a, "texts") for a in NAMES] for n in NAMES] == [
+        [4, 2, 0],
+        ["reciprocity", 2, 0],
+        ["reciprocity", "reciprocity", 0],
+    ]
+    assert [[reads(n, a, "outcomes") for a in NAMES] for n in NAMES] == [[4, 4, 4]] * 3
+
+
+def test_requests_that_are_refused(make_hub: MakeHub) -> None:
+    """Replay, wrong key, clock, team, hub, path, body: each has its code, and a 401 the hub's time."""
+    hub = make_hub()
+    good = sender(hub).headers("GET", "/v1/state", b"")
+    assert raw(hub, good) == ""
+    assert raw(hub, good) == "replay"
+    assert raw(hub, {}) == "member"
+    for fields in ({"key": Key.new()}, {"team": "0" * 64}, {"hub": "0" * 64}, {"name": "bee"}):
+        assert raw(hub, sender(hub, **fields).headers("GET", "/v1/state", b"")) == "signature"
+    assert raw(hub, sender(hub).headers("GET", "/v1/proofs", b"")) == "signature"
+    assert raw(hub, sender(hub).headers("PUT", "/v1/state", b"")) == "signature"
+    assert (
+        raw(hub, {**sender(hub).headers("GET", "/v1/state", b""), "Hacrl-Time": "nan"}) == "headers"
+    )
+    body = hub.batch(hub.client("ant"), 0).encode()
+    path = "/v1/steps/0/batch"
+    headers = sender(hub).headers("PUT", path, body)
+    assert raw(hub, headers, body + b"x", path) == "body"
+    answer = httpx.get(f"{hub.url}/v1/state")
+    assert answer.status_code == 401 and abs(answer.json()["time"] - time.time()) < 5
+
+
+def test_a_clock_that_is_off(make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = make_hub()
+    ant = hub.client("ant")
+    real = time.time
+    monkeypatch.setattr("hacrl.owners.connection.time.time", lambda: real() - 300)
+    with pytest.raises(UserError, match="set the clock"):
+        ant.state()
+    monkeypatch.setattr("hacrl.owners.connection.time.time", lambda: real() + 100)
+    assert ant.state()["open"] == 0
+
+
+def test_sizes_are_checked_before_parsing(make_hub: MakeHub) -> None:
+    """Too many bytes, a gzip bomb, too many rows, trailing bytes, wrong digests."""
+    hub = make_hub()
+    ant = hub.client("ant")
+    good = hub.batch(ant, 0)
+
+    def put(outcomes: bytes, texts: bytes, envelope: Signed = good.envelope, size: int = 0) -> str:
+        line = {"envelope": envelope.plain(), "outcomes": size or len(outcomes)}
+        body = canonical(line | {"texts": len(texts)}) + b"\n" + outcomes + texts
+        return refused(lambda: ant._send("PUT", "/v1/steps/0/batch", body))
+
+    a, b = gzip.compress(good.outcomes), gzip.compress(good.texts)
+    bomb = gzip.compress(b"x" * 50_000_000)
+    assert len(bomb) < 100_000  # the compressed size alone would be accepted
+    assert put(a, bomb) == "malformed"
+    assert put(a, b"\0" * 500_000) == "size"
+    assert put(a, b + b"x") == "malformed"
+    assert put(a + a, b) == "malformed"
+    assert put(a, b[:-9]) == "malformed"
+    assert put(b, a) == "malformed"
+    assert put(a, b, size=-1) == "malformed"
+    assert put(a, b, size=10**9) == "malformed"
+    forged = Signed("envelope", {**good.envelope.content, "rows": 3}, good.envelope.signature)
+    assert put(a, b, forged) == "signature"
+    many = Batch.build(ant.key, hub.team.id, "ant", 0, rows("ant", 0, 40), "all", None)
+    assert refused(lambda: ant.put(many)) == "rows"
+    assert hub.metrics()["hacrl_hub_arrived"] == 0
+    assert hub.metrics()["hacrl_hub_memory_bytes"] < 300e6
+    assert ant.put(good).content["late"] is False
+
+
+def test_a_hub_that_is_away_is_waited_for(make_hub: MakeHub, tmp_path: Path) -> None:
+    hub = make_hub()
+    ant = hub.client("ant")
+    hub.kill()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(lambda: ant.put(hub.batch(ant, 0)))
+        time.sleep(2)
+        hub.start()
+        assert answer.result().content["agent"] == "ant"
+    assert len([n for n in hub.notes if "waiting for the hub" in n]) == 1
+    impatient = hub.client("ant", patience=0.0)
+    hub.kill()
+    with pytest.raises(UserError, match="Nothing is lost"):
+        impatient.state()
+
+
+def test_wrong_key_wrong_name_wrong_team(make_hub: MakeHub) -> None:
+    hub, other = make_hub(), make_hub(name="fishes")
+    with pytest.raises(UserError, match="is not the key of 'ant'"):
+        hub.client("ant", key="bee")
+    with pytest.raises(UserError, match="is not the key of 'dog'"):
+        HubClient(hub.url, "dog", Key.new(), hub.folder / "dog")
+    folder = hub.client("ant").folder
+    with pytest.raises(UserError, match="is the hub of the team"):
+        HubClient(other.url, "ant", other.keys["ant"], folder)
