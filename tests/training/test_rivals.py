@@ -135,7 +135,9 @@ def test_tokens_cross_only_when_they_are_asked_for(tmp_path: Path) -> None:
     assert {t.tokens for g in snapshot(run).groups for t in g.trajectories} == {None}
 
 
-@pytest.mark.parametrize("name", ["sgt", "graft", "f-tis", "overlap"])
+@pytest.mark.parametrize(
+    "name", ["sgt", "graft", "f-tis", "overlap", "sapo", "luffy", "sft-success"]
+)
 def test_the_split_into_microbatches_changes_nothing(tmp_path: Path, name: str) -> None:
     """Losses of micro-batches add up to the minibatch's, divisors and padding included."""
     losses = []

@@ -227,3 +227,18 @@ def test_a_failed_run_is_reported_with_its_last_line(tmp_path: Path) -> None:
         compare(tmp_path / "tiny.toml", tmp_path / "out")
     assert f"log: {run.folder}.log" in str(error.value)
     assert not run.finished
+
+
+def test_dynamic_sampling_is_read_within_the_rollouts_of_the_reference(tmp_path: Path) -> None:
+    """gspo draws 4 x 4 x 4 = 64 rollouts in 4 steps. The other arm draws more in as many steps, and
+    counts up to its last evaluation within 64."""
+    arms = [SUITE["arms"][1], {"name": "d", "overrides": ["algorithm.name=gspo-dynamic"]}]
+    suite = write_suite(tmp_path, arms=arms, seeds=[1], overrides=[*SMALL.split(), "steps=4"])
+    gspo, dynamic = compare(suite, tmp_path / "out").rows
+    run = make_runs(load_suite(suite), tmp_path / "out")[1]
+    drawn = [row["rollouts"] for row in run.reader.metrics("train", "wren")]
+    sums = [sum(drawn[:n]) for n in range(5)]
+    within = [n for n in sums if n <= 64]
+    assert gspo.rollouts == 64 < sums[-1]
+    assert dynamic.rollouts == within[-1]
+    assert [band.rollouts for band in dynamic.curve] == within

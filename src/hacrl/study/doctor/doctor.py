@@ -239,10 +239,10 @@ def _print_plan(console: Console, config: Config) -> None:
         if need := _need(config, agent):
             memory = (need.weights, need.offloadable, need.learning, need.cache)
             sizes = [f"{need.parameters:,}", *(size_text(x) if x else "-" for x in memory)]
-        rollouts = 0 if agent.replay else config.prompts_per_step * config.samples_of(agent)
-        table.add_row(
-            agent.name, f"{rollouts:,}", *(plan_texts(plan) if algorithm else "--"), *sizes
-        )
+        prompts = dict.fromkeys((config.prompts_per_step, config.problems_per_step))
+        counts = [0] if agent.replay else [n * config.samples_of(agent) for n in prompts]
+        rollouts = " to ".join(f"{n:,}" for n in counts)
+        table.add_row(agent.name, rollouts, *(plan_texts(plan) if algorithm else "--"), *sizes)
     console.print(table)
 
 
