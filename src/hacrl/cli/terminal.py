@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +70,9 @@ def program() -> str:
     if found and Path(found).parent.resolve() == script.parent.resolve():
         return "hacrl"
     command = script if script.is_file() else Path(sys.executable)
-    path = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
+    path = str(command)
+    with suppress(FileNotFoundError):  # the working directory was deleted
+        path = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else path
     return path if command == script else f"{path} -m hacrl"
 
 

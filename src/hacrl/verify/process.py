@@ -74,7 +74,9 @@ class WorkerProcess:
                 start_new_session=True,  # its own process group: killed as a whole, no Ctrl-C
                 env={**_environment(), MARK: self._mark},
             )
-        paths = [str(Path.cwd()), *(str(Path(path).absolute()) for path in sys.path if path)]
+        paths = [os.path.abspath(path) for path in sys.path if path]
+        with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
+            paths.insert(0, os.getcwd())
         self._write(pickle.dumps((settings, paths)))
 
     @property
