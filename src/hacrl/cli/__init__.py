@@ -12,12 +12,16 @@ Commands import torch and transformers only when they need them, so `hacrl --hel
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from hacrl import __version__
 from hacrl.cli import owners, results, setup, training
+from hacrl.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from hacrl.stopping import remember_ctrl_c
 
 app = typer.Typer(
@@ -34,7 +38,16 @@ for commands in (training.commands, results.commands, setup.commands, owners.com
 def main() -> None:
     """The entry point of the console script."""
     remember_ctrl_c()
-    app(prog_name="hacrl")
+    try:
+        app(prog_name="hacrl")
+    except SystemExit as end:
+        if end.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            # Everything is closed. Python would collect all objects of torch and wait for threads.
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
+            os._exit(end.code)
+        raise
 
 
 def _print_version(wanted: bool) -> None:
