@@ -33,6 +33,7 @@ from hacrl.config_file import (
 )
 from hacrl.errors import UserError
 from hacrl.tasks.settings import TaskConfig
+from hacrl.trust import Level, TrustConfig
 from hacrl.verify.settings import VerifierConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -184,6 +185,9 @@ class AgentConfig(Table):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: gradients are scaled down to this norm."""
 
+    publish: Level = "all"
+    """What peers receive. all: every reply. successes: the text of right replies, the rewards of all.
+    rewards: rewards only. nothing: an empty batch."""
     samples_per_prompt: int | None = Field(None, ge=1)
     """Samples per prompt of this agent. Unset: the run's."""
     max_prompt_tokens: int | None = Field(None, ge=1)
@@ -283,6 +287,8 @@ class Config(Table):
     """How replies are judged."""
     algorithm: AlgorithmTable = make_settings()
     """How to learn from the verified replies."""
+    trust: TrustConfig = TrustConfig()
+    """What a learner believes of its peers (docs/security.md)."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation of each agent alone on held-out problems."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
@@ -312,6 +318,8 @@ class Config(Table):
                 raise ValueError(
                     f"agents: in step {step + 1} every learner is away (away counts steps from 0)"
                 )
+        if unknown := [n for n in self.trust.trusted if n not in names]:
+            raise ValueError(f"trust.trusted: {unknown[0]!r} is not one of {', '.join(names)}")
         kinds = {a.name: a.sampler or self.sampler.kind for a in self.agents}
         if self.sampler.options and set(kinds.values()) == {"builtin"}:
             raise ValueError("sampler.options: the built-in sampler has none; set sampler.kind too")

@@ -6,8 +6,8 @@ and a few numbers. A learner trains on `Sample`s, made from both (training/sampl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ class Finish(StrEnum):
     STOP = "stop"  # the model wrote an end token
     LENGTH = "length"  # the reply reached the token limit
     NOT_ATTEMPTED = "not_attempted"  # the prompt is too long for this agent; nothing was sampled
+    WITHHELD = "withheld"  # only the outcome was published (agents.*.publish)
 
 
 class Status(StrEnum):
@@ -183,10 +184,10 @@ class Trajectory:
     policy_version: int
     """Number of steps that the sampling weights had learned."""
     turns: tuple[Turn, ...]
-    """One generated turn, after `reply_start` if the agent has one. Empty if not attempted."""
+    """One generated turn, after `reply_start` if the agent has one. Empty without a text."""
     finish: Finish
     mean_logprob: float | None
-    """Mean over the source's tokens; None for a source without log-probabilities."""
+    """Mean over the source's tokens; None for a source without log-probabilities, or if withheld."""
     num_tokens: int
     verdict: Verdict | None
     """None if not attempted."""
@@ -257,6 +258,15 @@ class Snapshot:
     groups: tuple[Group, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
     """(agent, reason) of every published row that is no trajectory of this agent and step."""
+
+    def mapped(self, change: Callable[[Trajectory], Trajectory | None]) -> Snapshot:
+        """The snapshot with changed rows. None leaves a row out."""
+        groups = []
+        for group in self.groups:
+            rows = tuple(t for row in group.trajectories if (t := change(row)) is not None)
+            if rows:
+                groups.append(Group(group.problem_id, group.task, rows))
+        return replace(self, groups=tuple(groups))
 
 
 @dataclass(frozen=True)

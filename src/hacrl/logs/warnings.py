@@ -30,6 +30,7 @@ COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
 over at least this many problems."""
 DROPPED = {
     "not_attempted": "the prompt was too long for the peer (its max_prompt_tokens)",
+    "withheld": "the peer published no text (its publish setting), or trust.reciprocity hides it",
     "not_judged": "the verifier failed or ran out of time",
     "truncated": "the reply was truncated, and mask_truncated is set",
     "not_shareable": "the peer's text does not reproduce its tokens",
@@ -40,6 +41,8 @@ DROPPED = {
     "too_long": "the reply is over max_response_tokens in this agent's tokens; raise it, or set "
     'too_long = "truncate"',
     "empty": "the reply has no token",
+    "quarantined": "the peer is in quarantine; a note names the reason",
+    "capped": "the peer has more samples than trust.max_source_fraction allows",
     "invalid": "the peer published impossible values",
 }
 """Why a peer's reply became no sample (training/samples.py), for people."""

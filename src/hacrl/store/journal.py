@@ -15,6 +15,7 @@ from typing import Any
 from hacrl.errors import UserError
 from hacrl.store.codec import ROLLOUT, CodecError
 from hacrl.store.files import changed, steps_in, write_atomic
+from hacrl.store.rows import read_object, write_object
 from hacrl.types import Finish, Rollout
 
 SCHEMA = 2
@@ -98,6 +99,44 @@ class Journal:
                 raise UserError(f"{place}: {error}") from error
         rest = b"".join(line + b"\n" for line in lines)
         return json.dumps(self._header(step, rest)).encode() + b"\n" + rest
+
+
+class LearnerJournal:
+    """What a learner decided about its peers' batches, written before it is used: one file per kind and
+    step, beside the rollouts. A file is final and never rewritten.
+
+    Example: LearnerJournal(Path("runs/team/journal/ant")).write("verdicts", 3, digest, {"rows": [...]})
+    """
+
+    way = (
+        "Restore the file from a backup, or delete it and run `hacrl resume RUN`: the texts of the "
+        "step are judged again"
+    )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, kind: str, step: int, digest: str, content: Mapping[str, Any]) -> None:
+        """Write the file of a step, which the snapshot with this digest belongs to."""
+        write_object(self.path(kind, step), {"step": step, "snapshot": digest, **content})
+
+    def read(self, kind: str, step: int, digest: str) -> dict[str, Any] | None:
+        """Return the content, None if there is no such file. UserError if it is of another snapshot."""
+        path = self.path(kind, step)
+        if not path.is_file():
+            return None
+        found = read_object(path, self.way)
+        if (found.pop("step"), found.pop("snapshot")) != (step, digest):
+            raise changed(path, "it belongs to another snapshot than the pool's", self.way)
+        return found
+
+    def newest(self, kind: str, before: int) -> int | None:
+        """Return the newest step before `before` that has a file of this kind."""
+        steps = (int(p.stem.removeprefix(f"{kind}-")) for p in self.folder.glob(f"{kind}-*.json"))
+        return max((step for step in steps if step < before), default=None)
+
+    def path(self, kind: str, step: int) -> Path:
+        return self.folder / f"{kind}-{step:06d}.json"
 
 
 def _object(path: Path, line: bytes, number: int) -> dict[str, Any]:

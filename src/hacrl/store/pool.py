@@ -146,6 +146,10 @@ class Pool:
         """Return the members of a closed step, without reading their batches."""
         return tuple(self._record(step).batches)
 
+    def digest(self, step: int) -> str:
+        """Return the sha256 of a closed step's record: its step, members and batches."""
+        return hashlib.sha256(_RECORD.encode(self._record(step))).hexdigest()
+
     def snapshot(self, step: int) -> Snapshot:
         """Read a closed step and verify every batch.
 

@@ -22,10 +22,9 @@ from hacrl.garbage import paused_gc
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
-from hacrl.sampling.base import probe_facts
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
-from hacrl.store.journal import WAY_OUT, Journal
+from hacrl.store.journal import WAY_OUT, Journal, LearnerJournal
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import (
     attempt,
@@ -34,13 +33,16 @@ from hacrl.training.evaluate import (
     split_by_length,
     stop_if_unjudged,
 )
-from hacrl.training.metrics import agreement_facts, learning_metrics, rollout_metrics, sample_rows
+from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
+from hacrl.training.publish import count_texts, public_rows
 from hacrl.training.samples import DropReason, SampleLimits, make_samples
+from hacrl.training.scoring import score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
 from hacrl.training.validate import Checker, Invalid
-from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Update
+from hacrl.training.view import View
+from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Trajectory, Update
 
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
@@ -71,11 +73,23 @@ class Agent:
             self._snapshot,
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
-        self.checker = Checker(
+        needs, self.tamper = self.algorithm.needs, shared.hooks.tamper
+        checker = Checker(
             config,
             self.verifier.label,
             self.verifier.reward_range,
-            policy.renderer if self.algorithm.needs.include("tokens") else None,
+            policy.renderer if needs.include("tokens") else None,
+        )
+        self.view = View(
+            agent,
+            config,
+            self.pool,
+            checker,
+            self.verifier,
+            LearnerJournal(self.run.journal(self.name)),
+            self._own_rows,
+            judges=needs.include("outcomes"),
+            replaces_own=agent.publish != "all" or self.tamper is not None,
         )
         self._noted: set[str] = set()
         self.limits = SampleLimits(
@@ -103,7 +117,7 @@ class Agent:
                 prompts, self.config.prompts_per_step, partial(self._attempt, step, problems)
             )
             with self.clock("score"):
-                rollouts, facts = self._score(step, rollouts)
+                rollouts, facts = score_rollouts(self.policy, self.config, step, rollouts)
             stop_if_unjudged(
                 rollout_metrics(rollouts, len(too_long)),
                 f"{self.name} learned nothing in step {step + 1}",
@@ -114,20 +128,12 @@ class Agent:
         else:
             rollouts, facts = entry
         with self.clock("publish"):
-            published = make_trajectories(
-                rollouts,
-                problems,
-                too_long,
-                agent=self.name,
-                step=step,
-                policy_version=self._steps_learned(step),
-                sampling=Sampling(self.config.temperature, self.limits.max_response_tokens),
-                verifier=self.verifier.label,
-                tokenizer=self.policy.renderer.vocabulary_hash,
-                reply_start=self.agent.reply_start,
-                with_tokens=self.algorithm.needs.include("tokens"),
-            )
-            self.pool.publish(step, self.name, published)
+            level, private = self.agent.publish, self.config.trust.judge_again
+            rows = self._trajectories(step, rollouts, problems, too_long)
+            rows = self.tamper(self, step, rows) if self.tamper else rows
+            self.pool.publish(step, self.name, public_rows(rows, level, private))
+        if level != "all":
+            facts = {**facts, "withheld": len(rows) - len(too_long) - count_texts(rows, level)}
         tried = round_metrics(rollouts) if self.dynamic else {}
         return {**rollout_metrics(rollouts, len(too_long)), **facts, **tried}
 
@@ -146,7 +152,8 @@ class Agent:
         problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
         needs = self.algorithm.needs
         with self.clock("samples"), paused_gc():
-            snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
+            seen = self.view.at(step, problems)
+            snapshot, invalid = seen.snapshot, seen.invalid
             entry = self.journal.read(step)  # none if the step was closed without this agent
             if entry is None and self.name in snapshot.members:
                 raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
@@ -194,6 +201,7 @@ class Agent:
             **learning_metrics(done, self.plan, capability, snapshot.members, self.name),
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in invalid),
+            **seen.metrics(),
             **checked,
         }
 
@@ -255,9 +263,38 @@ class Agent:
     # ------------------------------------------------------------ parts of the phases
 
     def _snapshot(self, step: int) -> Snapshot:
-        """The valid rows of a closed step."""
+        """A closed step as this agent sees it."""
         problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
-        return self.checker.check(self.pool.snapshot(step), problems)[0]
+        return self.view.at(step, problems).snapshot
+
+    def _trajectories(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        problems: Sequence[Problem],
+        too_long: Sequence[Problem],
+    ) -> list[Trajectory]:
+        return make_trajectories(
+            rollouts,
+            problems,
+            too_long,
+            agent=self.name,
+            step=step,
+            policy_version=self._steps_learned(step),
+            sampling=Sampling(self.config.temperature, self.limits.max_response_tokens),
+            verifier=self.verifier.label,
+            tokenizer=self.policy.renderer.vocabulary_hash,
+            reply_start=self.agent.reply_start,
+            with_tokens=self.algorithm.needs.include("tokens"),
+        )
+
+    def _own_rows(self, step: int) -> list[Trajectory] | None:
+        """The complete rows of a journalled step."""
+        if (entry := self.journal.read(step)) is None:
+            return None
+        problems = self.task.batch(step, self.config.problems_per_step)
+        _, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
+        return self._trajectories(step, entry[0], problems, too_long)
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():
@@ -284,51 +321,6 @@ class Agent:
             )
         with self.clock("verify"):
             return judge(rollouts, problems, self.verifier, self.agent.reply_start)
-
-    def _score(
-        self, step: int, rollouts: Sequence[Rollout]
-    ) -> tuple[list[Rollout], dict[str, float]]:
-        """Put the trainer's log-probabilities in the place of the sampler's.
-
-        With behaviour = "sampler" only a probe is scored, and the sampler's log-probabilities stay
-        while the two agree (`AlgorithmSettings.logprob_tolerance`).
-        """
-        settings = self.config.sampler
-        probe = list(rollouts)
-        if settings.behaviour == "sampler":
-            probe = probe[: settings.check_samples]
-        scored = self._scored(probe)
-        facts = {**agreement_facts(probe, scored), **probe_facts(self.policy.sampler)}
-        gap, allowed = facts["agreement/mean_gap"], settings.tolerance or self._tolerance()
-        if gap != gap:
-            raise RunStopped(
-                f"agent {self.name!r}: log-probabilities are not numbers (nan): the weights have "
-                "diverged. Lower the learning rate and start again, or resume from an older checkpoint."
-            )
-        if not gap <= allowed:
-            raise RunStopped(
-                f"agent {self.name!r}: sampler and trainer differ by {gap:.3g} in a sequence's mean "
-                f"log-probability, averaged over {len(probe)} sequences (allowed: {allowed:g}). The "
-                "sampler's weights are stale, or the two compute different functions. If that is the "
-                "rounding of your model, raise sampler.tolerance."
-            )
-        if settings.behaviour == "sampler":
-            if facts["agreement/max_gap"] < self.config.algorithm.logprob_tolerance:
-                return list(rollouts), facts
-            scored = self._scored(rollouts)
-        self.policy.keep_scores(step)
-        return scored, facts
-
-    def _tolerance(self) -> float:
-        """What rounding can explain: bfloat16 moves a short reply's mean by a few hundredths."""
-        return 0.05 if self.policy.half else 1e-4
-
-    def _scored(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        scores = self.policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])
-        return [
-            replace(r, completion=replace(r.completion, logprobs=tuple(s)))
-            for r, s in zip(rollouts, scores, strict=True)
-        ]
 
     def _credited(
         self, samples: Sequence[Sample], snapshot: Snapshot, capability: Capability

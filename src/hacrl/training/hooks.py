@@ -1,6 +1,7 @@
-"""What the caller of a run may add to it: diagnostics of a learner and watches over the metrics.
+"""What the caller of a run may add to it: diagnostics of a learner, watches over the metrics, and
+simulated attacks.
 
-`hacrl.study.diagnostics` provides both; `training` itself does not import `study`.
+`hacrl.study.diagnostics` provides the first two; `training` itself does not import `study`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hacrl.logs.metrics_log import Watch
     from hacrl.store.rundir import RunDirectory
     from hacrl.training.agent import Agent
-    from hacrl.types import Problem, Sample, Snapshot
+    from hacrl.types import Problem, Sample, Snapshot, Trajectory
 
 
 class Diagnostics(Protocol):
@@ -40,3 +41,6 @@ class Hooks:
     diagnostics: Callable[[Agent], Diagnostics] | None = None
     """Called for each learner of a run with diagnostics.every > 0. Must be importable on Ray."""
     watches: Sequence[Callable[[RunDirectory], Watch]] = ()
+    tamper: Callable[[Agent, int, list[Trajectory]], list[Trajectory]] | None = None
+    """For studies of attacks: called with an agent, the step and the rows it would publish; returns the
+    rows to publish instead. The agent itself learns from its true rows."""

@@ -11,6 +11,7 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.training.publish import public_rows
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import not_attempted
 from hacrl.types import Finish, Sampling, Trajectory
@@ -96,6 +97,8 @@ class ReplayAgent:
         # A published batch stays as it is, even if the stored run has grown since.
         whole = self.pool.whole(step, self.name)
         rows = list(self.pool.rows(self.name, step)) if whole else self._choose(step)
+        if not whole:
+            rows = public_rows(rows, self.agent.publish, self.config.trust.judge_again)
         self.pool.publish(step, self.name, rows)
         attempted = [t for t in rows if t.judged]
         rewards = [t.reward for t in attempted]

@@ -32,6 +32,7 @@ class DropReason(StrEnum):
     """Why a trajectory of the snapshot became no sample."""
 
     NOT_ATTEMPTED = "not_attempted"  # the prompt was too long for its source
+    WITHHELD = "withheld"  # its source published the outcome only, or reciprocity hides the text
     NOT_JUDGED = "not_judged"  # the verifier timed out or failed: there is no reward
     TRUNCATED = "truncated"  # ended by the token limit, and mask_truncated is set
     NOT_SHAREABLE = "not_shareable"  # the peer's text does not reproduce its ids
@@ -41,6 +42,8 @@ class DropReason(StrEnum):
     NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot reproduce the text
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
+    QUARANTINED = "quarantined"  # its source is quarantined (training/quarantine.py)
+    CAPPED = "capped"  # over trust.max_source_fraction
     INVALID = "invalid"  # an impossible value; not in the group either (training/validate.py)
 
 
@@ -275,6 +278,8 @@ class _Maker:
         """Reasons that hold for own and peers' trajectories."""
         if t.finish is Finish.NOT_ATTEMPTED:
             return DropReason.NOT_ATTEMPTED
+        if t.finish is Finish.WITHHELD:
+            return DropReason.WITHHELD
         if not t.judged:
             return DropReason.NOT_JUDGED
         if self.mask_truncated and t.finish is Finish.LENGTH:

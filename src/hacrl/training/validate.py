@@ -22,6 +22,10 @@ MIN_LOGPROB = -100.0
 -13.8, and float32 noise never draws a token below -104."""
 MAX_LOGPROB = 1e-3
 """Rounding can lift the log-probability of a certain token slightly above 0."""
+MAX_TOKEN_BYTES = 256
+"""Longest plausible token of any vocabulary, in bytes of text."""
+EXTRA_TOKENS = 2
+"""Tokens without text: the end token, and the mark of a beginning that some tokenizers add."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Checker:
         self.verifier, self.renderer = verifier, renderer
         self.low, self.high = reward_range
         self.temperature = config.temperature
+        self.plausible = config.trust.judge_again
         self.samples = {a.name: config.samples_of(a) for a in config.agents}
         # A stored run has its own limit, which its rows name.
         self.limits = {a.name: config.response_limit(a) for a in config.agents if not a.replay}
@@ -103,14 +108,27 @@ class Checker:
         if t.sampling.temperature != self.temperature:
             found = f"{t.sampling.temperature:g}, this run uses {self.temperature:g}"
             return "temperature", f"sampled at temperature {found}"
+        if t.finish is Finish.WITHHELD:
+            if t.turns or t.tokens or t.num_tokens or t.mean_logprob is not None or not t.verdict:
+                return "verdict", "withheld, but with a text, or without a verdict"
+        elif fault := self._text_fault(t):
+            return fault
+        if t.judged and not self.low <= t.reward <= self.high:
+            allowed = f"{self.low:g} to {self.high:g}"
+            return "reward", f"reward {t.reward:g} is outside the verifier's range {allowed}"
+        return None
+
+    def _text_fault(self, t: Trajectory) -> tuple[str, str] | None:
+        """What is wrong with length and log-probability of a row with a text."""
         limit = self.limits.get(t.agent, t.sampling.limit)
         if not 0 < t.num_tokens <= limit:
             return "length", f"{t.num_tokens} tokens, but its limit is {limit}"
         if t.mean_logprob is not None and not MIN_LOGPROB <= t.mean_logprob <= MAX_LOGPROB:
             return "logprob", f"mean log-probability {t.mean_logprob:g}"
-        if t.judged and not self.low <= t.reward <= self.high:
-            allowed = f"{self.low:g} to {self.high:g}"
-            return "reward", f"reward {t.reward:g} is outside the verifier's range {allowed}"
+        if self.plausible and t.shareable:
+            size = len(t.text.encode("utf-8", "surrogatepass"))
+            if not size / MAX_TOKEN_BYTES <= t.num_tokens <= size + EXTRA_TOKENS:
+                return "length", f"{t.num_tokens} tokens for a text of {size} bytes"
         return None
 
     def _check_tokens(

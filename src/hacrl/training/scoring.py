@@ -1,0 +1,61 @@
+"""The trainer's log-probabilities of rollouts, and their agreement with the sampler's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hacrl.config import Config
+from hacrl.errors import RunStopped
+from hacrl.policy.policy import Policy
+from hacrl.sampling.base import probe_facts
+from hacrl.training.metrics import agreement_facts
+from hacrl.types import Rollout
+
+
+def score_rollouts(
+    policy: Policy, config: Config, step: int, rollouts: Sequence[Rollout]
+) -> tuple[list[Rollout], dict[str, float]]:
+    """Put the trainer's log-probabilities in the place of the sampler's.
+
+    With behaviour = "sampler" only a probe is scored, and the sampler's log-probabilities stay
+    while the two agree (`AlgorithmSettings.logprob_tolerance`).
+    """
+    settings, name = config.sampler, policy.agent.name
+    probe = list(rollouts)
+    if settings.behaviour == "sampler":
+        probe = probe[: settings.check_samples]
+    scored = _scored(policy, probe)
+    facts = {**agreement_facts(probe, scored), **probe_facts(policy.sampler)}
+    gap, allowed = facts["agreement/mean_gap"], settings.tolerance or _tolerance(policy)
+    if gap != gap:
+        raise RunStopped(
+            f"agent {name!r}: log-probabilities are not numbers (nan): the weights have "
+            "diverged. Lower the learning rate and start again, or resume from an older checkpoint."
+        )
+    if not gap <= allowed:
+        raise RunStopped(
+            f"agent {name!r}: sampler and trainer differ by {gap:.3g} in a sequence's mean "
+            f"log-probability, averaged over {len(probe)} sequences (allowed: {allowed:g}). The "
+            "sampler's weights are stale, or the two compute different functions. If that is the "
+            "rounding of your model, raise sampler.tolerance."
+        )
+    if settings.behaviour == "sampler":
+        if facts["agreement/max_gap"] < config.algorithm.logprob_tolerance:
+            return list(rollouts), facts
+        scored = _scored(policy, rollouts)
+    policy.keep_scores(step)
+    return scored, facts
+
+
+def _tolerance(policy: Policy) -> float:
+    """What rounding can explain: bfloat16 moves a short reply's mean by a few hundredths."""
+    return 0.05 if policy.half else 1e-4
+
+
+def _scored(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    scores = policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])
+    return [
+        replace(r, completion=replace(r.completion, logprobs=tuple(s)))
+        for r, s in zip(rollouts, scores, strict=True)
+    ]

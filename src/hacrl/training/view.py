@@ -1,0 +1,150 @@
+"""A closed step as one learner sees it: valid rows, its own replies, its own verdicts.
+
+The pool's snapshot is the same for all agents. A learner leaves invalid rows out (validate.py), puts its
+own complete replies in the place of what it published, hides texts that reciprocity does not give it,
+and, with `trust.judge_again`, judges every text of its peers itself. Its verdicts are journalled before
+they are used, so a resumed step is not judged again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from hacrl.config import AgentConfig, Config
+from hacrl.store.journal import LearnerJournal
+from hacrl.store.pool import Pool
+from hacrl.training.publish import received
+from hacrl.training.validate import Checker, Invalid
+from hacrl.types import Finish, Group, Problem, Snapshot, Status, Trajectory, Verdict
+from hacrl.verify import VerifierPool
+
+UNJUDGED = Verdict(0.0, Status.ERROR)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A step as a learner sees it.
+
+    Example: seen.disagree["finch"] / seen.compared["finch"] is the fraction of false claims
+    """
+
+    snapshot: Snapshot
+    invalid: Sequence[Invalid] = ()
+    """Rows that were left out."""
+    judged: Counter[str] = field(default_factory=Counter)
+    """Texts that the learner judged, by source."""
+    unjudged: Counter[str] = field(default_factory=Counter)
+    """Texts that it could not judge."""
+    compared: Counter[str] = field(default_factory=Counter)
+    """Texts that both author and learner judged."""
+    disagree: Counter[str] = field(default_factory=Counter)
+    """Those of them with another verdict."""
+
+    def metrics(self) -> dict[str, float]:
+        counts = {"judged": self.judged, "unjudged": self.unjudged, "disagree": self.disagree}
+        sources = sorted({*self.judged, *self.unjudged})
+        return {f"trust/{k}/{s}": float(n[s]) for s in sources for k, n in counts.items()}
+
+
+class View:
+    """What one learner sees of closed steps.
+
+    Example: View(agent, config, pool, checker, verifier, journal, own_rows).at(3, problems).snapshot
+    """
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        config: Config,
+        pool: Pool,
+        checker: Checker,
+        verifier: VerifierPool,
+        journal: LearnerJournal,
+        own_rows: Callable[[int], Sequence[Trajectory] | None],
+        *,
+        judges: bool,
+        replaces_own: bool,
+    ) -> None:
+        """`own_rows` returns the learner's complete rows of a step, None if it has none. `judges`: with
+        trust.judge_again, judge peers' texts. `replaces_own`: what the learner published is not what it
+        sampled."""
+        self.name, self.trust = agent.name, config.trust
+        self.pool, self.checker, self.verifier, self.journal = pool, checker, verifier, journal
+        self.own_rows, self.replaces_own = own_rows, replaces_own
+        self.judges = judges and config.trust.judge_again
+        self.levels = {a.name: a.publish for a in config.agents}
+
+    def at(self, step: int, problems: Mapping[str, Problem]) -> Seen:
+        """Read a closed step. Texts are judged if no verdicts of the step are journalled."""
+        snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
+        if self.replaces_own and (rows := self.own_rows(step)) is not None:
+            snapshot = with_own(snapshot, self.name, rows)
+        if self.trust.reciprocity:
+            snapshot = received(snapshot, self.name, self.levels)
+        if not self.judges:
+            return Seen(snapshot, invalid)
+        verdicts = self._verdicts(step, snapshot, problems)
+        seen = Seen(snapshot.mapped(lambda t: self._judged(t, verdicts)), invalid)
+        for claim in self._texts(snapshot):
+            _compare(seen, claim, verdicts[claim.key])
+        return seen
+
+    def _texts(self, snapshot: Snapshot) -> list[Trajectory]:
+        """The peers' rows with a text."""
+        rows = (t for group in snapshot.groups for t in group.trajectories)
+        return [t for t in rows if t.agent != self.name and t.turns]
+
+    def _verdicts(
+        self, step: int, snapshot: Snapshot, problems: Mapping[str, Problem]
+    ) -> dict[tuple[int, str, str, int], Verdict]:
+        """The learner's verdict on every peer's text of a step, from the journal or judged now."""
+        digest, texts = self.pool.digest(step), self._texts(snapshot)
+        stored = self.journal.read("verdicts", step, digest)
+        if stored is None:
+            verdicts = self.verifier.judge_all(
+                [(t.begun + t.text, problems[t.problem_id]) for t in texts]
+            )
+            rows = [
+                [t.agent, t.problem_id, t.index, v.reward if v.judged else None, v.status]
+                for t, v in zip(texts, verdicts, strict=True)
+            ]
+            self.journal.write("verdicts", step, digest, {"rows": rows})
+            stored = {"rows": rows}
+        known = {
+            (step, agent, problem, index): Verdict(reward or 0.0, Status(status))
+            for agent, problem, index, reward, status in stored["rows"]
+        }
+        return {t.key: known.get(t.key, UNJUDGED) for t in texts}
+
+    def _judged(
+        self, t: Trajectory, verdicts: Mapping[tuple[int, str, str, int], Verdict]
+    ) -> Trajectory:
+        """A row with the learner's verdict. The claim on a text that is withheld counts if its source is
+        trusted."""
+        if t.key in verdicts and t.agent != self.name:
+            return replace(t, verdict=verdicts[t.key])
+        hidden = t.finish is Finish.WITHHELD and t.agent != self.name
+        return replace(t, verdict=None) if hidden and not self.trust.trusts(t.agent) else t
+
+
+def _compare(seen: Seen, claim: Trajectory, own: Verdict) -> None:
+    """Count one text."""
+    (seen.judged if own.judged else seen.unjudged)[claim.agent] += 1
+    if own.judged and claim.verdict is not None and claim.verdict.judged:
+        other = claim.verdict.reward != own.reward
+        other |= (claim.verdict.status is Status.OK) != (own.status is Status.OK)
+        seen.compared[claim.agent] += 1
+        seen.disagree[claim.agent] += other
+
+
+def with_own(snapshot: Snapshot, name: str, rows: Sequence[Trajectory]) -> Snapshot:
+    """The snapshot with these rows in the place of those of agent `name`."""
+    groups: dict[str, list[Trajectory]] = {}
+    peers = (t for g in snapshot.groups for t in g.trajectories if t.agent != name)
+    for row in sorted((*peers, *rows), key=attrgetter("problem_id", "agent", "index")):
+        groups.setdefault(row.problem_id, []).append(row)
+    made = (Group(problem, group[0].task, tuple(group)) for problem, group in groups.items())
+    return replace(snapshot, groups=tuple(made))
