@@ -118,9 +118,7 @@ def evaluate(
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
         if suite is not None:
-            raise UserError(
-                f"--suite is now --benchmarks: write --benchmarks {benchmarks or suite}"
-            )
+            raise UserError(f"--suite is now --benchmarks: use --benchmarks {suite}")
         from hacrl.study.tables import console
 
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
