@@ -241,11 +241,10 @@ def test_the_demo_compares_both_arms(tmp_path: Path) -> None:
 
 
 def test_a_benchmark(tmp_path: Path) -> None:
-    """A pocket model on a benchmark file; `hacrl data` names the script that makes such files."""
+    """A pocket model on a benchmark file."""
     rows = [{"id": f"g-{i}", "question": f"{i}+1", "answer": str(i + 1)} for i in range(3)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "gsm8k_test.jsonl").write_text(lines)
-    assert "scripts/prepare_data.py" in refused("data", "raw.jsonl", "--answer", "a")
     command = ("eval", "pocket:wren", "--benchmarks", "gsm8k_test")
     assert "--data" in refused(*command)
     assert "--suite is now --benchmarks" in refused("eval", "pocket:wren", "--suite", "math7")

@@ -1,4 +1,4 @@
-"""Commands that prepare training: doctor, models fetch."""
+"""Commands that prepare training: doctor, models fetch, data fetch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from hacrl.errors import UserError
 commands = typer.Typer()
 models = typer.Typer(help="Small pretrained models as model folders.", no_args_is_help=True)
 commands.add_typer(models, name="models")
+data = typer.Typer(help="Data sets of the paper as JSONL files.", no_args_is_help=True)
+commands.add_typer(data, name="data")
 
 
 @commands.command()
@@ -37,13 +39,6 @@ def doctor(
             raise UserError(f"{config} cannot run here: see {names} above")
 
 
-@commands.command(hidden=True, context_settings={"ignore_unknown_options": True})
-def data(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Moved to scripts/prepare_data.py."""
-    with errors_as_messages():
-        raise UserError("`hacrl data` is now a script of the repository: scripts/prepare_data.py")
-
-
 @models.command()
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2-135m or gemma3-270m.")],
@@ -58,3 +53,26 @@ def fetch(
         from hacrl.study.models import fetch as build_folder
 
         build_folder(name, folder, note, source)
+
+
+@data.command("fetch")
+def fetch_data(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Data sets, e.g. math_train; all: all.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("data"),
+    source: Annotated[
+        str,
+        typer.Option("--from", help="Folder (or its URL) with the source's files; no download."),
+    ] = "",
+    accept_changed: Annotated[
+        bool, typer.Option("--accept-changed", help="Accept other rows than the pinned ones.")
+    ] = False,
+) -> None:
+    """Write data sets of the paper into the folder OUT, from pinned sources, with checksums."""
+    with errors_as_messages():
+        from hacrl.tasks.fetch import SOURCES
+        from hacrl.tasks.fetch import fetch as fetch_set
+
+        for name in SOURCES if names == ["all"] else names:
+            fetch_set(name, out, source, accept_changed, note)
