@@ -103,7 +103,7 @@ class Connection:
                 self.note(f"{reason}; waiting for the hub")
                 noted = True
             time.sleep(pause)
-            pause = min(2 * pause, 10.0)
+            pause = min(2 * pause, 2.0)
 
     def _once(
         self, method: str, path: str, body: bytes, headers: dict[str, str]

@@ -1,0 +1,177 @@
+"""Charters, amendments, and the commands that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_process import NAMES, HubProcess
+from typer.testing import CliRunner
+
+from hacrl.cli import app
+from hacrl.errors import UserError
+from hacrl.owners.charter import TeamRecord, load_charter, read_charter
+from hacrl.owners.client import HubRefused
+from hacrl.owners.signing import Key, Malformed, Signed, canonical, sha256
+
+pytestmark = pytest.mark.hub
+MakeHub = Callable[..., HubProcess]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> HubProcess:
+    """A team whose hub is not started."""
+    return HubProcess(tmp_path)
+
+
+def amend(hub: HubProcess, team: TeamRecord, by: str = "founder", /, **fields: Any) -> TeamRecord:
+    return team.amended(team.amend(hub.keys[by], **fields))
+
+
+def test_team_id_and_signature(hub: HubProcess) -> None:
+    team = load_charter(hub.charter)
+    assert team.id == sha256(canonical(read_charter(hub.charter)))
+    assert list(team.roster(0)) == list(NAMES)
+    forged = Signed("charter", {**team.signed.content, "seed": 1}, team.signed.signature)
+    with pytest.raises(Malformed, match="signature"):
+        TeamRecord.verified(forged)
+    newer = hub.keys["founder"].sign("charter", {**team.signed.content, "protocol": 2})
+    with pytest.raises(Malformed, match="protocol version 2"):
+        TeamRecord.verified(newer)
+    hub.charter.write_text(hub.charter.read_text().replace("steps = 6", "steps = 7"))
+    with pytest.raises(UserError, match="changed after it was signed"):
+        load_charter(hub.charter)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verifier": {"kind": "os:system", "version": "1"}}, "verifier.kind"),
+        ({"verifier": {"kind": "function", "version": "1"}}, "verifier.kind"),
+        ({"task": {"kind": "jsonl", "train": "../secret.jsonl"}}, "beside the charter"),
+        ({"task": {"kind": "jsonl", "train": "/etc/passwd"}}, "beside the charter"),
+        ({"task": {"kind": "jsonl", "train": "none.jsonl"}}, "does not exist"),
+        ({"task": {"kind": "os:system"}}, "names code"),
+        ({"nmae": "x"}, "did you mean 'name'"),
+        ({"members": []}, "members"),
+        ({"members": [{"name": "a", "key": "00" * 32}] * 2}, "used twice"),
+        ({"members": [{"name": n, "key": "00" * 32} for n in "ab"]}, "its own key"),
+    ],
+)
+def test_charters_that_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        HubProcess(tmp_path, **change)
+
+
+def test_membership_follows_from_the_chain(hub: HubProcess) -> None:
+    new, rotated = Key.new(), Key.new()
+    hub.keys["dan"] = new
+    team = amend(
+        hub, hub.team, kind="join", member="dan", step=3, key=new.public, publish="rewards"
+    )
+    team = amend(hub, team, "bee", kind="leave", member="bee", step=2, signer="member")
+    team = amend(hub, team, kind="join", member="bee", step=4, key=Key.new().public, publish="all")
+    team = amend(
+        hub, team, "cat", kind="rotate", member="cat", step=1, key=rotated.public, signer="member"
+    )
+    team = amend(hub, team, kind="expel", member="ant", step=5)
+    rosters = [list(team.roster(step)) for step in range(6)]
+    assert rosters == [
+        ["ant", "bee", "cat"],
+        ["ant", "bee", "cat"],
+        ["ant", "cat"],
+        ["ant", "cat", "dan"],
+        ["ant", "cat", "dan", "bee"],
+        ["cat", "dan", "bee"],
+    ]
+    assert team.roster(0)["cat"].key == hub.keys["cat"].public
+    assert team.roster(1)["cat"].key == rotated.public
+    assert team.keys("ant", 4) == [hub.keys["ant"].public] and team.keys("ant", 5) == []
+    assert team.keys("cat", 0) == [hub.keys["cat"].public, rotated.public]
+    assert team.keys("cat", 1) == [rotated.public]
+    assert team.keys("bee", 3)[0] == hub.keys["bee"].public  # it may still read step 1
+    assert team.until(hub.team.id).chain == () and team.until(team.head) == team
+    assert TeamRecord.verified(team.signed, team.chain) == team
+    for broken in (team.chain[1:], team.chain[::-1], (*team.chain, team.chain[-1])):
+        with pytest.raises(Malformed):
+            TeamRecord.verified(team.signed, broken)
+
+
+@pytest.mark.parametrize(
+    ("by", "fields"),
+    [
+        ("ant", {"kind": "expel", "member": "bee"}),
+        ("ant", {"kind": "leave", "member": "bee", "signer": "member"}),
+        ("bee", {"kind": "rotate", "member": "ant", "key": "ab" * 32, "signer": "member"}),
+        ("founder", {"kind": "leave", "member": "dog"}),
+        ("founder", {"kind": "join", "member": "ant", "key": "ab" * 32, "publish": "all"}),
+        ("founder", {"kind": "join", "member": "dog", "key": "ab" * 32}),
+        ("founder", {"kind": "rotate", "member": "ant"}),
+        ("founder", {"kind": "dance", "member": "ant"}),
+    ],
+)
+def test_amendments_that_are_refused(hub: HubProcess, by: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        amend(hub, hub.team, by, step=1, **fields)
+
+
+def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
+    """By commands, while the team runs; closed steps cannot be amended."""
+    hub = make_hub()
+    run = CliRunner()
+
+    def command(*words: str, key: str = "founder") -> str:
+        result = run.invoke(
+            app, ["charter", "amend", hub.url, *words, "--key", str(hub.folder / key)]
+        )
+        return result.stdout + result.stderr
+
+    made = run.invoke(app, ["key", "new", str(hub.folder / "dan.key")])
+    hub.keys["dan"] = Key.read(hub.folder / "dan.key")
+    assert made.stdout.strip() == hub.keys["dan"].public
+    shown = run.invoke(app, ["key", "show", str(hub.folder / "dan.key")])
+    assert shown.stdout == made.stdout
+    clients = {name: hub.client(name) for name in NAMES}
+    for client in clients.values():
+        client.put(hub.batch(client, 0))
+    public = hub.keys["dan"].public
+    join = ("join", "dan", "--member-key", public)
+    assert "step 1 is closed" in command(*join, "--step", "1", key="founder.key")
+    assert "only the founder can sign join" in command(*join, "--step", "2", key="ant.key")
+    assert len(command(*join, "--step", "2", key="founder.key").strip()) == 64
+    assert len(command("leave", "bee", "--step", "2", key="bee.key").strip()) == 64
+    new = Key.new()
+    rotate = ("rotate", "cat", "--member-key", new.public, "--step", "2")
+    assert len(command(*rotate, key="cat.key").strip()) == 64
+    dan = hub.client("dan")
+    assert clients["bee"].snapshot(0) is not None  # a member that left still reads its last step
+    with pytest.raises(HubRefused):
+        clients["bee"].put(hub.batch(clients["bee"], 1))
+    with pytest.raises(HubRefused):
+        clients["cat"].state()
+    hub.keys["cat"] = new
+    clients |= {"cat": hub.client("cat"), "dan": dan}
+    for name in ("ant", "cat", "dan"):
+        clients[name].put(hub.batch(clients[name], 1))
+    found = [clients[name].snapshot(1) for name in ("ant", "cat", "dan")]
+    assert found[0] == found[1] == found[2] and found[0] is not None
+    assert sorted(found[0].content["batches"]) == ["ant", "cat", "dan"]
+    assert len(dan.envelopes(1)) == 3
+    hub.kill()
+    hub.start()
+    assert clients["ant"].state()["amendments"] == found[0].content["amendments"]
+
+
+def test_signing_by_command(tmp_path: Path) -> None:
+    run = CliRunner()
+    hub = HubProcess(tmp_path)
+    (tmp_path / "charter.json").unlink()
+    words = ["charter", "sign", str(hub.charter), "--key"]
+    assert run.invoke(app, [*words, str(tmp_path / "founder.key")]).stdout.strip() == hub.team.id
+    wrong = run.invoke(app, [*words, str(tmp_path / "ant.key")])
+    assert wrong.exit_code == 2 and "is not the key given" in wrong.stderr
+    (tmp_path / "charter.json").unlink()
+    unsigned = run.invoke(app, ["hub", str(hub.charter)])
+    assert unsigned.exit_code == 2 and "not signed" in unsigned.stderr
