@@ -193,9 +193,8 @@ def storm(count: int, seed: int, database: str | None = None) -> list[str]:
         memory = hub.metrics()["hacrl_hub_memory_bytes"]
         if memory > MEMORY:
             findings.append(f"the hub has {memory / 1e6:.0f} MB")
-    print(
-        f"{count} requests in {seconds:.1f} s; hub {memory / 1e6:.0f} MB; {dict(sorted(answers.items()))}"
-    )
+    counts = dict(sorted(answers.items()))
+    print(f"{count} requests in {seconds:.1f} s; hub {memory / 1e6:.0f} MB; {counts}")
     return findings
 
 
