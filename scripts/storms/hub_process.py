@@ -68,13 +68,13 @@ class HubProcess:
 
     def __init__(self, folder: Path, database: str | None = None, **charter: Any) -> None:
         self.folder, self.database = folder, database
-        names = ("founder", "hub", *NAMES)
-        self.keys = {name: Key.new() for name in names}
+        names = charter.pop("names", NAMES)
+        self.keys = {name: Key.new() for name in ("founder", "hub", *names)}
         for name, key in self.keys.items():
             key.write(folder / f"{name}.key")
         levels = charter.pop("levels", {})
         members = [
-            {"name": n, "key": self.keys[n].public, "publish": levels.get(n, "all")} for n in NAMES
+            {"name": n, "key": self.keys[n].public, "publish": levels.get(n, "all")} for n in names
         ]
         settings = {
             "name": "birds",
