@@ -15,12 +15,12 @@ import pytest
 from hub_process import NAMES, HubProcess, rows
 
 from hacrl.errors import UserError
-from hacrl.owners.batch import OUTCOME, Batch, Claim, Outcome
+from hacrl.owners.batch import Batch
 from hacrl.owners.client import HubClient, HubRefused
 from hacrl.owners.connection import Sender
 from hacrl.owners.signing import Key, Signed, canonical
 from hacrl.store.codec import TRAJECTORY
-from hacrl.types import Status
+from hacrl.types import Status, Verdict
 
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
@@ -68,7 +68,9 @@ def test_three_members_over_several_steps(any_hub: MakeHub) -> None:
                 ]
                 assert b"gold answer" not in b"".join(texts) and b"secret" not in b"".join(texts)
                 outcomes = client.part(step, listed.envelope.outcomes).splitlines()
-                assert OUTCOME.decode(outcomes[1]) == Outcome("q0", 1, Claim(1.0, Status.OK))
+                second = TRAJECTORY.decode(outcomes[1])
+                assert (second.problem_id, second.index, second.turns) == ("q0", 1, ())
+                assert second.verdict == Verdict(1.0, Status.OK) and second.mean_logprob is None
         return heads
 
     with ThreadPoolExecutor(3) as threads:

@@ -1,10 +1,11 @@
 """What a member publishes in a step: outcomes, texts and the envelope that its author signs.
 
-    outcomes   every row: {"index": 0, "problem": "q1", "verdict": {"reward": 1.0, "status": "ok"}}
-    texts      the rows that the member publishes with their text, as trajectories (store/codec.py)
+    outcomes   every row without its text: problem, index, claimed verdict (Finish.WITHHELD)
+    texts      the rows that the member publishes with their text
 
-Both parts are lines of canonical JSON, ordered by problem and index. A part is named by the sha256 of
-its uncompressed lines; compression is only storage and transport. On the way to the hub a batch is
+Both parts are trajectories as lines of canonical JSON (store/codec.py), ordered by problem and index.
+A part is named by the sha256 of its uncompressed lines; compression is only storage and transport. On
+the way to the hub a batch is
 
     {"envelope": {...}, "outcomes": BYTES, "texts": BYTES}\\n outcomes.gz texts.gz
 """
@@ -21,8 +22,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
-from hacrl.store.codec import TRAJECTORY, Codec
-from hacrl.types import STORED, Status, Trajectory
+from hacrl.store.codec import TRAJECTORY
+from hacrl.types import Finish, Status, Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py
 _CHUNK = 1 << 16
@@ -30,32 +31,6 @@ EMPTY = sha256(b"")
 """Digest of a part without rows."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The verdict that an author claims. Learners judge again; details are not published."""
-
-    reward: float
-    status: Status
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One row of the outcomes.
-
-    Example: Outcome(problem="q1", index=0, verdict=Claim(1.0, Status.OK))
-    """
-
-    __pydantic_config__ = STORED
-
-    problem: str
-    index: int
-    verdict: Claim | None
-    """None if not attempted."""
-
-
-OUTCOME = Codec(Outcome)
 
 
 class Envelope(BaseModel):
@@ -120,7 +95,7 @@ class Batch:
         rows = sorted(trajectories, key=lambda t: (t.problem_id, t.index))
         for row in rows:
             assert (row.agent, row.step) == (agent, step), row.key
-        outcomes = [OUTCOME.encode(_outcome(t)) for t in rows] if level != "nothing" else []
+        outcomes = [TRAJECTORY.encode(_outcome(t)) for t in rows] if level != "nothing" else []
         texts = [TRAJECTORY.encode(_public(t)) for t in rows if _has_text(t, level)]
         content: Content = {
             "team": team,
@@ -146,21 +121,30 @@ def _lines(rows: Iterable[bytes]) -> bytes:
     return b"".join(row + b"\n" for row in rows)
 
 
-def _outcome(row: Trajectory) -> Outcome:
-    claim = Claim(row.verdict.reward, row.verdict.status) if row.verdict else None
-    return Outcome(row.problem_id, row.index, claim)
+def _public(row: Trajectory) -> Trajectory:
+    """The row without details of the verdict and without the hash of the tokenizer."""
+    verdict = replace(row.verdict, detail="") if row.verdict else None
+    return replace(row, verdict=verdict, tokenizer="")
+
+
+def _outcome(row: Trajectory) -> Trajectory:
+    """The row without its text. A row without an attempt has none."""
+    if row.finish is Finish.NOT_ATTEMPTED:
+        return _public(row)
+    return replace(
+        _public(row),
+        turns=(),
+        finish=Finish.WITHHELD,
+        mean_logprob=None,
+        num_tokens=0,
+        shareable=False,
+        tokens=None,
+    )
 
 
 def _has_text(row: Trajectory, level: str) -> bool:
-    if level == "successes":
-        return row.judged and row.reward > 0
-    return level == "all"
-
-
-def _public(row: Trajectory) -> Trajectory:
-    """The row without what says more about the author's model than its text."""
-    verdict = replace(row.verdict, detail="") if row.verdict else None
-    return replace(row, verdict=verdict, tokenizer="", tokens=None)
+    right = row.verdict is not None and row.verdict.status is Status.OK
+    return bool(row.turns) and (level == "all" or (level == "successes" and right))
 
 
 # ---------------------------------------------------------------- reading what others sent

@@ -19,11 +19,8 @@ from hacrl.config import Table, TaskConfig
 from hacrl.config_file import check_values, explain, read_toml
 from hacrl.errors import UserError
 from hacrl.owners.signing import PROTOCOL, Content, Key, Malformed, Signed, sha256
+from hacrl.trust import Level
 
-LEVELS = ("nothing", "rewards", "successes", "all")
-"""What a member publishes, from least to most."""
-
-Level = Literal["nothing", "rewards", "successes", "all"]
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 

@@ -75,8 +75,11 @@ class Pool:
         replaced. Another batch is a UserError. A batch published after the step was closed is kept,
         but is not part of the snapshot.
         """
+        return self.store_lines(step, agent, _encode(step, agent, trajectories))
+
+    def store_lines(self, step: int, agent: str, lines: bytes) -> str:
+        """Like `publish`, for the lines of a batch that another process encoded."""
         assert not self.read_only, f"{self.folder} is opened read-only"
-        lines = _encode(step, agent, trajectories)
         digest = hashlib.sha256(lines).hexdigest()
         place = self._step(step) / agent
         exists = place.exists()

@@ -16,10 +16,11 @@ from sqlalchemy import Connection, Engine, RowMapping, func, insert, or_, select
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Envelope, Layout, measure
-from hacrl.owners.charter import LEVELS, TeamRecord
+from hacrl.owners.charter import TeamRecord
 from hacrl.owners.hub import tables as t
 from hacrl.owners.hub.records import Records
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
+from hacrl.trust import receives_texts
 
 
 class Refused(Exception):
@@ -347,7 +348,7 @@ class HubStore(Records):
         roster = self.team.roster(step)
         if member not in roster or self.arrival(step, member, "batch") is None:
             return False
-        return LEVELS.index(roster[member].publish) >= LEVELS.index(roster[author].publish)
+        return receives_texts(roster[member].publish, roster[author].publish)
 
     def _committed(self, member: str, step: int) -> None:
         """Refused unless the step is closed and the member's batch or skip of it is stored. Steps

@@ -1,0 +1,158 @@
+"""The pool of a member: the batches of all members, copied from the hub into the run directory.
+
+`HubPool` is an ordinary pool (store/pool.py) that also sends the member's batches to the hub, and gets
+its snapshots from there. After `close` a step is complete in RUN/pool: training, `hacrl resume` and
+the commands that read runs need no hub. A row whose text was not published, or not received, is there
+as an outcome (Finish.WITHHELD).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hacrl.errors import UserError
+from hacrl.owners.batch import Batch, Envelope
+from hacrl.owners.client import HubClient, Listed
+from hacrl.owners.connection import HubRefused
+from hacrl.owners.signing import Signed
+from hacrl.store.codec import TRAJECTORY, CodecError
+from hacrl.store.files import write_atomic
+from hacrl.store.pool import Pool
+from hacrl.types import Finish, Trajectory
+
+TOO_LATE = ("late", "skipped", "revealed")
+"""Refusals of a batch after which the member skips the step."""
+
+
+class HubPool(Pool):
+    """The pool of one member.
+
+    Example: pool = HubPool(run.pool_path, HubClient(url, "ant", key, run.path / "hub"), "all")
+    """
+
+    def __init__(self, folder: Path, client: HubClient, level: str) -> None:
+        super().__init__(folder)
+        self.client, self.level = client, level
+
+    def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
+        """Store the batch here and send it to the hub. If the step was closed without it and it is too
+        late, the step is skipped: the member learns from the others' batches."""
+        digest = super().publish(step, agent, trajectories)
+        if not self.closed(step):
+            batch = self._signed(step, trajectories)
+            try:
+                self.client.put(batch)
+            except HubRefused as refused:
+                if refused.code not in TOO_LATE:
+                    raise
+                self.client.note(f"step {step + 1}: {refused}. The step is skipped")
+                self.client.skip(step)
+        return digest
+
+    def close(self, step: int, members: Sequence[str]) -> None:
+        """Wait until the hub has closed the step, and copy its batches. The hub decides who is in it:
+        `members` is not used."""
+        if self.closed(step):
+            return
+        header = self.client.snapshot(step)
+        assert header is not None
+        for listed in self.client.envelopes(step):
+            if not listed.late and listed.envelope.agent != self.client.name:
+                self.store_lines(step, listed.envelope.agent, self._lines_of(listed.envelope))
+        roster = self.client.team.until(header.content["amendments"]).roster(step)
+        here = [name for name in roster if name in header.content["batches"]]
+        if missing := [name for name in here if not (self._step(step) / name).is_dir()]:
+            raise UserError(
+                f"{self.client.url}: the hub does not have the batches of {', '.join(missing)} that its "
+                f"snapshot of step {step + 1} names"
+            )
+        if not here:
+            raise UserError(f"step {step + 1} was closed without any batch: all members skipped it")
+        super().close(step, here)
+
+    def late(self, step: int) -> dict[str, list[Trajectory]]:
+        """The late batches of a closed step, by author. Rows that cannot be read are left out."""
+        found: dict[str, list[Trajectory]] = {}
+        for listed in self.client.envelopes(step):
+            if listed.late and listed.envelope.agent != self.client.name:
+                lines = self._lines_of(listed.envelope).splitlines()
+                rows = (_read(line, listed) for line in lines)
+                found[listed.envelope.agent] = [row for row in rows if row is not None]
+        return found
+
+    def _signed(self, step: int, trajectories: Sequence[Trajectory]) -> Batch:
+        """The batch with the envelope that was signed first, so that it is sent with the same bytes."""
+        client = self.client
+        args = (
+            client.key,
+            client.team.id,
+            client.name,
+            step,
+            trajectories,
+            self.level,
+            client.head,
+        )
+        batch = Batch.build(*args)
+        path = client.folder / "envelopes" / f"step-{step:06d}.json"
+        if not path.exists():
+            write_atomic(path, batch.envelope.encode())
+            return batch
+        signed = Signed.decode("envelope", path.read_bytes())
+        first, now = (Envelope.model_validate(e.content) for e in (signed, batch.envelope))
+        if first.same != now.same:
+            raise UserError(
+                f"{path}: another batch of step {step + 1} was signed before. Restore the journal of "
+                "the run; a second batch would prove that this member publishes two"
+            )
+        return Batch(signed, batch.outcomes, batch.texts)
+
+    def _lines_of(self, envelope: Envelope) -> bytes:
+        """The rows of a batch: texts where they are published and received, else outcomes."""
+        step = envelope.step
+        outcomes = self.client.part(step, envelope.outcomes).splitlines()
+        texts: list[bytes] = []
+        if envelope.published:
+            try:
+                texts = self.client.part(step, envelope.texts).splitlines()
+            except HubRefused as refused:
+                if refused.code != "reciprocity":
+                    raise
+        return b"".join(line + b"\n" for line in merged(outcomes, texts, self.client.note))
+
+
+def merged(
+    outcomes: Sequence[bytes], texts: Sequence[bytes], note: Callable[[str], None]
+) -> Iterator[bytes]:
+    """The lines of the outcomes, each replaced by the text with the same problem, index and verdict. A
+    text without such an outcome is left out. Lines that cannot be read stay; learners count them."""
+    shown: dict[tuple[object, ...], bytes] = {}
+    for line in texts:
+        if row := _decoded(line):
+            shown.setdefault(_claim(row), line)
+    used = 0
+    for line in outcomes:
+        row = _decoded(line)
+        text = shown.pop(_claim(row), None) if row and row.finish is Finish.WITHHELD else None
+        used += text is not None
+        yield text or line
+    if used < len(texts):
+        note(f"{len(texts) - used} published texts do not fit the outcomes and are left out")
+
+
+def _claim(row: Trajectory) -> tuple[object, ...]:
+    verdict = row.verdict
+    return (*row.key, verdict and (verdict.reward, verdict.status))
+
+
+def _decoded(line: bytes) -> Trajectory | None:
+    try:
+        return TRAJECTORY.decode(line)
+    except CodecError:
+        return None
+
+
+def _read(line: bytes, listed: Listed) -> Trajectory | None:
+    row = _decoded(line)
+    mine = row and (row.step, row.agent) == (listed.envelope.step, listed.envelope.agent)
+    return row if mine else None
