@@ -99,6 +99,8 @@ def check_inputs(
         )
     elif not stored and run.journalled():
         note("the run has no fingerprint.json: its inputs cannot be compared with those of today.")
+    if any(c.kind == "results" for c in found):
+        run.forget_from(step)
     if noted or not history:
         entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
         history = [*history, entry]

@@ -240,3 +240,18 @@ def test_d20_a_kill_between_the_first_files_does_not_block_the_name(
     (foreign / "environment.json").write_text("{}")
     with pytest.raises(UserError, match="not empty"):
         RunDirectory.create(foreign, config)
+
+
+def test_an_accepted_change_of_the_data_samples_the_steps_after_the_checkpoint_again(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Step 2 is journalled but its checkpoint is lost; then every question changes."""
+    first, second = (run.journal("wren") / f"step-00000{step}.jsonl" for step in (0, 1))
+    old = first.read_bytes(), second.read_bytes()
+    shutil.rmtree(run.checkpoints("wren") / "step-000002")
+    write_rows(tmp_path / "train.jsonl", 30, first=50)
+    with pytest.warns(UserWarning, match=r"train\.jsonl was changed.*from step 2 on"):
+        hacrl.resume(run.path, ["steps=3"], accept_changed=True)
+    assert first.read_bytes() == old[0]
+    assert second.read_bytes() != old[1]
+    assert run.steps_done() == 3

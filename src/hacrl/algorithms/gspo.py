@@ -38,6 +38,6 @@ class Gspo(Algorithm):
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)
         objective_B, used_B = clipped(s_B, batch.advantage_B, low, high)
-        loss = -objective_B.sum() / batch.num_samples
-        weight_B = s_B.where(used_B, 0.0)
+        loss = -(batch.weight_B * objective_B).sum() / batch.num_samples
+        weight_B = batch.weight_B * s_B.where(used_B, 0.0)
         return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

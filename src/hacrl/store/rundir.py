@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from typing import Any
 from hacrl.config import Config, dump_config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.store.files import sweep, write_atomic, write_config
+from hacrl.store.files import remove_whole, sweep, write_atomic, write_config
 from hacrl.store.reader import GROWING, LAYOUT, METRICS, RunReader, config_check
 from hacrl.store.rows import RowLog, seal, write_object, write_rows
 from hacrl.types import Sample
@@ -72,6 +73,17 @@ class RunDirectory(RunReader):
         """Remove the directory, which `create` made, if nothing has been sampled yet."""
         if not self.journalled():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def forget_from(self, step: int) -> None:
+        """Remove rollouts, batches, samples and evaluations made after `step` steps, which come from
+        other inputs."""
+        for part in ("journal", "pool", "samples", "diagnostics", "evaluation"):
+            # An evaluation folder has the number of steps done, the others that of the step.
+            first = step + 1 if part == "evaluation" and step else step
+            for path in sorted((self.path / part).rglob("*step-*")):
+                found = re.search(r"step-(\d{6,})", path.name)
+                if found and int(found[1]) >= first:
+                    remove_whole(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def set_fingerprint(self, content: Row) -> None:
         write_object(self.fingerprint_path, content, indent=1)

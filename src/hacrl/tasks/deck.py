@@ -32,8 +32,8 @@ def check_count(count: int, size: int, of: str) -> None:
     if not 1 <= count <= size:
         raise UserError(
             f"prompts_per_step = {count} is not between 1 and {size}, the number of {of}. Lower "
-            "prompts_per_step (or algorithm.list_factor, which multiplies it), or give the task more "
-            "problems."
+            "prompts_per_step (under gspo-dynamic also algorithm.list_factor, which multiplies it), or "
+            "give the task more problems."
         )
 
 
