@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,36 @@ def test_signing_by_command(tmp_path: Path) -> None:
     (tmp_path / "charter.json").unlink()
     unsigned = run.invoke(app, ["hub", str(hub.charter)])
     assert unsigned.exit_code == 2 and "not signed" in unsigned.stderr
+
+
+@pytest.mark.parametrize("package", ["cryptography", "fastapi", "sqlalchemy", "uvicorn"])
+def test_a_missing_extra_is_one_sentence(tmp_path: Path, package: str) -> None:
+    hub = HubProcess(tmp_path)
+    words = ["key", "new", "x"] if package == "cryptography" else ["hub", str(hub.charter)]
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {words!r}; import hacrl.cli; "
+    )
+    command = [sys.executable, "-c", code + "hacrl.cli.main()"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "pip install 'hacrl[owners]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_hub_that_cannot_start_and_one_that_is_stopped(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    run = CliRunner()
+    words = ["hub", str(hub.charter), "--key", str(hub.folder / "hub.key"), "--data"]
+    data, other = str(hub.folder / "data"), str(hub.folder / "other")
+    listen = ["--listen", f"127.0.0.1:{hub.port}"]
+    assert "another hub uses" in run.invoke(app, [*words, data]).stderr
+    assert "in use; choose another" in run.invoke(app, [*words, other, *listen]).stderr
+    assert "give HOST:PORT" in run.invoke(app, [*words, other, "--listen", "x"]).stderr
+    assert "not supported" in run.invoke(app, [*words, other, "--database", "mysql://x/y"]).stderr
+    nowhere = ["--database", "postgresql://127.0.0.1:1/x"]
+    assert "cannot open it" in run.invoke(app, [*words, other, *nowhere]).stderr
+    words[3] = str(hub.folder / "ant.key")
+    assert "give the hub's key" in run.invoke(app, [*words, other]).stderr
+    assert hub.process is not None
+    hub.process.terminate()
+    assert hub.process.wait(20) == 143
+    assert "Traceback" not in (hub.folder / "hub.log").read_text()

@@ -103,7 +103,10 @@ def hub(
     key: KeyFile = Path("hub.key"),
     database: Annotated[
         str | None,
-        typer.Option(help="postgresql://... or sqlite:///FILE (default: DATA/hub.db)."),
+        typer.Option(
+            envvar="HACRL_HUB_DATABASE",
+            help="postgresql://... or sqlite:///FILE (default: DATA/hub.db).",
+        ),
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8700",
     data: Annotated[Path, typer.Option(help="Folder for batches.")] = Path("hub-data"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,13 +48,9 @@ def serve(
         url = database or f"sqlite:///{(data / 'hub.db').resolve()}"
         store = HubStore(team, Key.read(key), connect(url), data, keep_steps)
         files = _data_files(team, charter.parent, note)
-        note(f"team {team.charter.name}, id {team.id}")
-        note(f"hub listens on {listen}; step {store.open + 1} of {team.charter.steps} is open")
         chain, private = (str(path) if path else None for path in certificate)
-        uvicorn.run(
+        config = uvicorn.Config(
             make_app(store, files, note),
-            host=host.strip("[]"),
-            port=int(port),
             log_level="warning",
             ssl_certfile=chain,
             ssl_keyfile=private,
@@ -60,6 +58,19 @@ def serve(
             timeout_graceful_shutdown=5,
             limit_concurrency=1000,
         )
+        with _listening(host.strip("[]"), int(port)) as listener:
+            note(f"team {team.charter.name}, id {team.id}")
+            note(f"hub listens on {listen}; step {store.open + 1} of {team.charter.steps} is open")
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(f"--listen = {host}:{port}: {reason}; choose another") from error
 
 
 def _data_files(team: TeamRecord, folder: Path, note: Callable[[str], None]) -> dict[str, Path]:
