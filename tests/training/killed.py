@@ -60,6 +60,7 @@ def arm(moment: str) -> None:
     from hacrl.policy.policy import Policy
     from hacrl.sampling import transformers_cache
     from hacrl.store import checkpoint
+    from hacrl.store.journal import LearnerJournal
     from hacrl.store.pool import Pool
     from hacrl.training import evaluate
 
@@ -75,6 +76,12 @@ def arm(moment: str) -> None:
         kill_at(evaluate, "judge", 4)  # second agent, after 2 steps
     elif moment == "writing metrics":
         tear_metrics(5)
+    elif moment == "judging peers":
+        kill_at(LearnerJournal, "write", 5)  # step 1, first agent: judged, not journalled
+    elif moment == "between verdicts and quarantine":
+        kill_at(LearnerJournal, "write", 5, after=True)
+    elif moment == "after quarantine":
+        kill_at(LearnerJournal, "write", 8, after=True)  # step 1, second agent: nothing learned yet
     else:
         raise SystemExit(f"unknown moment {moment}")
 

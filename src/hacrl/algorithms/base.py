@@ -6,7 +6,7 @@ A new algorithm is one file: a subclass of `Algorithm`. The trainer never checks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
@@ -64,6 +64,8 @@ class Step:
     groups: Sequence[Group]
     """All problems with the replies of all agents, including replies that became no sample."""
     capability: Capability
+    trusted: Collection[str] | None = None
+    """Peers whose log-probabilities are believed; None: all (trust.judge_again is off)."""
 
     @cached_property
     def _groups(self) -> dict[str, Group]:
@@ -72,6 +74,9 @@ class Step:
     @cached_property
     def _replies(self) -> dict[tuple[str, str, int], Trajectory]:
         return {(t.problem_id, t.agent, t.index): t for g in self.groups for t in g.judged}
+
+    def trusts(self, source: str) -> bool:
+        return self.trusted is None or source in self.trusted
 
     def group(self, sample: Sample) -> Group:
         """All replies to the sample's problem."""

@@ -50,7 +50,8 @@ class OverlapSettings(PeerSettings, GspoSettings):
     ratio_tokens: int = Field(32, ge=1)
     """The ratio of a longer reply is scaled to this number of tokens; the exact one is nearly 0."""
     follow: bool = True
-    """Where all own replies to a problem failed, a peer's success has weight 1. Off: its ratio."""
+    """Where all own replies to a problem failed, a peer's success has weight 1. Off, or for a peer that
+    is not trusted: its ratio."""
 
 
 class Overlap(Gspo):
@@ -83,7 +84,8 @@ class Overlap(Gspo):
         group, reply = step.group(sample), step.reply(sample)
         if sample.truncated or not group.rewards(step.learner):
             return None
-        if self.settings.follow and is_right(reply) and all_failed(group, step.learner):
+        follows = self.settings.follow and step.trusts(sample.source)
+        if follows and is_right(reply) and all_failed(group, step.learner):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens

@@ -131,6 +131,21 @@ class DroppedPeersWatch(AgentWatch):
         )
 
 
+class FalseClaimsWatch(AgentWatch):
+    """A learner's verdicts on a peer's texts are not those that the peer claims."""
+
+    def counts(self, row: Row) -> bool:
+        return row["kind"] == "train" and any(_false_claims(row))
+
+    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
+        source, wrong, judged = max(_false_claims(rows[-1]), key=lambda found: found[1])
+        return (
+            f"agent {agent!r} has another verdict than {source!r} claims on {wrong:.0f} of its "
+            f"{judged:.0f} texts in step {rows[-1]['step'] + 1}. It uses its own verdicts. The two "
+            "verifiers differ, or the claims are false."
+        )
+
+
 class LongPromptsWatch(AgentWatch):
     """Problems were left out because their prompt is too long."""
 
@@ -257,6 +272,7 @@ WATCHES = (
     VerifierWatch,
     UnusedPeersWatch,
     DroppedPeersWatch,
+    FalseClaimsWatch,
     LongPromptsWatch,
     LongHeldOutWatch,
     TruncatedWatch,
@@ -276,6 +292,13 @@ def _of_peers(row: Row) -> tuple[float, float]:
         for start in ("samples/kept/", "samples/dropped/")
     )
     return kept, dropped
+
+
+def _false_claims(row: Row) -> list[tuple[str, float, float]]:
+    """(source, texts with another verdict, judged texts) of each source with any."""
+    start = "trust/disagree/"
+    names = [key.removeprefix(start) for key, n in row.items() if key.startswith(start) and n]
+    return [(name, row[start + name], row[f"trust/judged/{name}"]) for name in names]
 
 
 def _place(row: Row) -> str:

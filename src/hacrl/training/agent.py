@@ -25,6 +25,7 @@ from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal, LearnerJournal
+from hacrl.training.defence import Defence
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import (
     attempt,
@@ -86,11 +87,12 @@ class Agent:
             self.pool,
             checker,
             self.verifier,
-            LearnerJournal(self.run.journal(self.name)),
+            decisions := LearnerJournal(self.run.journal(self.name)),
             self._own_rows,
             judges=needs.include("outcomes"),
             replaces_own=agent.publish != "all" or self.tamper is not None,
         )
+        self.defence = Defence(self.name, config, self.pool, decisions)
         self._noted: set[str] = set()
         self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
@@ -176,7 +178,9 @@ class Agent:
             )
             counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
             self._note_invalid(step, invalid)
-        samples = self._credited(samples, snapshot, capability)
+        snapshot, samples = self.defence.admit(step, seen, samples, counts, self._score_peers)
+        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
+        self.notes += self.defence.notes
         if self.dynamic:  # others of the list have no samples, or no signal
             problems = {s.problem_id: problems[s.problem_id] for s in samples}
         checked: dict[str, Any] = {}
@@ -202,6 +206,7 @@ class Agent:
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in invalid),
             **seen.metrics(),
+            **self.defence.metrics,
             **checked,
         }
 
@@ -330,7 +335,9 @@ class Agent:
         when = self.algorithm.needs.score_peers
         if when == "before_credit":
             samples = self._score_peers(samples)
-        step = Step(self.name, samples, snapshot.groups, capability)
+        trust = self.config.trust
+        trusted = trust.trusted if trust.judge_again else None
+        step = Step(self.name, samples, snapshot.groups, capability, trusted)
         with self.clock("samples"), paused_gc():
             credited = self.algorithm.credit(step)
         if when == "after_credit":

@@ -1,0 +1,66 @@
+"""Upper bounds of what one peer may contribute to a learner's step (trust.max_source_*)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import floor
+
+from hacrl.noise import stream_key
+from hacrl.types import Sample
+
+
+def limits(own: float, peers: Mapping[str, float], fraction: float) -> dict[str, float]:
+    """The peers to reduce, each with its new amount: `fraction` of the total that is left after all of
+    them are reduced. Own amounts are never reduced.
+
+    Example: limits(40, {"ant": 50, "bee": 10}, 0.25) == {"ant": 50 / 3}, of a total of 200 / 3
+    """
+    reduced: set[str] = set()
+    while True:
+        rest = own + sum(amount for name, amount in peers.items() if name not in reduced)
+        largest = fraction * rest / (1 - fraction * len(reduced))
+        over = {n for n, amount in peers.items() if n not in reduced and amount > largest}
+        if not over:
+            return dict.fromkeys(sorted(reduced), largest)
+        reduced |= over
+
+
+def cap_samples(
+    samples: Sequence[Sample], fraction: float, seed: int, step: int
+) -> tuple[list[Sample], Counter[str]]:
+    """Leave out peers' samples until no peer has more than `fraction` of those that are left. A seeded
+    hash chooses them. Also returns the number left out, by source."""
+    counts = Counter(s.source for s in samples if not s.is_own)
+    left_out: Counter[str] = Counter()
+    dropped: set[int] = set()
+    for source, most in limits(len(samples) - counts.total(), counts, fraction).items():
+        theirs = [s for s in samples if s.source == source and not s.is_own]
+        theirs.sort(key=lambda s: stream_key(seed, s.source, step, s.problem_id, s.index))
+        surplus = theirs[floor(most + 1e-9) :]
+        dropped.update(map(id, surplus))
+        left_out[source] = len(surplus)
+    return [s for s in samples if id(s) not in dropped], left_out
+
+
+def cap_weights(
+    samples: Sequence[Sample], fraction: float
+) -> tuple[list[Sample], dict[str, float]]:
+    """Scale down the advantages of peers until none has more than `fraction` of the sum of
+    |advantage x weight|. Also returns the factor of each peer that was scaled."""
+    own, peers = 0.0, defaultdict[str, float](float)
+    for s in samples:
+        amount = abs(s.advantage * s.weight)
+        if s.is_own:
+            own += amount
+        else:
+            peers[s.source] += amount
+    factors = {name: most / peers[name] for name, most in limits(own, peers, fraction).items()}
+    scaled = [
+        replace(s, advantage=s.advantage * factors[s.source])
+        if s.source in factors and not s.is_own
+        else s
+        for s in samples
+    ]
+    return scaled, factors

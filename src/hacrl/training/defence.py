@@ -1,0 +1,166 @@
+"""What a learner does against its peers' samples before it trains on them: quarantine and caps."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hacrl.config import Config
+from hacrl.store.journal import LearnerJournal
+from hacrl.store.pool import Pool
+from hacrl.training.caps import cap_samples, cap_weights
+from hacrl.training.quarantine import (
+    COPY_WINDOW,
+    STATISTICS,
+    Standing,
+    count_copies,
+    long_texts,
+    rate_evidence,
+    ratio_evidence,
+    threshold,
+)
+from hacrl.training.samples import DropReason, SampleReport
+from hacrl.training.view import Seen
+from hacrl.types import Sample, Snapshot
+
+KIND = "quarantine"
+"""Of the journal's files."""
+
+Score = Callable[[Sequence[Sample]], list[Sample]]
+"""Fills in the log-probabilities that the learner's weights give to peers' samples."""
+
+
+class Defence:
+    """The defences of one learner. With the default settings it changes nothing.
+
+    Example: snapshot, samples = defence.admit(3, seen, samples, counts, agent._score_peers)
+    """
+
+    def __init__(self, name: str, config: Config, pool: Pool, journal: LearnerJournal) -> None:
+        self.name, self.seed, self.trust = name, config.seed, config.trust
+        self.pool, self.journal = pool, journal
+        self.metrics: dict[str, Any] = {}
+        """Of the step."""
+        self.notes: list[str] = []
+        self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
+
+    def admit(
+        self, step: int, seen: Seen, samples: list[Sample], counts: SampleReport, score: Score
+    ) -> tuple[Snapshot, list[Sample]]:
+        """Return the step's rows and samples without sources in quarantine, and at most
+        `max_source_fraction` of the samples by one source."""
+        self.metrics, self.notes, snapshot = {}, [], seen.snapshot
+        if self.trust.quarantine:
+            standings = self._standings(step, seen, samples, score)
+            out = {name for name, standing in standings.items() if standing.since is not None}
+            snapshot = snapshot.mapped(lambda t: None if t.agent in out else t) if out else snapshot
+            left_out = Counter(s.source for s in samples if s.source in out)
+            samples = [s for s in samples if s.source not in out]
+            _count(counts, left_out, DropReason.QUARANTINED)
+        if self.trust.max_source_fraction < 1:
+            samples, left_out = cap_samples(
+                samples, self.trust.max_source_fraction, self.seed, step
+            )
+            _count(counts, left_out, DropReason.CAPPED)
+        return snapshot, samples
+
+    def scaled(self, samples: list[Sample]) -> list[Sample]:
+        """The credited samples, with at most `max_source_weight` of the weight by one source."""
+        if self.trust.max_source_weight < 1:
+            samples, factors = cap_weights(samples, self.trust.max_source_weight)
+            self.metrics |= {f"trust/factor/{name}": factor for name, factor in factors.items()}
+        return samples
+
+    def _standings(
+        self, step: int, seen: Seen, samples: Sequence[Sample], score: Score
+    ) -> dict[str, Standing]:
+        """The standing of every peer after this step, from the journal or computed and journalled."""
+        digest = self.pool.digest(step)
+        stored = self.journal.read(KIND, step, digest)
+        before = self._before(step)
+        if stored is None:
+            standings = dict(before)
+            limit = threshold(self.trust.false_alarm_steps)
+            for name, evidence in self._evidence(step, seen, score(samples)).items():
+                old = before.get(name, Standing())
+                standings[name] = old.after(step, evidence, limit, self.trust.quarantine_steps)
+            plain = {name: standing.plain() for name, standing in sorted(standings.items())}
+            self.journal.write(KIND, step, digest, {"sources": plain})
+        else:
+            standings = {name: Standing(**plain) for name, plain in stored["sources"].items()}
+        for name, standing in standings.items():
+            self._report(step, name, before.get(name, Standing()), standing)
+        return standings
+
+    def _before(self, step: int) -> dict[str, Standing]:
+        """The standings after the last step that this agent learned."""
+        last = self.journal.newest(KIND, step)
+        stored = self.journal.read(KIND, last, self.pool.digest(last)) if last is not None else None
+        sources = stored["sources"] if stored else {}
+        return {name: Standing(**plain) for name, plain in sources.items()}
+
+    def _evidence(
+        self, step: int, seen: Seen, scored: Sequence[Sample]
+    ) -> dict[str, dict[str, float]]:
+        """Evidence against each peer that published rows."""
+        groups = seen.snapshot.groups
+        rows = {t.key: t for g in groups for t in g.trajectories if t.agent != self.name}
+        published = Counter(t.agent for t in rows.values())
+        invalid = Counter(row.agent for row in seen.invalid if row.agent != self.name)
+        earlier = [self._long_texts(s) for s in range(max(0, step - COPY_WINDOW), step)]
+        long, copies = count_copies(seen.snapshot, self.name, earlier)
+        log_rhos: dict[str, list[float]] = defaultdict(list)
+        for s in scored:
+            if not s.is_own and not s.truncated and s.behaviour is not None and s.old_logprobs:
+                row = rows[step, s.source, s.problem_id, s.index]
+                claimed = s.behaviour * row.num_tokens
+                log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
+        found = {}
+        for name in sorted({*published, *invalid}):
+            bad = invalid[name]
+            found[name] = {
+                "claims": rate_evidence(seen.disagree[name], seen.compared[name], "claims"),
+                "invalid": rate_evidence(bad, published[name] + bad, "invalid"),
+                "copies": rate_evidence(copies[name], long[name], "copies"),
+                "ratio": ratio_evidence(log_rhos[name]),
+            }
+        return found
+
+    def _long_texts(self, step: int) -> dict[tuple[str, str], set[str]]:
+        if step not in self._texts:
+            self._texts = {s: t for s, t in self._texts.items() if s >= step - COPY_WINDOW}
+            self._texts[step] = long_texts(self.pool.snapshot(step))
+        return self._texts[step]
+
+    def _report(self, step: int, name: str, old: Standing, new: Standing) -> None:
+        self.metrics[f"trust/quarantined/{name}"] = float(new.since is not None)
+        for statistic in STATISTICS:
+            self.metrics[f"trust/score/{statistic}/{name}"] = new.scores.get(statistic, 0.0)
+        if old.since is None and new.since is not None:
+            self.notes.append(
+                f"agent {self.name!r} leaves out the replies of {name!r} from step {step + 1} on "
+                f"(quarantine). The reason: {_reasons(new)}. An honest peer gets there at most once in "
+                f"{self.trust.false_alarm_steps} steps on average."
+            )
+        elif old.since is not None and new.since is None:
+            self.notes.append(
+                f"agent {self.name!r} uses the replies of {name!r} again from step {step + 1} on: "
+                f"{self.trust.quarantine_steps} steps in a row were unsuspicious."
+            )
+
+
+def _count(counts: SampleReport, left_out: Counter[str], reason: DropReason) -> None:
+    """Count samples that were made and are not used."""
+    counts.kept.subtract(left_out)
+    counts.drops.update({(name, reason): n for name, n in left_out.items()})
+
+
+def _reasons(standing: Standing) -> str:
+    texts = {
+        "claims": "its verdicts are not those of this agent's verifier",
+        "invalid": "it publishes impossible values",
+        "copies": "it publishes texts that others wrote before",
+        "ratio": "the log-probabilities that it claims are too low",
+    }
+    return "; ".join(texts[name] for name in standing.reason.split(", "))

@@ -1,0 +1,137 @@
+"""Quarantine: sequential tests of whether a peer's batches are those of an honest peer.
+
+Every step gives each source evidence X against honesty, four numbers with E[exp(X)] <= 1 if it is
+honest:
+
+    claims    log-likelihood ratio of false verdicts: 10 % of its claims against 1 %
+    invalid   the same of rows with impossible values
+    copies    the same of long texts that others wrote before: 50 % against 5 %
+    ratio     sum over its replies of log(1 + BET (min(rho, MAX_RHO) - 1)),
+              rho = pi_learner(text) / claimed pi_source(text), of whole texts
+
+The last one needs no knowledge of the source's model: if a text is drawn from pi_source, the mean of
+q(text) / pi_source(text) is at most 1 for every distribution q over texts. Claims that are too low on
+average are noticed. Claims that are too high lower the ratio, and with it the sample's weight in hacpo,
+naive and overlap.
+
+A score is a CUSUM, S = max(0, S + X). A source whose score exceeds log(4 x false_alarm_steps) is put
+into quarantine. By Lorden's bound an honest source gets there at most once in false_alarm_steps steps on
+average. Scores continue during quarantine; a source leaves it after `quarantine_steps` steps in a row
+with all scores below half of the threshold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import exp, log
+from typing import Any
+
+from hacrl.types import Snapshot, Trajectory
+
+RATES = {"claims": (0.01, 0.1), "invalid": (0.01, 0.1), "copies": (0.05, 0.5)}
+"""Rates of an honest and of a suspicious source."""
+STATISTICS = (*RATES, "ratio")
+BET = 0.1
+MAX_RHO = 100.0
+LONG_TEXT = 200
+"""Bytes. Shorter texts are often equal by chance and are not compared."""
+COPY_WINDOW = 10
+"""Steps in which copied texts are looked for."""
+
+
+def rate_evidence(hits: int, rows: int, statistic: str) -> float:
+    """Log-likelihood ratio of `hits` among `rows`.
+
+    Example: rate_evidence(1, 11, "claims") == log(10) + 10 * log(0.9 / 0.99)
+    """
+    honest, suspicious = RATES[statistic]
+    missed = (rows - hits) * log((1 - suspicious) / (1 - honest))
+    return hits * log(suspicious / honest) + missed
+
+
+def ratio_evidence(log_rhos: Iterable[float]) -> float:
+    """Evidence of claimed log-probabilities, from the log of rho of each reply."""
+    return sum(log(1 + BET * (exp(min(x, log(MAX_RHO))) - 1)) for x in log_rhos)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A source's scores, and whether it is in quarantine.
+
+    Example: Standing({"claims": 13.8}, since=11, reason="claims")
+    """
+
+    scores: Mapping[str, float] = field(default_factory=dict)
+    since: int | None = None
+    """The step in which the quarantine began; None: not in quarantine."""
+    calm: int = 0
+    """Unsuspicious steps in a row since then."""
+    reason: str = ""
+    """The statistics that exceeded the threshold."""
+
+    def after(
+        self, step: int, evidence: Mapping[str, float], threshold: float, release: int
+    ) -> Standing:
+        """The standing after a step with this evidence."""
+        scores = {
+            name: min(max(0.0, self.scores.get(name, 0.0) + evidence.get(name, 0.0)), 2 * threshold)
+            for name in STATISTICS
+        }
+        if self.since is None:
+            alarms = ", ".join(name for name, score in scores.items() if score > threshold)
+            return Standing(scores, step if alarms else None, 0, alarms)
+        calm = self.calm + 1 if max(scores.values()) < threshold / 2 else 0
+        if calm >= release:
+            return Standing()
+        return replace(self, scores=scores, calm=calm)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def threshold(false_alarm_steps: int) -> float:
+    return log(len(STATISTICS) * false_alarm_steps)
+
+
+# ---------------------------------------------------------------- copies
+
+Texts = Mapping[tuple[str, str], set[str]]
+"""(problem, sha256 of a long text) -> its authors."""
+
+
+def long_texts(snapshot: Snapshot) -> dict[tuple[str, str], set[str]]:
+    """The long texts of a step."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for group in snapshot.groups:
+        for t in group.trajectories:
+            if (digest := _digest(t)) is not None:
+                found.setdefault((t.problem_id, digest), set()).add(t.agent)
+    return found
+
+
+def count_copies(
+    snapshot: Snapshot, learner: str, earlier: Iterable[Texts]
+) -> tuple[Counter[str], Counter[str]]:
+    """The number of long texts by source, and of those among them that another agent wrote in an earlier
+    step, or the learner in this step, for the same problem."""
+    long, copies = Counter[str](), Counter[str]()
+    own = {key for key, authors in long_texts(snapshot).items() if learner in authors}
+    earlier = list(earlier)
+    for group in snapshot.groups:
+        for t in group.trajectories:
+            if t.agent == learner or (digest := _digest(t)) is None:
+                continue
+            key = (t.problem_id, digest)
+            long[t.agent] += 1
+            before = any(texts.get(key, set()) - {t.agent} for texts in earlier)
+            copies[t.agent] += before or key in own
+    return long, copies
+
+
+def _digest(t: Trajectory) -> str | None:
+    """The sha256 of a long text; None for a short one."""
+    text = t.text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest() if len(text) >= LONG_TEXT else None

@@ -1,0 +1,61 @@
+"""Caps by hand: no peer has more than its fraction of what is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from hacrl.training.caps import cap_samples, cap_weights, limits
+from hacrl.types import Sample
+
+
+def sample(source: str, index: int, advantage: float = 1.0, weight: float = 1.0) -> Sample:
+    own = source == "me"
+    return Sample("q", index, source, own, (1, 2), (0, 1), -0.5, advantage=advantage, weight=weight)
+
+
+def test_limits_by_hand() -> None:
+    """Rest 50, largest = 50 / 4 / (1 - 1/4) = 50 / 3; then 10 is below it."""
+    assert limits(40, {"ant": 50, "bee": 10}, 0.25) == {"ant": pytest.approx(50 / 3)}
+    # Both are over: rest 40, each 0.25 of 80. bee is over only after ant is reduced.
+    assert limits(40, {"ant": 50, "bee": 25}, 0.25) == {"ant": 20, "bee": 20}
+    assert limits(40, {"ant": 10, "bee": 10}, 0.25) == {}
+    assert limits(40, {"ant": 1000}, 1.0) == {}
+    assert limits(0, {"ant": 5}, 0.5) == {"ant": 0}  # nothing of its own to weigh against it
+
+
+def test_samples_over_the_fraction_are_left_out() -> None:
+    samples = [sample("me", i) for i in range(6)] + [sample("ant", i) for i in range(20)]
+    kept, left_out = cap_samples(samples, 0.4, seed=0, step=0)
+    assert [s.source for s in kept] == ["me"] * 6 + ["ant"] * 4  # 4 of 10
+    assert left_out == {"ant": 16}
+    again, _ = cap_samples(samples[::-1], 0.4, seed=0, step=0)
+    assert {s.index for s in again if s.source == "ant"} == {s.index for s in kept[6:]}
+    other, _ = cap_samples(samples, 0.4, seed=0, step=1)
+    assert other != kept  # another choice in another step
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 0.9, 1.0])
+def test_no_peer_keeps_more_than_its_fraction(fraction: float) -> None:
+    counts = {"me": 7, "ant": 40, "bee": 13, "cat": 2}
+    samples = [sample(name, i) for name, n in counts.items() for i in range(n)]
+    kept, left_out = cap_samples(samples, fraction, 0, 0)
+    for name, n in counts.items():
+        left = sum(s.source == name for s in kept)
+        assert n - left == left_out[name]
+        if name == "me":
+            assert left == n
+        else:  # rounding down may leave one sample less
+            assert left <= fraction * (len(kept) + len(counts)) + 1e-9
+            assert not left_out[name] or left + 1 > fraction * len(kept)
+
+
+def test_advantages_are_scaled_to_the_fraction_of_the_weight() -> None:
+    """Own sum 4; ant's 2 x |3 x 2| = 12. A quarter of the total x is ant's: 4 + x / 4 = x, so ant keeps
+    4 / 3 of its 12."""
+    samples = [sample("me", 0, 3.0), sample("me", 1, -1.0)]
+    samples += [sample("ant", 0, 3.0, 2.0), sample("ant", 1, -3.0, 2.0), sample("bee", 0, 0.0)]
+    scaled, factors = cap_weights(samples, 0.25)
+    assert factors == {"ant": pytest.approx(1 / 9)}
+    assert [s.advantage for s in scaled] == pytest.approx([3, -1, 1 / 3, -1 / 3, 0])
+    assert scaled[:2] == samples[:2] and [s.weight for s in scaled] == [1, 1, 2, 2, 1]
+    assert cap_weights(samples, 1.0) == (samples, {})

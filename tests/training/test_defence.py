@@ -1,0 +1,137 @@
+"""Whole runs with quarantine and caps, against simulated bad peers; kills in between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from team import NO_EVALUATION, Notes, member, rows, team
+from test_view import Tamper, lie, only_finch
+
+import hacrl
+from hacrl import runs
+from hacrl.store.rundir import RunDirectory
+from hacrl.training.hooks import Hooks
+from hacrl.types import Trajectory
+
+HERE = Path(__file__).parent
+SETTINGS: dict[str, Any] = {**NO_EVALUATION, "steps": 3}
+WATCHED = {"judge_again": True, "quarantine": True, "quarantine_steps": 2}
+
+
+def train(
+    path: Path, tamper: Tamper | None = None, notes: Notes | None = None, **settings: Any
+) -> RunDirectory:
+    config = team(member("wren"), member("finch"), **{**SETTINGS, "trust": WATCHED, **settings})
+    return runs.start(config, path, observer=notes, hooks=Hooks(tamper=tamper))
+
+
+def test_honest_agents_stay_and_learn_as_without_quarantine(tmp_path: Path) -> None:
+    run, plain = train(tmp_path / "run"), train(tmp_path / "plain", trust={"judge_again": True})
+    for agent, peer in (("wren", "finch"), ("finch", "wren")):
+        for found, expected in zip(rows(run, agent), rows(plain, agent), strict=True):
+            extra = {k: v for k, v in found.items() if k not in expected}
+            assert {k: v for k, v in found.items() if k in expected} == expected
+            assert extra.pop(f"trust/quarantined/{peer}") == 0
+            scores = {f"trust/score/{s}/{peer}" for s in ("claims", "invalid", "copies", "ratio")}
+            assert set(extra) == scores and set(extra.values()) == {0}
+
+
+def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) -> None:
+    """24 false claims are 24 log 10 = 55 > 10.60; the score stops at 21.19, twice the threshold. 24 right
+    claims are -2.29, so seven honest steps bring it below 5.30; the second such step is the last."""
+
+    def at_step_1(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
+        return only_finch(lie)(agent, step, found) if step == 1 else found
+
+    notes = Notes()
+    run = train(tmp_path / "run", at_step_1, notes, steps=11, minibatch_samples=24)
+    found = [row["trust/quarantined/finch"] for row in rows(run, "wren")]
+    assert found == [0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]
+    for row, out in zip(rows(run, "wren"), found, strict=True):
+        assert row["samples/drop/quarantined"] == (24 if out else 0)
+        assert (row["peers/samples"] == 0) == bool(out)
+    entered, left = [n for n in notes.notes if "'wren'" in n and "replies of 'finch'" in n]
+    assert "from step 2 on (quarantine). The reason: its verdicts are not those" in entered
+    assert "uses the replies of 'finch' again from step 10 on" in left
+    assert sum("has another verdict than 'finch' claims on 24" in n for n in notes.notes) == 1
+    assert all(row["trust/quarantined/wren"] == 0 for row in rows(run, "finch"))
+
+
+def test_with_its_peer_in_quarantine_a_learner_learns_alone(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", only_finch(lie))
+    alone = hacrl.train(team(member("wren"), **SETTINGS), tmp_path / "alone")
+    for found, expected in zip(rows(run, "wren"), rows(alone, "wren"), strict=True):
+        assert found["loss"] == expected["loss"] and found["trust/quarantined/finch"] == 1
+
+
+def test_claimed_log_probabilities_that_are_too_low(tmp_path: Path) -> None:
+    def lower(t: Trajectory) -> Trajectory:
+        assert t.mean_logprob is not None
+        return replace(t, mean_logprob=t.mean_logprob - 2.0)
+
+    notes = Notes()
+    run = train(tmp_path / "run", only_finch(lower), notes)
+    assert rows(run, "wren")[-1]["trust/quarantined/finch"] == 1
+    assert any("log-probabilities that it claims are too low" in n for n in notes.notes)
+
+
+def test_caps_in_a_run(tmp_path: Path) -> None:
+    capped = train(tmp_path / "samples", trust={"max_source_fraction": 0.25})
+    weighed = train(tmp_path / "weights", trust={"max_source_weight": 0.1})
+    for row in rows(capped, "wren"):
+        assert (row["samples/kept/finch"], row["samples/dropped/finch"]) == (8, 16)  # 8 of 24 + 8
+        assert row["samples/drop/capped"] >= 14
+    for row in rows(weighed, "wren"):
+        assert row["peers/samples"] == 24 and 0 < row["trust/factor/finch"] < 1
+    found = [json.loads(x) for x in (weighed.samples("wren") / "step-000000.jsonl").open()]
+    amounts = dict.fromkeys(("wren", "finch"), 0.0)
+    for row in found:
+        amounts[row["source"]] += abs(row["advantage"] * row["weight"])
+    assert amounts["finch"] / sum(amounts.values()) == pytest.approx(0.1)
+
+
+# ---------------------------------------------------------------- kills
+
+
+KILLED = team(member("wren"), member("finch"), trust=WATCHED)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return hacrl.train(KILLED, tmp_path_factory.mktemp("unbroken") / "run")
+
+
+@pytest.mark.parametrize(
+    "moment", ["judging peers", "between verdicts and quarantine", "after quarantine"]
+)
+def test_killed_and_resumed_equals_unbroken(
+    moment: str, unbroken: RunDirectory, tmp_path: Path
+) -> None:
+    """Metrics, weights and the journals, with verdicts and standings, are byte for byte the same."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(KILLED))
+    killed = subprocess.run(
+        [sys.executable, HERE / "killed.py", config, tmp_path / "run", moment],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run = hacrl.resume(tmp_path / "run")
+    assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
+
+    def files(found: RunDirectory) -> dict[str, bytes]:
+        patterns = ("journal/*/*", "checkpoints/*/*/model.safetensors")
+        paths = [p for pattern in patterns for p in found.path.glob(pattern)]
+        return {str(p.relative_to(found.path)): p.read_bytes() for p in paths}
+
+    assert files(run) == files(unbroken)
+    assert sum("verdicts-" in name for name in files(run)) == 6
+    assert sum("quarantine-" in name for name in files(run)) == 6
