@@ -44,7 +44,7 @@ def test_honest_agents_stay_and_learn_as_without_quarantine(tmp_path: Path) -> N
 
 
 def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) -> None:
-    """24 false claims are 24 log 10 = 55 > 10.60; the score stops at 21.19, twice the threshold. 24 right
+    """24 false claims are 24 log 10 = 55 > 10.60; the score stops at 21.19, twice that. 24 right
     claims are -2.29, so seven honest steps bring it below 5.30; the second such step is the last."""
 
     def at_step_1(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
@@ -89,7 +89,7 @@ def test_caps_in_a_run(tmp_path: Path) -> None:
         assert (row["samples/kept/finch"], row["samples/dropped/finch"]) == (8, 16)  # 8 of 24 + 8
         assert row["samples/drop/capped"] >= 14
     for row in rows(weighed, "wren"):
-        assert row["peers/samples"] == 24 and 0 < row["trust/factor/finch"] < 1
+        assert row["peers/samples"] >= 22 and 0 < row["trust/factor/finch"] < 1
     found = [json.loads(x) for x in (weighed.samples("wren") / "step-000000.jsonl").open()]
     amounts = dict.fromkeys(("wren", "finch"), 0.0)
     for row in found:
