@@ -9,7 +9,7 @@ loop.py decides when they run, an executor (local.py, cluster/executor.py) in wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from hacrl.training.evaluate import (
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
 from hacrl.training.publish import count_texts, public_rows
-from hacrl.training.samples import DropReason, SampleLimits, make_samples
+from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
 from hacrl.training.scoring import score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
@@ -156,26 +156,10 @@ class Agent:
         with self.clock("samples"), paused_gc():
             seen = self.view.at(step, problems)
             snapshot, invalid = seen.snapshot, seen.invalid
-            entry = self.journal.read(step)  # none if the step was closed without this agent
-            if entry is None and self.name in snapshot.members:
-                raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
-            own = entry[0] if entry else []
             capability = self.capability.at(
                 snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
             )
-            samples, counts = make_samples(
-                snapshot.groups,
-                own,
-                problems,
-                self.policy.renderer,
-                self.name,
-                self.limits,
-                peers=needs.include("text"),
-                needs_behaviour=needs.include("logprob"),
-                needs_tokens=needs.include("tokens"),
-                mask_truncated=self.agent.mask_truncated,
-                keep=self.algorithm.peers,
-            )
+            samples, counts = self._samples(step, snapshot, problems)
             counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
             self._note_invalid(step, invalid)
         snapshot, samples = self.defence.admit(step, seen, samples, counts, self._score_peers)
@@ -300,6 +284,28 @@ class Agent:
         problems = self.task.batch(step, self.config.problems_per_step)
         _, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         return self._trajectories(step, entry[0], problems, too_long)
+
+    def _samples(
+        self, step: int, snapshot: Snapshot, problems: Mapping[str, Problem]
+    ) -> tuple[list[Sample], SampleReport]:
+        """Make the step's samples from own rollouts and from the snapshot's text."""
+        entry = self.journal.read(step)  # none if the step was closed without this agent
+        if entry is None and self.name in snapshot.members:
+            raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
+        needs = self.algorithm.needs
+        return make_samples(
+            snapshot.groups,
+            entry[0] if entry else [],
+            problems,
+            self.policy.renderer,
+            self.name,
+            self.limits,
+            peers=needs.include("text"),
+            needs_behaviour=needs.include("logprob"),
+            needs_tokens=needs.include("tokens"),
+            mask_truncated=self.agent.mask_truncated,
+            keep=self.algorithm.peers,
+        )
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():
