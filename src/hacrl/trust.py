@@ -1,7 +1,7 @@
 """Settings of trust and privacy: what an agent publishes, and what a learner believes of its peers.
 
 docs/security.md explains them. The code that applies them is in hacrl/training: publish.py, view.py,
-caps.py and quarantine.py.
+defence.py, caps.py and quarantine.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ times.jsonl             seconds by phase (sample, score, verify, publish, sample
                         update, offload, evaluate, checkpoint); differs between equal runs
 notes.jsonl             notes and warnings shown while the run trained; differs between equal runs
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
-journal/AGENT/          own rollouts: ids, log-probabilities, verdicts
+journal/AGENT/          own rollouts: ids, log-probabilities, verdicts; own verdicts on peers' texts
+                        and quarantine (where [trust] asks for them)
 samples/AGENT/          what each training sample was worth: advantage, weight, ratio
 evaluation/STEP/AGENT/  every held-out reply and the result
 diagnostics/AGENT/      checks of the theory, problem by problem (where they are on)
