@@ -17,7 +17,9 @@ from hacrl.study.compare.suite import load_suite, make_runs
 from hacrl.training.plan import plan_of
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
-ARMS = sorted(path.stem for path in (PAPER / "arms").glob("*.toml"))
+ARMS = ["grpo", "gspo", "gspo_x2", "naive"]
+ABLATIONS = {"no-capability-baseline", "no-weight", "no-clipping", "no-stepwise"}
+ABLATIONS |= {f"alpha{alpha}" for alpha in range(4)}  # tests/study/compare/test_paper_suite.py
 
 TABLE_5 = {
     # agents: (alpha, delta as printed, delta_step)
@@ -44,6 +46,7 @@ def test_the_six_pairs_and_four_arms_are_there() -> None:
     pairs = {tuple(a.name for a in load(path).agents) for path in presets()}
     assert pairs == set(TABLE_5) and len(presets()) == 6
     assert set(ARMS) | {""} == set(UPDATES)
+    assert {path.stem for path in (PAPER / "arms").glob("*.toml")} == {*ARMS, *ABLATIONS}
 
 
 @pytest.mark.parametrize("arm", ["", *ARMS])

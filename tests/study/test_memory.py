@@ -277,13 +277,13 @@ def test_models_that_cannot_be_measured_are_no_error(tmp_path: Path) -> None:
 def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:
     """The agents of one device are counted together; cuda is cuda:0."""
     made = config({"model": "pocket:wren"}, {"model": "pocket:finch"})
-    (found,) = doctor._memory(made)
+    (found,) = doctor.memory_findings(made)
     assert found.good and found.what == "memory of cpu" and "learns" in found.detail
     monkeypatch.setattr(doctor, "device_memory", lambda device: 1e6)
-    (found,) = doctor._memory(made)
+    (found,) = doctor.memory_findings(made)
     assert not found.good and "microbatch_tokens" in found.detail
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    (found,) = doctor._memory(
+    (found,) = doctor.memory_findings(
         config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
     )
     assert found.what == "memory of cuda:0"

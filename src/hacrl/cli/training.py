@@ -107,14 +107,20 @@ def compare(
         bool,
         typer.Option("--report", help="Do not train; build the report from finished runs."),
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Do not train; print runs, rollouts, memory and GPU hours."),
+    ] = False,
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Train every arm, team and seed of SUITE that is not finished, and report the differences."""
-    with errors_as_messages(trust_code=trust_code or not report):
+    with errors_as_messages(trust_code=trust_code or not (report or plan)):
+        folder = out or Path("runs") / "compare" / suite.stem
+        if plan:
+            return _print_plan(suite, folder, overrides or [], as_json)
         from hacrl.study.compare import compare as run_suite
 
-        folder = out or Path("runs") / "compare" / suite.stem
         arms = [name for name in only.split(",") if name]
         results = run_suite(
             suite, folder, overrides or [], parallel, arms, against, report_only=report
@@ -127,12 +133,29 @@ def compare(
             _print_results(results, folder, against)
 
 
+def _print_plan(path: Path, out: Path, changes: list[str], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from hacrl.study.compare.plan import make_plan, plan_table
+    from hacrl.study.compare.suite import load_suite, make_runs
+    from hacrl.study.tables import console
+
+    suite = load_suite(path, changes)
+    rows = list(make_plan(suite, make_runs(suite, out, changes)))
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        console().print(plan_table(rows))
+
+
 def _print_results(results: Results, out: Path, against: str = "") -> None:
     """Print the table of a suite, its report, and the command that shows its first run."""
-    from hacrl.study.compare.report import results_table
+    from hacrl.study.compare.report import benchmark_table, results_table
     from hacrl.study.tables import console
 
     console().print(results_table(results))
+    if (table := benchmark_table(results)) is not None:
+        console().print(table)
     report = out / "against" / against if against else out
     typer.echo(f"\nreport: {report / 'report.html'} (also report.md and results.json)")
     row = results.rows[0]

@@ -95,6 +95,6 @@ def _file(benchmark: Benchmark, data: Path) -> Path:
         if (data / name).is_file():
             return data / name
     raise UserError(
-        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: put the file there, one JSON "
-        "object per line with id, question and answer, or leave the benchmark out"
+        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: fetch it with `hacrl data "
+        f"fetch {benchmark.name} --out {data}`, or leave the benchmark out"
     )

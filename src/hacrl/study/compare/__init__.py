@@ -3,6 +3,7 @@
 OUT/suite.toml                        a copy of the suite file
 OUT/runs/TEAM/ARM/seed-N/             one run: an ordinary run directory
 OUT/runs/TEAM/ARM/seed-N.toml, .log   its config and its output
+OUT/runs/TEAM/ARM/seed-N/benchmarks/  its agents on the suite's benchmarks, if it names some
 OUT/results.json                      every number of the report and the files behind it
 OUT/report.md, report.html            the report; report.html is one file and needs no network
 OUT/against/ARM/                      the last three with ARM as the reference (--against ARM)
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hacrl.errors import UserError
+from hacrl.plain_console import PlainConsole
 from hacrl.store.files import write_config
+from hacrl.study.compare.benchmarks import check_data, evaluate_runs
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import load_suite, make_runs
 
@@ -38,7 +41,7 @@ def compare(
     finished run. With `against` a second report has that arm as its reference; the results returned
     are then those of the second report.
     """
-    suite = load_suite(path)
+    suite = load_suite(path, changes)
     if against:
         suite.check_reference(against)
     if (out / "cells").is_dir():
@@ -54,8 +57,12 @@ def compare(
     wanted = [run for run in runs if not only or run.arm in only]
     failed: list[Failed] = []
     if not report_only:
+        if suite.benchmarks:
+            check_data(suite.benchmarks)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
         failed = train_runs(wanted, parallel or suite.parallel)
+        if suite.benchmarks:
+            evaluate_runs(suite.benchmarks, wanted, PlainConsole(stderr=True).print)
     if not any(run.finished for run in runs):
         raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())
     from hacrl.study.compare.report import write_report  # jinja2 and matplotlib

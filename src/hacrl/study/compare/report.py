@@ -22,6 +22,7 @@ from hacrl.logs.warnings import NEARLY_NONE
 from hacrl.safe_text import mask_override
 from hacrl.statistics import LEVEL, Estimate
 from hacrl.store.files import write_atomic
+from hacrl.study.compare.benchmarks import table_lines
 from hacrl.study.compare.budget import RULES
 from hacrl.study.compare.checks import TheoryChecks
 from hacrl.study.compare.exchange import Exchange, Parity
@@ -64,6 +65,7 @@ def as_json(results: Results) -> dict[str, Any]:
             for (team, agent), accuracy in results.targets.items()
         ],
         "verdicts": list(verdicts(results)),
+        "benchmarks": [asdict(row) for row in results.benchmarks],
         "rows": [
             asdict(row)
             | {"verdict": row.difference.verdict if row.difference else None}
@@ -99,6 +101,7 @@ def render(results: Results, form: str, up: str = "") -> str:
         curves=[_curve_line(results, row) for row in results.rows],
         exchange=[_exchange_line(row, row.exchange) for row in results.rows if row.exchange],
         parity=_parity_counts(results),
+        benchmarks=table_lines(results.suite, results.benchmarks),
         exchange_image=exchange_figure(results.rows) if form == "html" else "",
         diagnostics=_diagnostics_lines(results.rows),
         unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
@@ -146,6 +149,21 @@ def results_table(results: Results) -> rich.table.Table:
             found.verdict if found else "",
             *([rate.text, f"{rate.parity} (n = {rate.n:.3g})"] if rate else []),
         )
+    return table
+
+
+def benchmark_table(results: Results) -> rich.table.Table | None:
+    """The benchmarks for the terminal; None without benchmarks."""
+    lines = table_lines(results.suite, results.benchmarks)
+    if not lines:
+        return None
+    table = plain_table("\nbenchmarks in percent, mean over seeds")
+    if results.suite.published:
+        table.caption = "in brackets: published figures"
+    for i, name in enumerate(lines[0]):
+        table.add_column(name, no_wrap=i < 2, justify="left" if i < 2 else "right")
+    for line in lines:
+        table.add_row(*line.values())
     return table
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from hacrl.errors import UserError
 from hacrl.replies import judged_text
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
+from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
 from hacrl.study.compare.budget import limited_by
 from hacrl.study.compare.checks import TheoryChecks, theory_checks
 from hacrl.study.compare.exchange import Exchange, exchange_rate
@@ -157,6 +158,8 @@ class Results:
     0 if initial weights and noise streams are identical."""
     environment: Mapping[str, Any]
     """Versions and hardware of the first run."""
+    benchmarks: tuple[BenchmarkRow, ...] = ()
+    """Empty if the suite names no benchmarks."""
 
     @property
     def comparisons(self) -> int:
@@ -207,6 +210,7 @@ def collect(
         runs[0].config.evaluation.samples,
         _start_gap(agent_runs),
         agent_runs[0].run.reader.environment(),
+        tuple(benchmark_rows(suite, runs)),
     )
 
 

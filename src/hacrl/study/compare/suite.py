@@ -22,12 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from hacrl.config import Config, Table, parse_config
-from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml
+from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml, set_key
 from hacrl.errors import UserError
 from hacrl.store.reader import RunReader
+from hacrl.study.benchmarks.catalogue import PROMPT
 from hacrl.study.compare.budget import match_steps
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -55,6 +56,28 @@ class SuiteTeam(Table):
     """Changes to the base for this team."""
 
 
+class SuiteBenchmarks(Table):
+    """Benchmarks that end every run; the options are those of `hacrl eval --benchmarks`."""
+
+    names: str = "math7"
+    """math7, or benchmarks with commas."""
+    data: str = "../../data"
+    """Folder with the data files, relative to the suite file (`hacrl data fetch` writes them)."""
+    problems: int | None = Field(None, ge=1)
+    """Most problems of each benchmark."""
+    samples: dict[str, int] = Field(default_factory=dict)
+    """Replies per problem of some benchmarks, e.g. { aime25 = 8 }."""
+    max_response_tokens: int = Field(8196, ge=1)
+    """Longest reply."""
+    prompt: str = PROMPT
+    """Template of the user's message."""
+    _folder: Path = PrivateAttr(default=Path())
+
+    @property
+    def folder(self) -> Path:
+        return self._folder / Path(self.data).expanduser()
+
+
 class Suite(Table):
     """A suite file, as read by `load_suite`."""
 
@@ -79,12 +102,22 @@ class Suite(Table):
     alone: list[str] = Field(default_factory=list)
     """Arms of learning alone with growing budgets, e.g. ["gspo", "gspo_x2", "gspo_x4"]: the report then
     has the exchange rate of every other arm (study/compare/exchange.py)."""
+    benchmarks: SuiteBenchmarks | None = None
+    """Benchmarks at the end of every run: "math7", or a table. `benchmarks.KEY=VALUE` on the command
+    line changes it."""
+    published: dict[str, dict[str, dict[str, dict[str, float]]]] = Field(default_factory=dict)
+    """Figures in percent to print beside: team -> agent -> arm -> benchmark (or "mean")."""
     arms: list[Arm] = Field(min_length=1)
     """The ways of training to compare."""
     teams: list[SuiteTeam] = Field(default_factory=list)
     """The teams to train (default: one team, the base's agents)."""
     _path: Path = PrivateAttr(default=Path("suite.toml"))
     _folder: Path = PrivateAttr(default=Path())
+
+    @field_validator("benchmarks", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return {"names": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -197,20 +230,32 @@ class Run:
             )
 
 
-def load_suite(path: Path) -> Suite:
-    """Read a suite file and its base config."""
+def load_suite(path: Path, changes: Sequence[str] = ()) -> Suite:
+    """Read a suite file and its base config. Of `changes` only those of `benchmarks` are used here."""
     tree, folder = read_toml(path), path.parent
     if isinstance(base := tree.get("base"), str):
         file = path.parent / Path(base).expanduser()
         if not file.is_file():
             raise UserError(f"{path}: base = {base!r}, but there is no file {file}")
         tree["base"], folder = read_toml(file), file.parent
+    here = [change for change in changes if of_suite(change)]
+    if isinstance(tree.get("benchmarks"), str):
+        tree["benchmarks"] = {"names": tree["benchmarks"]}
+    for change in here:
+        set_key(tree, change)
     try:
         suite = Suite.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"{path}: {explain(error, Suite, tree)}") from error
     suite._path, suite._folder = path, folder
+    if suite.benchmarks and not any(c.startswith("benchmarks.data=") for c in here):
+        suite.benchmarks._folder = path.parent
     return suite
+
+
+def of_suite(change: str) -> bool:
+    """Whether a change of the command line is one of the suite, not of the runs' configs."""
+    return change.startswith("benchmarks.")
 
 
 def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]:
@@ -254,11 +299,14 @@ def _config(suite: Suite, team: SuiteTeam, arm: Arm, seed: int, changes: Sequenc
     apply_overrides(tree, team.overrides, suite.folder)
     apply_overrides(tree, arm.overrides, suite.folder)
     _change_agents(tree.get("agents"), arm)
-    apply_overrides(tree, [*changes, f"seed={seed}"], suite.folder)
+    of_runs = [change for change in changes if not of_suite(change)]
+    apply_overrides(tree, [*of_runs, f"seed={seed}"], suite.folder)
     where = f"{suite.path}, arm {arm.name!r}, team {team.name!r}"
     config = parse_config(tree, where, suite.folder)
     if not config.evaluation.problems:
         raise UserError(f"{where}: evaluation.problems = 0 leaves nothing to compare")
+    if suite.benchmarks and not config.checkpoint.save:
+        raise UserError(f"{where}: benchmarks need checkpoints; remove checkpoint.save=false")
     return config
 
 

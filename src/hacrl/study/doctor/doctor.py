@@ -117,7 +117,7 @@ def check(config: Config) -> Iterator[Finding]:
         yield _extra("ray", "runtime.kind = 'ray'")
     if config.log.wandb:
         yield _extra("wandb", "log.wandb")
-    yield from _memory(config)
+    yield from memory_findings(config)
 
 
 def _try(what: str, call: Callable[[], str]) -> Finding:
@@ -183,11 +183,11 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
     return sorted({i for i in named if i is not None}) or None
 
 
-def _memory(config: Config) -> Iterator[Finding]:
+def memory_findings(config: Config) -> Iterator[Finding]:
     """Whether the agents of each device fit into its memory, where their sizes are known."""
     devices: dict[str, dict[str, Need]] = {}
     for agent in config.agents:
-        if (need := _need(config, agent)) is not None:
+        if (need := agent_need(config, agent)) is not None:
             place = str(choose_device(agent.device or config.runtime.device))
             place = "cuda:0" if place == "cuda" else place
             place += "" if config.runtime.kind == "local" else f" for {agent.name}"
@@ -208,7 +208,7 @@ def _memory(config: Config) -> Iterator[Finding]:
         yield Finding(fits, f"memory of {place}", text)
 
 
-def _need(config: Config, agent: AgentConfig) -> Need | None:
+def agent_need(config: Config, agent: AgentConfig) -> Need | None:
     """The memory of an agent; None if it has no model folder here (another check reports that)."""
     try:
         source = model_source(agent.model, agent.name) if agent.model else ""
@@ -236,7 +236,7 @@ def _print_plan(console: Console, config: Config) -> None:
     for agent in config.agents:
         plan = plan_of(config, agent, algorithm) if algorithm and agent.learns else None
         sizes = ["-"] * 5
-        if need := _need(config, agent):
+        if need := agent_need(config, agent):
             memory = (need.weights, need.offloadable, need.learning, need.cache)
             sizes = [f"{need.parameters:,}", *(size_text(x) if x else "-" for x in memory)]
         prompts = dict.fromkeys((config.prompts_per_step, config.problems_per_step))

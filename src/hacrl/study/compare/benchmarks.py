@@ -1,0 +1,110 @@
+"""Benchmarks at the end of every run of a suite, in the form of the paper's Table 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hacrl.statistics import Estimate, t_interval
+from hacrl.study.benchmarks.catalogue import Benchmark, choose_benchmarks, load_problems
+from hacrl.study.compare.suite import Run, Suite, SuiteBenchmarks
+
+FOLDER = "benchmarks"
+"""RUN/benchmarks, as for `hacrl eval RUN --benchmarks`."""
+
+
+@dataclass(frozen=True)
+class BenchmarkRow:
+    """One agent under one arm: mean over seeds of each benchmark's figure.
+
+    Example: BenchmarkRow("pair", "wren", "hacpo", {"aime25": Estimate(0.1, ...)}, mean=0.1,
+             published={"aime25": 13.3})
+    """
+
+    team: str
+    agent: str
+    arm: str
+    scores: Mapping[str, Estimate]
+    mean: float
+    """Every benchmark counts once."""
+    published: Mapping[str, float]
+    """The paper's figures in percent; "mean" is its printed average."""
+
+
+def chosen(settings: SuiteBenchmarks) -> tuple[Benchmark, ...]:
+    return choose_benchmarks(settings.names)
+
+
+def check_data(settings: SuiteBenchmarks) -> None:
+    """Raise a UserError if a data file is missing or broken, before anything is trained."""
+    for benchmark in chosen(settings):
+        load_problems(benchmark, settings.folder, settings.prompt)
+
+
+def evaluate_runs(
+    settings: SuiteBenchmarks, runs: Sequence[Run], report: Callable[[str], None]
+) -> None:
+    """Evaluate the agents of every finished run; finished benchmarks are not run again."""
+    from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
+    from hacrl.study.evaluation import find_candidates
+
+    options = BenchmarkSettings(
+        problems=settings.problems,
+        samples=settings.samples,
+        max_response_tokens=settings.max_response_tokens,
+        prompt=settings.prompt,
+    )
+    for run in runs:
+        if run.finished:
+            candidates = [
+                c for a in run.learners for c in find_candidates(str(run.folder), agent=a)
+            ]
+            report(f"benchmarks: {run.name}")
+            out = run.folder / FOLDER
+            evaluate_benchmarks(candidates, chosen(settings), settings.folder, out, options)
+
+
+def benchmark_rows(suite: Suite, runs: Sequence[Run]) -> Iterator[BenchmarkRow]:
+    """One row per team, agent and arm, from the runs whose benchmarks are finished."""
+    if suite.benchmarks is None:
+        return
+    names = [b.name for b in chosen(suite.benchmarks)]
+    found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    for run in runs:
+        for agent in run.learners:
+            if scores := _scores(run, agent, names):
+                found.setdefault((run.team, agent, run.arm), []).append(scores)
+    agents = list(dict.fromkeys(key[:2] for key in found))
+    for team, agent, arm in sorted(found, key=lambda key: agents.index(key[:2])):
+        seeds = found[team, agent, arm]
+        means = {name: t_interval([values[name] for values in seeds]) for name in names}
+        paper = suite.published.get(team, {}).get(agent, {}).get(arm, {})
+        mean = fmean(e.mean for e in means.values())
+        yield BenchmarkRow(team, agent, arm, means, mean, paper)
+
+
+def _scores(run: Run, agent: str, names: Sequence[str]) -> dict[str, float]:
+    from hacrl.study.benchmarks.results import read_result
+
+    folders = {name: run.folder / FOLDER / name / agent for name in names}
+    if not all((folder / "result.json").is_file() for folder in folders.values()):
+        return {}
+    return {name: read_result(folder).score.mean for name, folder in folders.items()}
+
+
+def table_lines(suite: Suite, rows: Sequence[BenchmarkRow]) -> list[dict[str, str]]:
+    """Table 1's form: a line per agent and arm, a column per benchmark, the paper's figure beside."""
+    if suite.benchmarks is None:
+        return []
+    benchmarks = chosen(suite.benchmarks)
+    return [
+        {"team / agent": f"{row.team} / {row.agent}", "arm": row.arm}
+        | {b.title: _cell(row.scores[b.name].mean, row.published.get(b.name)) for b in benchmarks}
+        | {"mean": _cell(row.mean, row.published.get("mean"))}
+        for row in rows
+    ]
+
+
+def _cell(score: float, published: float | None) -> str:
+    return f"{100 * score:.1f}" + (f" ({published:g})" if published is not None else "")

@@ -1,0 +1,135 @@
+"""`hacrl compare SUITE --plan`: runs, rollouts, memory and GPU hours, before anything starts.
+
+GPU hours are those of one H200. A rollout of L tokens with a model of P billion parameters takes
+L (53 + 12 P) microseconds with scoring, and a learner needs L (30 + 14 P) for each sample it learns
+from. Both lines go through the phases of one step of Qwen3-1.7B + Qwen3-4B (benchmarks/README.md, "Two
+agents together"); other sizes are extrapolated. L is REPLY_TOKENS, or the limit if that is smaller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import rich.table
+
+from hacrl.algorithms import make_algorithm
+from hacrl.config import AgentConfig, Config
+from hacrl.study.compare.benchmarks import chosen
+from hacrl.study.compare.budget import per_step
+from hacrl.study.compare.suite import Run, Suite
+from hacrl.study.doctor.doctor import agent_need, memory_findings
+from hacrl.study.tables import plain_table
+from hacrl.tasks.fetch import SOURCES
+
+REPLY_TOKENS = 700
+"""Mean length of a reply to a MATH problem: that of the measured step."""
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """All runs of one team under one arm.
+
+    Example: PlanRow("pair", "hacpo", runs=1, steps=58, rollouts=118784, updates=232,
+             memory="131 GB", hours=5.2)
+    """
+
+    team: str
+    arm: str
+    runs: int
+    steps: int
+    rollouts: int
+    """Of all agents and runs, without evaluation."""
+    updates: int
+    memory: str
+    hours: float | None
+    """None if the size of a model is unknown."""
+
+
+def make_plan(suite: Suite, runs: Sequence[Run]) -> Iterator[PlanRow]:
+    """One row per team and arm."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.team, run.arm), []).append(run)
+    for (team, arm), same in groups.items():
+        config, count = same[0].config, len(same)
+        seconds = run_seconds(suite, config)
+        yield PlanRow(
+            team,
+            arm,
+            count,
+            config.steps,
+            count
+            * config.steps
+            * sum(map(config.samples_of, config.agents))
+            * config.prompts_per_step,
+            count * config.steps * sum(per_step(config, "updates").values()),
+            "; ".join(finding.detail.partition(",")[0] for finding in memory_findings(config))
+            or "unknown: no model folder here",
+            None if seconds is None else count * seconds / 3600,
+        )
+
+
+def run_seconds(suite: Suite, config: Config) -> float | None:
+    """Estimated seconds of one run on one H200 (see above), with evaluation and benchmarks."""
+    samples = {a.name: config.prompts_per_step * config.samples_of(a) for a in config.agents}
+    shares = make_algorithm(config.algorithm, (0.0, 1.0)).needs.include("text")
+    every = config.evaluation.every
+    evaluations = 1 + (config.steps // every if every else 1)
+    held_out = (
+        config.evaluation.most or SOURCES["math500"].rows
+    )  # "all": the size is not known here
+    asked = evaluations * held_out * config.evaluation.samples
+    if settings := suite.benchmarks:
+        most = settings.problems or 10**9
+        for b in chosen(settings):
+            asked += min(most, SOURCES[b.name].rows) * settings.samples.get(b.name, b.samples)
+    total = 0.0
+    for agent in config.agents:
+        size = billions(config, agent)
+        if size is None:
+            return None
+        tokens = min(REPLY_TOKENS, config.response_limit(agent))
+        learned = sum(samples.values()) if shares else samples[agent.name]
+        total += (config.steps * samples[agent.name] + asked) * tokens * (53 + 12 * size) * 1e-6
+        if agent.learns:
+            total += config.steps * learned * tokens * (30 + 14 * size) * 1e-6
+    return total
+
+
+def billions(config: Config, agent: AgentConfig) -> float | None:
+    """Parameters in billions: counted if the model folder is here, else read from its name.
+
+    Example: 1.7 for "Qwen/Qwen3-1.7B-Base"
+    """
+    if (need := agent_need(config, agent)) is not None:
+        return need.parameters / 1e9
+    found = re.findall(r"(?<![\d.])(\d+(?:\.\d+)?)[bB](?![A-Za-z])", agent.model or "")
+    return float(found[-1]) if found else None
+
+
+def plan_table(rows: Sequence[PlanRow]) -> rich.table.Table:
+    """The plan for the terminal, with a line of totals."""
+    table = plain_table("\nplan")
+    table.caption = (
+        f"GPU hours: one H200, replies of {REPLY_TOKENS} tokens (or the limit), L (53 + 12 P) us a "
+        "rollout and L (30 + 14 P) us a sample learned from, P in billions; see "
+        "study/compare/plan.py. Nothing was started."
+    )
+    for name in ("team", "arm"):
+        table.add_column(name, no_wrap=True)
+    for name in ("runs", "steps", "rollouts", "updates", "GPU hours"):
+        table.add_column(name, justify="right")
+    table.add_column("memory of a device")
+    for row in rows:
+        hours = "unknown" if row.hours is None else f"{row.hours:.2g}"
+        numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts, row.updates))
+        table.add_row(row.team, row.arm, *numbers, hours, row.memory)
+    totals = (
+        sum(values) for values in zip(*((r.runs, r.rollouts, r.updates) for r in rows), strict=True)
+    )
+    runs, rollouts, updates = (f"{n:,}" for n in totals)
+    known = sum(row.hours or 0 for row in rows)
+    table.add_row("all", "", runs, "", rollouts, updates, f"{known:.3g}", "")
+    return table
