@@ -17,6 +17,7 @@ from hacrl.policy import logprobs as logprobs_module
 from hacrl.sampling import engine as engine_module
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
+from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.types import Finish
 
@@ -321,8 +322,22 @@ def test_a_pool_closed_by_other_members_is_refused(tmp_path: Path) -> None:
     run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
     with pytest.raises(UserError, match=r'agents: \["wren"\] -> \["finch"\]; /'):
         hacrl.resume(run.path)
-    with pytest.raises(UserError, match=r"closed with the agents wren, but the config has finch"):
+    run.set_config(parse_config(team(member("wren"), steps=1, **NO_EVALUATION)))
+    pool = Pool(run.pool_path)
+    pool.publish(1, "finch", [])
+    pool.close(1, ["finch"])
+    with pytest.raises(UserError, match=r"closed with the agents finch, but the config has wren"):
+        hacrl.resume(run.path, steps=2)
+
+
+def test_accepted_other_agents_train_from_the_first_step(tmp_path: Path) -> None:
+    config = team(member("wren"), steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
+    with pytest.warns(UserWarning, match=r"from step 1 on"):
         hacrl.resume(run.path, accept_changed=True)
+    assert Pool(run.pool_path).members(0) == ("finch",)
+    assert [row["agent"] for row in run.metrics("train")] == ["finch"]
 
 
 def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:
