@@ -69,7 +69,7 @@ class Stop(Exception):
 
 
 class Listener(Quiet):
-    """Keeps notes; with `stop_after`, ends the run after so many steps."""
+    """Keeps notes; with `stop_after`, ends the run after that number of steps."""
 
     def __init__(self, stop_after: int = 1000) -> None:
         self.notes: list[str] = []

@@ -58,6 +58,8 @@ class ProgressLine:
         self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
         steps = f"steps {step + 1} to {config.steps}" if step else f"{config.steps} steps"
+        if step >= config.steps:
+            return self._print(f"{run.path} has done all {config.steps} steps.")
         self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
 
     def phase(self, text: str) -> None:

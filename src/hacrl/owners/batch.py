@@ -16,14 +16,15 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
 from hacrl.store.codec import TRAJECTORY
-from hacrl.types import Finish, Status, Trajectory
+from hacrl.trust import Level, has_text, withheld, without_details
+from hacrl.types import Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py
 _CHUNK = 1 << 16
@@ -88,15 +89,19 @@ class Batch:
         agent: str,
         step: int,
         trajectories: Sequence[Trajectory],
-        level: str,
+        level: Level,
         head: Signed | None,
     ) -> Batch:
         """Split an agent's trajectories of a step into outcomes and texts, and sign the envelope."""
         rows = sorted(trajectories, key=lambda t: (t.problem_id, t.index))
         for row in rows:
             assert (row.agent, row.step) == (agent, step), row.key
-        outcomes = [TRAJECTORY.encode(_outcome(t)) for t in rows] if level != "nothing" else []
-        texts = [TRAJECTORY.encode(_public(t)) for t in rows if _has_text(t, level)]
+        outcomes = (
+            [TRAJECTORY.encode(without_details(withheld(t))) for t in rows]
+            if level != "nothing"
+            else []
+        )
+        texts = [TRAJECTORY.encode(without_details(t)) for t in rows if has_text(t, level)]
         content: Content = {
             "team": team,
             "agent": agent,
@@ -119,32 +124,6 @@ class Batch:
 
 def _lines(rows: Iterable[bytes]) -> bytes:
     return b"".join(row + b"\n" for row in rows)
-
-
-def _public(row: Trajectory) -> Trajectory:
-    """The row without details of the verdict and without the hash of the tokenizer."""
-    verdict = replace(row.verdict, detail="") if row.verdict else None
-    return replace(row, verdict=verdict, tokenizer="")
-
-
-def _outcome(row: Trajectory) -> Trajectory:
-    """The row without its text. A row without an attempt has none."""
-    if row.finish is Finish.NOT_ATTEMPTED:
-        return _public(row)
-    return replace(
-        _public(row),
-        turns=(),
-        finish=Finish.WITHHELD,
-        mean_logprob=None,
-        num_tokens=0,
-        shareable=False,
-        tokens=None,
-    )
-
-
-def _has_text(row: Trajectory, level: str) -> bool:
-    right = row.verdict is not None and row.verdict.status is Status.OK
-    return bool(row.turns) and (level == "all" or (level == "successes" and right))
 
 
 # ---------------------------------------------------------------- reading what others sent

@@ -19,6 +19,7 @@ from hacrl.owners.signing import Signed
 from hacrl.store.codec import TRAJECTORY, CodecError
 from hacrl.store.files import write_atomic
 from hacrl.store.pool import Pool
+from hacrl.trust import Level
 from hacrl.types import Finish, Trajectory
 
 TOO_LATE = ("late", "skipped", "revealed")
@@ -31,7 +32,7 @@ class HubPool(Pool):
     Example: pool = HubPool(run.pool_path, HubClient(url, "ant", key, run.path / "hub"), "all")
     """
 
-    def __init__(self, folder: Path, client: HubClient, level: str) -> None:
+    def __init__(self, folder: Path, client: HubClient, level: Level) -> None:
         super().__init__(folder)
         self.client, self.level = client, level
 

@@ -7,11 +7,9 @@ if its source is trusted, and makes no sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from hacrl.algorithms.functional import is_right
-from hacrl.trust import Level, receives_texts
-from hacrl.types import Finish, Snapshot, Trajectory
+from hacrl.trust import Level, has_text, receives_texts, withheld, without_details
+from hacrl.types import Snapshot, Trajectory
 
 
 def public_rows(rows: Iterable[Trajectory], level: Level, private: bool) -> list[Trajectory]:
@@ -20,34 +18,12 @@ def public_rows(rows: Iterable[Trajectory], level: Level, private: bool) -> list
     if level == "nothing":
         return []
     shown = [t if has_text(t, level) else withheld(t) for t in rows]
-    return [_without_details(t) for t in shown] if private else shown
-
-
-def has_text(row: Trajectory, level: Level) -> bool:
-    """Whether an agent of this level publishes the text of a row."""
-    if level == "successes":
-        return is_right(row)
-    return level == "all"
+    return [without_details(t) for t in shown] if private else shown
 
 
 def count_texts(rows: Iterable[Trajectory], level: Level) -> int:
     """The number of texts that an agent of this level publishes."""
-    return sum(has_text(t, level) and t.finish is not Finish.NOT_ATTEMPTED for t in rows)
-
-
-def withheld(row: Trajectory) -> Trajectory:
-    """The outcome of a row: problem, index and verdict. A row without an attempt has no text to hide."""
-    if row.finish is Finish.NOT_ATTEMPTED:
-        return row
-    return replace(
-        _without_details(row),
-        turns=(),
-        finish=Finish.WITHHELD,
-        mean_logprob=None,
-        num_tokens=0,
-        shareable=False,
-        tokens=None,
-    )
+    return sum(has_text(t, level) for t in rows)
 
 
 def received(snapshot: Snapshot, learner: str, levels: Mapping[str, Level]) -> Snapshot:
@@ -56,8 +32,3 @@ def received(snapshot: Snapshot, learner: str, levels: Mapping[str, Level]) -> S
     if not hidden:
         return snapshot
     return snapshot.mapped(lambda t: withheld(t) if t.agent in hidden else t)
-
-
-def _without_details(row: Trajectory) -> Trajectory:
-    verdict = replace(row.verdict, detail="") if row.verdict else None
-    return replace(row, verdict=verdict, tokenizer="")
