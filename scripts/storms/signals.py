@@ -1,15 +1,21 @@
 """Send Ctrl-C or SIGTERM to pocket runs at random moments, start-up included.
 
     python scripts/storms/signals.py --count 40
+    python scripts/storms/signals.py --count 10 --shape SmolLM2-135M --device cuda --parallel 8
+
+Half of the moments count from the start of the command, the others from the run's first evaluation.
+With --shape the run trains a model of random weights (benchmarks/speed/shapes.py).
 
 Every command must end within 5 seconds with exit code 130 or 143 (or by the signal itself, which a
-shell reports as the same number), leave no process behind, and the run must continue afterwards.
-Prints one line per finding and a summary; the exit code is 1 if there is a finding.
+shell reports as the same number), leave no process behind, and the run must continue afterwards
+(not checked with --shape). Prints one line per finding and a summary; the exit code is 1 if there is
+a finding.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -19,8 +25,10 @@ import tempfile
 import time
 import uuid
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -29,8 +37,11 @@ from hacrl.errors import UserError
 
 LIMIT = 5.0
 """Seconds until the command must have ended."""
+PATIENCE = 300.0
+"""Seconds until a run must have measured its first evaluation."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TEAM = {
+Team = dict[str, Any]
+TEAM: Team = {
     "steps": 10_000,
     "prompts_per_step": 8,
     "samples_per_prompt": 4,
@@ -81,10 +92,50 @@ class Shot:
         return f"{self.signal.name} after {self.after:.2f} s: {text} ({self.seconds:.1f} s)"
 
 
-def shoot(place: Path, command: str, number: signal.Signals, after: float) -> Shot:
-    """Start the command in `place`, signal it after this many seconds and check its end."""
+def random_team(folder: Path, shape: str, device: str) -> Team:
+    """A team of one model of this shape with random weights, large enough to keep a GPU busy. Half of
+    the replies get a reward, so that every step has updates."""
+    import torch
+    from transformers import AutoTokenizer
+
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from speed.shapes import build_model
+
+    from hacrl.pocket import pocket_path
+
+    build_model(shape, torch.device("cpu")).save_pretrained(folder / shape)
+    AutoTokenizer.from_pretrained(pocket_path("wren")).save_pretrained(folder / shape)
+    (folder / "halves.py").write_text("def score(reply):\n    return len(reply) % 2\n")
+    agent = {"name": "random", "model": str(folder / shape), "learning_rate": 1e-6}
+    large = {
+        "prompts_per_step": 64,
+        "samples_per_prompt": 8,
+        "minibatch_samples": 256,
+        "max_response_tokens": 256,
+    }
+    return {
+        **TEAM,
+        **({} if device == "cpu" else large),
+        "algorithm": {"name": "gspo"},
+        "verifier": {"kind": "function", "options": {"path": f"{folder}/halves:score"}},
+        "runtime": {"threads": 1, "device": device},
+        "log": {"tensorboard": False},
+        "agents": [agent],
+    }
+
+
+def shoot(
+    place: Path,
+    command: str,
+    number: signal.Signals,
+    after: float,
+    running: bool = False,
+    team: Team = TEAM,
+) -> Shot:
+    """Start the command in `place`, signal it after this many seconds and check its end. `running`:
+    the seconds begin when the run has measured its first evaluation."""
     place.mkdir(parents=True)
-    (place / "team.toml").write_text(tomli_w.dumps(TEAM))
+    (place / "team.toml").write_text(tomli_w.dumps(team))
     (place / "suite.toml").write_text(tomli_w.dumps(SUITE))
     mark = uuid.uuid4().hex
     source = Path(hacrl.__file__).parents[1]
@@ -97,7 +148,13 @@ def shoot(place: Path, command: str, number: signal.Signals, after: float) -> Sh
             env=os.environ | {"STORM": mark, "PYTHONPATH": str(source)},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
+    begin = time.monotonic()
+    while running and not (place / "run" / "metrics.jsonl").exists() and child.poll() is None:
+        if time.monotonic() > begin + PATIENCE:
+            break
+        time.sleep(0.05)
     time.sleep(after)
+    after = time.monotonic() - begin
     findings = [] if child.poll() is None else [f"ended by itself: {_last_line(place)}"]
     begin = time.monotonic()
     child.send_signal(number)
@@ -115,7 +172,7 @@ def shoot(place: Path, command: str, number: signal.Signals, after: float) -> Sh
         findings.append(f"processes left: {', '.join(left)}")
     metrics = place / "run" / "metrics.jsonl"
     trained = metrics.exists() and b'"train"' in metrics.read_bytes()
-    if COMMANDS[command][0] == "train":
+    if COMMANDS[command][0] == "train" and team is TEAM:
         findings += _not_resumable(place / "run")
     return Shot(number, after, seconds, trained, findings)
 
@@ -161,16 +218,34 @@ def _rows(run: Path) -> list[dict]:
     return RunReader(run).metrics("train")
 
 
-def storm(count: int, seed: int, command: str = "train", longest: float = 20.0) -> list[Shot]:
-    """`count` shots of each signal, from 0.05 to `longest` seconds after the start."""
-    draw, shots = random.Random(seed), []
-    with tempfile.TemporaryDirectory() as folder:
-        for i in range(count):
-            for number in SIGNALS:
-                after = draw.uniform(0.05, longest)
-                shots.append(shoot(Path(folder) / f"{i}-{number}", command, number, after))
-                if shots[-1].findings:
-                    print(shots[-1], flush=True)
+def storm(
+    count: int,
+    seed: int,
+    command: str = "train",
+    longest: float = 20.0,
+    shape: str = "",
+    device: str = "cpu",
+    parallel: int = 1,
+) -> list[Shot]:
+    """`count` shots of each signal, from 0.05 to `longest` seconds after the start of the command or
+    of training, in turn."""
+    draw = random.Random(seed)
+    trains = COMMANDS[command][0] == "train"
+    moments = [
+        (number, draw.uniform(0.05, longest), trains and i % 2 == 1)
+        for i, number in itertools.product(range(count), SIGNALS)
+    ]
+    shots = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(parallel) as threads:
+        team = random_team(Path(folder), shape, device) if shape else TEAM
+
+        def one(i: int) -> Shot:
+            return shoot(Path(folder) / str(i), command, *moments[i], team)
+
+        for shot in (threads.map if shape else map)(one, range(len(moments))):
+            shots.append(shot)
+            if shot.findings:
+                print(shot, flush=True)
     return shots
 
 
@@ -180,8 +255,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--command", choices=COMMANDS, default="train")
     parser.add_argument("--longest", type=float, default=20.0, help="latest signal, in seconds")
+    parser.add_argument("--shape", default="", help="train a random model of this shape instead")
+    parser.add_argument("--device", default="cpu", help="of the random model")
+    parser.add_argument("--parallel", type=int, default=1, help="commands at a time, with --shape")
     args = parser.parse_args()
-    shots = storm(args.count, args.seed, args.command, args.longest)
+    shots = storm(**vars(args))
     for number in SIGNALS:
         mine = [shot for shot in shots if shot.signal == number]
         seconds = sorted(shot.seconds for shot in mine)
