@@ -194,8 +194,11 @@ def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:
 
 def _by_key(config: Config) -> dict[str, Any]:
     """Dotted key -> value, e.g. agents.wren.model, and the names of the agents. Secrets are masked: a
-    new password is no change."""
+    new password is no change. The end of a learning-rate schedule is listed as it applies: without
+    schedule_steps, another number of steps changes it."""
     tree = mask(config.model_dump(mode="json", exclude_none=True))
+    for agent in (agent for agent in tree["agents"] if agent["schedule"] != "constant"):
+        agent.setdefault("schedule_steps", config.steps)
     agents = {agent["name"]: agent for agent in tree["agents"]}
     return {**dict(_flat({**tree, "agents": agents})), "agents": list(agents)}
 

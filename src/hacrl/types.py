@@ -324,6 +324,8 @@ class Update:
     """own, peers or mixed."""
     problems: tuple[str, ...]
     """In seeded order; an update takes whole groups."""
+    rate: float = 1.0
+    """Factor of the learning rate (training/schedule.py)."""
 
 
 @dataclass(frozen=True)

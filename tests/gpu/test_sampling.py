@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from hacrl.config import LoraSettings
+from hacrl.config_agent import LoraSettings
 from hacrl.noise import gumbel_noise
 from hacrl.policy.attention import Rule
 from hacrl.policy.lora import add_adapter

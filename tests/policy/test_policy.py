@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import AgentConfig, LoraSettings
+from hacrl.config_agent import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import head
 from hacrl.policy.batch import make_inputs

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import LoraSettings
+from hacrl.config_agent import LoraSettings
 from hacrl.policy.lora import add_adapter
 from hacrl.sampling import joined as joined_module
 from hacrl.sampling.joined import Joined

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hacrl.config import LoraSettings
+from hacrl.config_agent import LoraSettings
 from hacrl.errors import UserError
 
 

@@ -142,7 +142,7 @@ class Policy:
         """
         self.offloader.begin_update()
         sums = accumulate_gradient(self, samples, range(len(samples)), loss, update)
-        rate = self.learning_rate()
+        rate = self.learning_rate(update.rate)
         norm = self._clip_gradient()
         finite = isfinite(sums.loss) and isfinite(norm)
         if finite:
@@ -190,10 +190,11 @@ class Policy:
         clip_grads_with_norm_(parameters, self.agent.max_grad_norm, norm)
         return norm.item()
 
-    def learning_rate(self) -> float:
-        """Of the next update: linear warm-up, then constant."""
+    def learning_rate(self, factor: float = 1.0) -> float:
+        """Of the next update: linear warm-up, then constant, times the factor of the schedule."""
         warmup = self.agent.warmup_updates
-        return self.agent.learning_rate * min(1.0, (self.updates_made + 1) / max(warmup, 1))
+        rate = self.agent.learning_rate * min(1.0, (self.updates_made + 1) / max(warmup, 1))
+        return rate * factor
 
     def _weights_changed(self) -> None:
         """Called after the master changed, by an update or from a checkpoint."""

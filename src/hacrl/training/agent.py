@@ -38,6 +38,7 @@ from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_row
 from hacrl.training.plan import minibatch, plan_of, replaced
 from hacrl.training.publish import count_texts, public_rows
 from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
+from hacrl.training.schedule import make_schedule
 from hacrl.training.scoring import score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
@@ -68,7 +69,9 @@ class Agent:
         self.clock = Clock()
         self.notes: list[str] = []
         self.plan = plan_of(config, agent, self.algorithm) if agent.learns else None
-        self.learns_before = config.steps if agent.learn_steps is None else agent.learn_steps
+        end = agent.schedule_steps or config.steps
+        self.learns_before = agent.learn_steps or max(end, config.steps)
+        self.schedule = make_schedule(agent, self._updates_before(end))
         settings = config.algorithm
         self.capability = CapabilityHistory(
             self._snapshot,
@@ -178,6 +181,7 @@ class Agent:
                 batch = minibatch(samples, update)
                 if batch:
                     loss = self.policy.at_scores(self.algorithm.loss, step)
+                    update = replace(update, rate=self.rate(step, update.index))
                     report = self.policy.update(batch, loss, update)
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
@@ -361,6 +365,14 @@ class Agent:
             )
         scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
         return [s if s.is_own else next(scored) for s in samples]
+
+    def rate(self, step: int, update: int = 0) -> float:
+        """The schedule's factor of the learning rate at an update of a step."""
+        return self.schedule(self._updates_before(step) + update)
+
+    def _updates_before(self, step: int) -> int:
+        """Updates that are planned before a step."""
+        return self._steps_learned(step) * len(self.plan.floors) if self.plan else 0
 
     def _steps_learned(self, step: int) -> int:
         """Steps that the weights that sample `step` have learned."""

@@ -33,7 +33,7 @@ class Diagnostics:
         assert agent.plan is not None
         self.config, self.agent, self.policy = agent.config, agent.agent, agent.policy
         self.algorithm, self.plan, self.run = agent.algorithm, agent.plan, agent.run
-        self.settings = agent.config.diagnostics
+        self.settings, self.rate = agent.config.diagnostics, agent.rate
         self._unseen: UnseenProblems | None = None
         self._task, self.verifier = agent.task, agent.verifier
 
@@ -59,9 +59,8 @@ class Diagnostics:
             if g.problem_id in chosen
         }
         rewards = _rewards(fresh)
-        found = directions(
-            self.policy, self.algorithm, blocks(self.plan, samples, ordered), self.agent.name
-        )
+        parts = blocks(self.plan, samples, ordered, self.rate(step))
+        found = directions(self.policy, self.algorithm, parts, self.agent.name)
         unseen, held_out = self._problems(step)
         replies = _at_least_two(self._fresh(step, unseen))
         gains = self.gains(replies, found)

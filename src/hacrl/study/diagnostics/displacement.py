@@ -42,12 +42,14 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
 
 
 @torch.no_grad()
-def displace(policy: Policy, blocks: Sequence[tuple[int, Sequence[Gradient]]]) -> None:
+def displace(
+    policy: Policy, blocks: Sequence[tuple[int, Sequence[Gradient]]], rate_factor: float = 1.0
+) -> None:
     """Turn gradients into displacements by one update, in place: another copy of the weights for each
     would be most of a check's memory. Each block is (number of updates in the step, the parts of one
     update's gradient), in the order of the step."""
     group = policy.optimizer.param_groups[0]
-    (_, decay), eps, rate = group["betas"], group["eps"], policy.learning_rate()
+    (_, decay), eps, rate = group["betas"], group["eps"], policy.learning_rate(rate_factor)
     clips = []
     for _, shares in blocks:
         whole = sqrt(max(0.0, sum(dot(a, b) for a in shares for b in shares)))

@@ -31,11 +31,13 @@ class Block:
     samples: Sequence[Sample]
 
 
-def blocks(plan: Plan, samples: Sequence[Sample], problems: Sequence[str]) -> list[Block]:
-    """The blocks of the plan that have samples."""
+def blocks(
+    plan: Plan, samples: Sequence[Sample], problems: Sequence[str], rate: float = 1.0
+) -> list[Block]:
+    """The blocks of the plan that have samples. `rate` is the schedule's factor of the learning rate."""
     found, first = [], 0
     for part, updates in plan.parts:
-        update = Update(first, plan.floors[first], part, tuple(problems))
+        update = Update(first, plan.floors[first], part, tuple(problems), rate)
         if chosen := minibatch(samples, update):
             found.append(Block(update, updates, chosen))
         first += updates
@@ -89,7 +91,11 @@ def directions(
                 metrics[f"diagnostics/cosine/{source}"] = cosine(own, gradient)
     found = Directions(metrics, {}, {})
     both = list(zip(parts, gradients, strict=True))
-    displace(policy, [(block.updates, list(by_source.values())) for block, by_source in both])
+    displace(
+        policy,
+        [(block.updates, list(by_source.values())) for block, by_source in both],
+        parts[0].update.rate if parts else 1.0,
+    )
     for block, by_source in both:
         for source, move in by_source.items():
             metrics[f"diagnostics/update_norm/{source}"] = norm(move)
