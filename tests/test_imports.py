@@ -20,8 +20,9 @@ SRC = Path(__file__).parents[1] / "src" / "hacrl"
 LIBRARIES = {"text", "tasks", "verify", "algorithms", "store", "policy", "sampling", "logs"}
 TOP = {"training", "cluster", "runs", "study", "cli", "owners"}
 FORBIDDEN = {
-    **dict.fromkeys(LIBRARIES, TOP),
-    **{name: TOP | {"policy"} for name in ("text", "tasks", "verify")},
+    **dict.fromkeys(LIBRARIES, TOP | {"trust"}),
+    "trust": TOP,
+    **{name: TOP | {"trust", "policy"} for name in ("text", "tasks", "verify")},
     "training": TOP - {"training"},
     "cluster": {"study", "cli", "runs", "owners"},
     "runs.py": {"study", "cli", "owners"},

@@ -16,7 +16,7 @@ from hacrl.owners.pool import HubPool, merged
 from hacrl.owners.signing import Signed
 from hacrl.store.codec import TRAJECTORY
 from hacrl.store.pool import Pool
-from hacrl.training.publish import public_rows
+from hacrl.trust.publish import public_rows
 from hacrl.types import Finish, Sampling, Snapshot, Trajectory
 
 pytestmark = pytest.mark.hub

@@ -25,7 +25,6 @@ from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal, LearnerJournal
-from hacrl.training.defence import Defence
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import (
     attempt,
@@ -36,14 +35,15 @@ from hacrl.training.evaluate import (
 )
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
-from hacrl.training.publish import count_texts, public_rows
 from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
 from hacrl.training.schedule import make_schedule
 from hacrl.training.scoring import score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
-from hacrl.training.validate import Checker, Invalid
-from hacrl.training.view import View
+from hacrl.trust.defence import Defence
+from hacrl.trust.publish import count_texts, public_rows
+from hacrl.trust.validate import Checker, Invalid
+from hacrl.trust.view import View
 from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Trajectory, Update
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ class Agent:
             samples, counts = self._samples(step, snapshot, problems)
             counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
             self._note_invalid(step, invalid)
-        snapshot, samples = self.defence.admit(step, seen, samples, counts, self._score_peers)
+        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers)
+        counts.leave_out(self.defence.left_out)
         samples = self.defence.scaled(self._credited(samples, snapshot, capability))
         self.notes += self.defence.notes
         if self.dynamic:  # others of the list have no samples, or no signal

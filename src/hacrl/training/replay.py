@@ -11,9 +11,9 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.publish import public_rows
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import not_attempted
+from hacrl.trust.publish import public_rows
 from hacrl.types import Finish, Sampling, Trajectory
 
 if TYPE_CHECKING:

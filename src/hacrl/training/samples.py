@@ -42,9 +42,9 @@ class DropReason(StrEnum):
     NOT_RENDERABLE = "not_renderable"  # the learner's tokenizer cannot reproduce the text
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
-    QUARANTINED = "quarantined"  # its source is quarantined (training/quarantine.py)
+    QUARANTINED = "quarantined"  # its source is quarantined (trust/quarantine.py)
     CAPPED = "capped"  # over trust.max_source_fraction
-    INVALID = "invalid"  # an impossible value; not in the group either (training/validate.py)
+    INVALID = "invalid"  # an impossible value; not in the group either (trust/validate.py)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ class SampleReport:
     other_split: Counter[str] = field(default_factory=Counter)
     """Those of them that were tokenised differently: compared by ids if the trajectory has them,
     else by the number of tokens (a lower bound)."""
+
+    def leave_out(self, samples: Mapping[tuple[str, str], int]) -> None:
+        """Count samples that were made and are not used, by source and reason."""
+        for (source, reason), number in samples.items():
+            self.kept[source] -= number
+            self.drops[source, DropReason(reason)] += number
 
     def token_ratio(self, source: str) -> float:
         """Learner's tokens per token of the source, over kept samples; nan if there are none."""

@@ -8,7 +8,7 @@ from math import exp, log
 
 import pytest
 
-from hacrl.training.quarantine import (
+from hacrl.trust.quarantine import (
     BET,
     MAX_RHO,
     STATISTICS,

@@ -20,7 +20,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.types import Trajectory
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "training"
 SETTINGS: dict[str, Any] = {**NO_EVALUATION, "steps": 3}
 WATCHED = {"judge_again": True, "quarantine": True, "quarantine_steps": 2}
 

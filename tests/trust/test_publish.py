@@ -12,8 +12,8 @@ from team import NO_EVALUATION, member, rows, snapshots, team
 import hacrl
 from hacrl.store.journal import Journal
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.publish import public_rows, received
 from hacrl.trust import Level, receives_texts
+from hacrl.trust.publish import public_rows, received
 from hacrl.types import (
     Finish,
     Group,

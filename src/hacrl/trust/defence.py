@@ -9,8 +9,8 @@ from typing import Any
 from hacrl.config import Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.training.caps import cap_samples, cap_weights
-from hacrl.training.quarantine import (
+from hacrl.trust.caps import cap_samples, cap_weights
+from hacrl.trust.quarantine import (
     COPY_WINDOW,
     STATISTICS,
     Standing,
@@ -20,8 +20,7 @@ from hacrl.training.quarantine import (
     ratio_evidence,
     threshold,
 )
-from hacrl.training.samples import DropReason, SampleReport
-from hacrl.training.view import Seen
+from hacrl.trust.view import Seen
 from hacrl.types import Sample, Snapshot
 
 KIND = "quarantine"
@@ -34,7 +33,7 @@ Score = Callable[[Sequence[Sample]], list[Sample]]
 class Defence:
     """The defences of one learner. With the default settings it changes nothing.
 
-    Example: snapshot, samples = defence.admit(3, seen, samples, counts, agent._score_peers)
+    Example: snapshot, samples = defence.admit(3, seen, samples, agent._score_peers)
     """
 
     def __init__(self, name: str, config: Config, pool: Pool, journal: LearnerJournal) -> None:
@@ -43,26 +42,26 @@ class Defence:
         self.metrics: dict[str, Any] = {}
         """Of the step."""
         self.notes: list[str] = []
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        """Samples that the step does not use, by source and reason: "quarantined" or "capped"."""
         self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
 
     def admit(
-        self, step: int, seen: Seen, samples: list[Sample], counts: SampleReport, score: Score
+        self, step: int, seen: Seen, samples: list[Sample], score: Score
     ) -> tuple[Snapshot, list[Sample]]:
         """Return the step's rows and samples without sources in quarantine, and at most
         `max_source_fraction` of the samples by one source."""
         self.metrics, self.notes, snapshot = {}, [], seen.snapshot
+        self.left_out.clear()
         if self.trust.quarantine:
             standings = self._standings(step, seen, samples, score)
             out = {name for name, standing in standings.items() if standing.since is not None}
             snapshot = snapshot.mapped(lambda t: None if t.agent in out else t) if out else snapshot
-            left_out = Counter(s.source for s in samples if s.source in out)
+            self.left_out.update((s.source, "quarantined") for s in samples if s.source in out)
             samples = [s for s in samples if s.source not in out]
-            _count(counts, left_out, DropReason.QUARANTINED)
         if self.trust.max_source_fraction < 1:
-            samples, left_out = cap_samples(
-                samples, self.trust.max_source_fraction, self.seed, step
-            )
-            _count(counts, left_out, DropReason.CAPPED)
+            samples, surplus = cap_samples(samples, self.trust.max_source_fraction, self.seed, step)
+            self.left_out.update({(name, "capped"): n for name, n in surplus.items()})
         return snapshot, samples
 
     def scaled(self, samples: list[Sample]) -> list[Sample]:
@@ -148,12 +147,6 @@ class Defence:
                 f"agent {self.name!r} uses the replies of {name!r} again from step {step + 1} on: "
                 f"{self.trust.quarantine_steps} steps in a row were unsuspicious."
             )
-
-
-def _count(counts: SampleReport, left_out: Counter[str], reason: DropReason) -> None:
-    """Count samples that were made and are not used."""
-    counts.kept.subtract(left_out)
-    counts.drops.update({(name, reason): n for name, n in left_out.items()})
 
 
 def _reasons(standing: Standing) -> str:

@@ -16,8 +16,8 @@ from operator import attrgetter
 from hacrl.config import AgentConfig, Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.training.publish import received
-from hacrl.training.validate import Checker, Invalid
+from hacrl.trust.publish import received
+from hacrl.trust.validate import Checker, Invalid
 from hacrl.types import Finish, Group, Problem, Snapshot, Status, Trajectory, Verdict
 from hacrl.verify import VerifierPool
 

@@ -1,55 +1,13 @@
-"""Settings of trust and privacy: what an agent publishes, and what a learner believes of its peers.
-
-docs/security.md explains them. The code that applies them is in hacrl/training: publish.py, view.py,
-defence.py, caps.py and quarantine.py.
-"""
+"""The settings of trust and privacy."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hacrl.types import Finish, Status, Trajectory
-
 Level = Literal["nothing", "rewards", "successes", "all"]
 """What an agent publishes of a step, from least to most."""
-
-
-def receives_texts(learner: Level, source: Level) -> bool:
-    """Whether reciprocity lets a learner that publishes at its level read the texts of the source: it
-    must publish at least as much."""
-    levels = get_args(Level)
-    return levels.index(learner) >= levels.index(source)
-
-
-def has_text(row: Trajectory, level: Level) -> bool:
-    """Whether an agent of this level publishes the text of a row. A row without an attempt has none."""
-    right = row.verdict is not None and row.verdict.status is Status.OK
-    return bool(row.turns) and (level == "all" or (level == "successes" and right))
-
-
-def withheld(row: Trajectory) -> Trajectory:
-    """The outcome of a row: problem, index and verdict. A row without an attempt stays as it is."""
-    if row.finish is Finish.NOT_ATTEMPTED:
-        return row
-    return replace(
-        without_details(row),
-        turns=(),
-        finish=Finish.WITHHELD,
-        mean_logprob=None,
-        num_tokens=0,
-        shareable=False,
-        tokens=None,
-    )
-
-
-def without_details(row: Trajectory) -> Trajectory:
-    """The row without the verdict's details and the tokenizer's hash, which can identify answers and
-    models."""
-    verdict = replace(row.verdict, detail="") if row.verdict else None
-    return replace(row, verdict=verdict, tokenizer="")
 
 
 class TrustConfig(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hacrl.training.caps import cap_samples, cap_weights, limits
+from hacrl.trust.caps import cap_samples, cap_weights, limits
 from hacrl.types import Sample
 
 

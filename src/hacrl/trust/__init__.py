@@ -1,0 +1,24 @@
+"""What an agent publishes, and what a learner believes of its peers (docs/security.md).
+
+    settings.py    the `[trust]` table
+    publish.py     which rows and texts an agent publishes
+    validate.py    rows with impossible values
+    view.py        a closed step as one learner sees it, with its own verdicts
+    quarantine.py  sequential tests of honesty
+    caps.py        upper bounds of one peer's part
+    defence.py     quarantine and caps, applied to a learner's samples
+
+`hacrl.training` imports this package, not the reverse.
+"""
+
+from hacrl.trust.publish import has_text, receives_texts, withheld, without_details
+from hacrl.trust.settings import Level, TrustConfig
+
+__all__ = [
+    "Level",
+    "TrustConfig",
+    "has_text",
+    "receives_texts",
+    "withheld",
+    "without_details",
+]
