@@ -89,6 +89,54 @@ def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:
         assert other.kept_out == plain.kept_out
 
 
+def test_csv_holds_the_same_problems_and_ids_as_jsonl(tmp_path: Path) -> None:
+    """Quotes, commas, line ends and a byte order mark; ids by content."""
+    data = [
+        {"question": 'Say "a, b"\nthen 1', "answer": "1", "hint": "ä"},
+        {"question": "2 + 2?", "answer": "4", "hint": ""},
+    ]
+    plain = task_of(tmp_path, data, held_out_fraction=0)
+    text = 'question,answer,hint\r\n"Say ""a, b""\nthen 1",1,ä\r\n\r\n2 + 2?,4,\r\n'
+    (tmp_path / "train.csv").write_bytes(("\ufeff" + text).encode())
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for kind, name in (("csv", "train.csv"), ("jsonl", "train.csv.gz")):
+        other = made(TaskConfig(kind=kind, train=name, held_out_fraction=0), tmp_path)
+        assert other.train == plain.train
+
+
+def chat(*contents: str, first: str = "user") -> list[dict[str, str]]:
+    roles = ["system"] * (first == "system") + ["user", "assistant"] * 3
+    return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+
+
+def test_a_conversation_becomes_a_problem(tmp_path: Path) -> None:
+    data = [
+        {"messages": chat("1 + 1?", "2"), "hint": "count"},
+        {"messages": chat("Be brief.", "1 + 2?", "3", "And twice that?", first="system")},
+    ]
+    data[1] |= {"answer": 6, "hint": "double"}
+    with pytest.raises(UserError, match=r"line 1: column 'answer' .* does not exist"):
+        task_of(tmp_path, [{"messages": chat("1 + 1?")}])
+    prompt = "{question} ({hint})"
+    task = task_of(tmp_path, data, held_out_fraction=0, prompt=prompt)
+    one, two = task.train
+    assert (one.messages, one.answer) == ((Message("user", "1 + 1? (count)"),), "2")
+    assert one.columns == {"hint": "count"}
+    assert [m.content for m in two.messages] == [
+        "Be brief.", "1 + 2?", "3", "And twice that? (double)",
+    ]  # fmt: skip
+    assert two.answer == "6" and re.fullmatch("train-[0-9a-f]{16}", two.id)
+
+
+def test_conversations_are_split_by_their_whole_text(tmp_path: Path) -> None:
+    """The same last question after another beginning is another problem."""
+    write_lines(tmp_path / "test.jsonl", [{"prompt": chat("3?", "3", "Twice?"), "answer": "6"}])
+    data = [{"prompt": chat(f"{i}?", f"{i}", "Twice?"), "answer": f"{2 * i}"} for i in (3, 4)]
+    task = task_of(tmp_path, data, held_out="test.jsonl", columns={"messages": "prompt"})
+    assert [p.answer for p in task.train] == ["8"]
+    assert task.facts["left_out_same_question_held_out"] == 1
+
+
 def test_a_folder_dataset_is_read_like_one_of_the_hub(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     folder = tmp_path / "folder"
@@ -138,6 +186,16 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
             "line 1: column 'question' .*does not exist.*are: id, answer",
         ),
         ([{"question": "a?"}], {}, "line 1: column 'answer' .*does not exist"),
+        ([{"qestion": "a?"}], {}, "line 1: column 'question' .*did you mean 'qestion'"),
+        ([{"messages": "a?", "answer": 1}], {}, "line 1: 'messages': must be a list of messages"),
+        ([{"messages": [{"role": "user"}]}], {}, "'messages', message 1: needs role and content"),
+        (
+            [{"messages": [{"role": "tool", "content": "a"}]}],
+            {},
+            "role 'tool' is not one of system, user, assistant",
+        ),
+        ([{"messages": [{"role": "user", "content": []}]}], {}, "content must be text, not"),
+        ([{"messages": chat("", "b")[1:]}], {}, "no message of the user before the reply"),
         ([{"question": "a?", "answer": None}], {}, "line 1: column 'answer' .*is null"),
         ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' must be text"),
         ([{"question": " ", "answer": "1"}], {}, "line 1: 'question' must be text"),
@@ -166,13 +224,23 @@ def test_broken_data_is_named_by_file_and_line(
 def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a"}\n' * 99)[:-9])
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9"}\n')
-    (tmp_path / "x.csv").write_text("a,b\n")
+    (tmp_path / "x.txt").write_text("a,b\n")
+    (tmp_path / "latin.csv").write_bytes(b"question,answer\na,1\n\xe9,1\n")
+    (tmp_path / "short.csv").write_text('question,answer\n"a\nb",1\n1, 2?,3\n')
+    (tmp_path / "open.csv").write_text('question,answer\n"a,1\n')
+    (tmp_path / "twice.csv").write_text("question,question\n")
+    (tmp_path / "head.csv").write_text("question,answer\n")
     (tmp_path / "bad.parquet").write_text("PAR0")
     for name, message in {
         "none.jsonl": "no such file",
         "cut.jsonl.gz": "not a whole gzip file",
         "latin.jsonl": "line 1: not UTF-8",
-        "x.csv": r"not a .jsonl, .jsonl.gz or .parquet file",
+        "x.txt": r"not a .jsonl, .csv or .parquet file",
+        "latin.csv": "latin.csv, line .: not UTF-8",
+        "short.csv": "line 4: 3 cells, but the header has 2 columns",
+        "open.csv": "line 2: not CSV: unexpected end of data",
+        "twice.csv": "line 1: the header must name every column once",
+        "head.csv": "the file is empty",
         ".": "is a folder",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -112,7 +112,7 @@ class Charter(Table):
     def files(self) -> tuple[str, ...]:
         """The data files that the task names, relative to the charter."""
         names = (self.task.train, self.task.held_out, self.task.exclude)
-        return tuple(n for n in names if n) if self.task.kind in ("jsonl", "parquet") else ()
+        return tuple(n for n in names if n) if self.task.kind in ("jsonl", "csv", "parquet") else ()
 
     @property
     def max_rows(self) -> int:

@@ -6,6 +6,7 @@ the same text with other white space or letter case is the same problem.
 
 from __future__ import annotations
 
+import difflib
 import json
 import unicodedata
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.tasks.chat import read_messages
 from hacrl.tasks.deck import Deck, check_count, hash_fraction, hash_number
 from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, hub_rows, read_rows
@@ -92,13 +94,13 @@ def _build(
     name = config.name or stem
     template = PromptTemplate(config.prompt, "task.prompt")
     problems = to_problems(train, config.columns, template, name, stem)
-    asked = [normalised(_question(row, config.columns)) for row in train]
+    asked = [_asked(row, config.columns) for row in train]
     facts = {"read": len(problems), "repeated_questions": len(asked) - len(set(asked))}
 
     if held_out is not None:
         prefix = f"{_stem(config.held_out or config.held_out_split or 'held_out')}-held-out"
         kept_out = to_problems(held_out, config.columns, template, name, prefix)
-        forbidden = {normalised(_question(row, config.columns)) for row in held_out}
+        forbidden = {_asked(row, config.columns) for row in held_out}
     else:
         forbidden = {t for t in asked if hash_fraction("split", t) < config.held_out_fraction}
         kept_out = [p for p, text in zip(problems, asked, strict=True) if text in forbidden]
@@ -140,11 +142,11 @@ def to_problems(
     content, and a number if the row comes again."""
     id_column = columns.id or ("id" if "id" in rows[0].values else None)
     copies: Counter[str] = Counter()
-    own = {columns.question, columns.answer, id_column}
+    own = {columns.question, columns.answer, id_column, _messages_column(rows[0], columns)}
     problems: list[Problem] = []
     seen: dict[str, str] = {}
     for row in rows:
-        question, answer = _question(row, columns), _answer(row, columns)
+        messages, answer = _messages(row, columns), _answer(row, columns)
         if id_column:
             id_ = str(_column(row, id_column, "id"))
         else:
@@ -154,12 +156,13 @@ def to_problems(
         if id_ in seen:
             raise UserError(f"{row.where}: id {id_!r} is already used at {seen[id_]}")
         seen[id_] = row.where
+        question = messages[-1].content
         values = {**row.values, "question": question, "answer": answer, "id": id_}
         if row is rows[0]:
             template.check(values)
         problem = Problem(
             id=id_,
-            messages=(Message("user", template.render(values, row.where)),),
+            messages=(*messages[:-1], Message("user", template.render(values, row.where))),
             answer=answer,
             task=str(_column(row, columns.task, "task")) if columns.task else name,
             columns={key: value for key, value in row.values.items() if key not in own},
@@ -177,11 +180,34 @@ def _column(row: Row, column: str, meaning: str) -> Any:
     value = row.values.get(column)
     if value is None:
         problem = "is null" if column in row.values else "does not exist"
+        near = difflib.get_close_matches(column, set(row.values) - {column}, 1)
         raise UserError(
             f"{row.where}: column {column!r} (task.columns.{meaning}) {problem}; the columns are: "
-            f"{', '.join(row.values)}"
+            f"{', '.join(row.values)}" + (f"; did you mean {near[0]!r}?" if near else "")
         )
     return value
+
+
+def _messages_column(row: Row, columns: ColumnsConfig) -> str | None:
+    """The column with a conversation, if the row has one instead of a question."""
+    found = columns.question not in row.values and "messages" in row.values
+    return columns.messages or ("messages" if found else None)
+
+
+def _conversation(row: Row, column: str) -> tuple[tuple[Message, ...], str | None]:
+    return read_messages(_column(row, column, "messages"), f"{row.where}: {column!r}")
+
+
+def _messages(row: Row, columns: ColumnsConfig) -> tuple[Message, ...]:
+    """What is asked: the question, or the conversation up to the reply."""
+    if column := _messages_column(row, columns):
+        return _conversation(row, column)[0]
+    return (Message("user", _question(row, columns)),)
+
+
+def _asked(row: Row, columns: ColumnsConfig) -> str:
+    """The whole text that is asked, to compare problems."""
+    return normalised("\n".join(message.content for message in _messages(row, columns)))
 
 
 def _question(row: Row, columns: ColumnsConfig) -> str:
@@ -192,6 +218,9 @@ def _question(row: Row, columns: ColumnsConfig) -> str:
 
 
 def _answer(row: Row, columns: ColumnsConfig) -> str:
+    column = _messages_column(row, columns)
+    if column and columns.answer not in row.values and (reply := _conversation(row, column)[1]):
+        return reply
     answer = _column(row, columns.answer, "answer")
     valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     if not valid or not str(answer).strip():

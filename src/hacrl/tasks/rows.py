@@ -1,16 +1,21 @@
-"""Rows of data files: JSONL, JSONL.gz, Parquet, and datasets of the Hugging Face hub."""
+"""Rows of data files: JSONL, CSV, both also as .gz, Parquet, and datasets of the Hugging Face hub."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hacrl.errors import UserError
+
+LONGEST_CELL = 10_000_000
+"""Characters of a CSV cell; more is an error, usually of a quotation mark that is not closed."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,17 @@ def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a .jsonl, .jsonl.gz or .parquet file in it")
+        raise UserError(f"{path} is a folder; name a .jsonl, .csv or .parquet file in it")
     if path.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".json")):
         rows = list(_json_lines(path))
+    elif path.name.endswith((".csv", ".csv.gz")):
+        rows = list(_csv(path))
     elif path.suffix == ".parquet":
         rows = _parquet(path)
     else:
-        raise UserError(f"{path}: not a .jsonl, .jsonl.gz or .parquet file")
+        raise UserError(
+            f"{path}: not a .jsonl, .csv or .parquet file (.jsonl.gz and .csv.gz work too)"
+        )
     if not rows:
         raise UserError(f"{path}: the file is empty")
     return rows
@@ -65,17 +74,53 @@ def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
     return rows
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    number = 0
+@contextmanager
+def _opened(path: Path, **options: Any) -> Iterator[IO[Any]]:
+    """The file, decompressed if its name ends in .gz."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for line_number, line in enumerate(stream, start=1):
-                if line.strip():
-                    where = f"{path}, line {line_number}"
-                    yield Row(where, number, _json_object(line, where))
-                    number += 1
+        with (gzip.open if path.suffix == ".gz" else open)(path, **options) as stream:
+            yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file ({error})") from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    number = 0
+    with _opened(path, mode="rb") as stream:
+        for line_number, line in enumerate(stream, start=1):
+            if line.strip():
+                where = f"{path}, line {line_number}"
+                yield Row(where, number, _json_object(line, where))
+                number += 1
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    """Rows of a CSV file with a header line. Every value is text; a row begins in the line named."""
+    csv.field_size_limit(LONGEST_CELL)
+    with _opened(path, mode="rt", encoding="utf-8-sig", newline="") as stream:
+        reader, line = csv.reader(stream, strict=True), 1
+        try:
+            names = next(reader, [])
+            if len(set(names)) < len(names) or not all(name.strip() for name in names):
+                raise UserError(
+                    f"{path}, line 1: the header must name every column once, not {names}"
+                )
+            line, number = reader.line_num + 1, 0
+            for cells in reader:
+                where, line = f"{path}, line {line}", reader.line_num + 1
+                if not cells:
+                    continue
+                if len(cells) != len(names):
+                    raise UserError(
+                        f"{where}: {len(cells)} cells, but the header has {len(names)} columns "
+                        f"({', '.join(names)}); quote cells that contain a comma"
+                    )
+                yield Row(where, number, dict(zip(names, cells, strict=True)))
+                number += 1
+        except csv.Error as error:
+            raise UserError(f"{path}, line {line}: not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from error
 
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:

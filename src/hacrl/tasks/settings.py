@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 TASKS = {
     "arithmetic": "hacrl.tasks.arithmetic:arithmetic_task",
     "jsonl": "hacrl.tasks.dataset:dataset_task",
+    "csv": "hacrl.tasks.dataset:dataset_task",
     "parquet": "hacrl.tasks.dataset:dataset_task",
     "hub": "hacrl.tasks.dataset:dataset_task",
     "gym": "hacrl.tasks.gym:gym_task",
@@ -19,6 +20,7 @@ _FILES = "train", "held_out", "held_out_fraction", "columns", "prompt", "exclude
 _FIELDS = {
     "arithmetic": ("operations",),
     "jsonl": _FILES,
+    "csv": _FILES,
     "parquet": _FILES,
     "hub": (*_FILES, "subset", "train_split", "held_out_split"),
     "gym": ("gym", "held_out_fraction"),
@@ -33,6 +35,10 @@ class ColumnsConfig(BaseModel):
 
     question: str = "question"
     """Column with the problem text."""
+    messages: str | None = None
+    """Column with a conversation, [{ role, content }, ...], instead of a question. Unset: the column
+    `messages` if there is no question column. A last message of the assistant is not part of the
+    prompt; it is the gold answer if there is no answer column."""
     answer: str = "answer"
     """Column with the gold answer: text or a number."""
     id: str | None = None
@@ -70,8 +76,8 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: str = "arithmetic"
-    """arithmetic (built in), jsonl (.jsonl, .jsonl.gz or .parquet files), hub (a dataset of the
-    Hugging Face hub, or its folder), gym (reasoning-gym), or the import path
+    """arithmetic (built in), jsonl (.jsonl, .jsonl.gz, .csv or .parquet files), hub (a dataset of
+    the Hugging Face hub, or its folder), gym (reasoning-gym), or the import path
     "package.module:factory" of your own: factory(task_config, seed, base_folder) -> Task."""
     name: str | None = None
     """Name in tables. Unset: the training file's name."""
@@ -88,7 +94,7 @@ class TaskConfig(BaseModel):
     columns: ColumnsConfig = Field(default_factory=ColumnsConfig)
     """Columns of question, answer, id and task."""
     prompt: str = "{question}"
-    """Template of the user message. Any column may be named; write literal braces twice:
+    """Template of the (last) user message. Any column may be named; write literal braces twice:
     "{question}\\nPut the final answer in \\\\boxed{{}}."."""
     exclude: str | None = None
     """JSONL file with an `id` (and a `kind`) per line: training problems to leave out."""
