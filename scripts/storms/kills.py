@@ -131,8 +131,8 @@ def ended(child: int, seconds: float) -> int | None:
         time.sleep(0.02)
 
 
-def family(child: int) -> dict[int, str]:
-    """The process and all its descendants: id -> command line."""
+def family(child: int) -> dict[int, tuple[int, str]]:
+    """The process and all its descendants: id -> parent and command line."""
     parents, commands = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -144,7 +144,7 @@ def family(child: int) -> dict[int, str]:
     found = {child}
     while more := {p for p, parent in parents.items() if parent in found} - found:
         found |= more
-    return {process: commands.get(process, "") for process in found}
+    return {p: (parents.get(p, 0), commands.get(p, "")) for p in found}
 
 
 def interrupt(child: int, kind: str, draw: random.Random) -> bool:
@@ -154,7 +154,8 @@ def interrupt(child: int, kind: str, draw: random.Random) -> bool:
         os.waitpid(child, 0)
         return True
     if kind == "worker":
-        workers = [p for p, command in family(child).items() if "hacrl.verify.worker" in command]
+        found = {p: q for p, (q, text) in family(child).items() if "hacrl.verify.worker" in text}
+        workers = [p for p, parent in found.items() if parent not in found]
         return bool(workers) and _signal([draw.choice(workers)], signal.SIGKILL)
     everyone = list(family(child))
     _signal(everyone, signal.SIGSTOP)

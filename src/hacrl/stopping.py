@@ -8,6 +8,7 @@ same signal a second time has its default effect and ends the process at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hacrl.errors import Terminated
@@ -87,10 +89,8 @@ def end_with_parent(parent: int, bind: bool) -> None:
     On Linux the kernel does it at once. `bind` is off if a side thread of the parent started this
     process: the kernel would kill it when that thread ends.
     """
-    if bind and sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if bind:
+        _signal_on_death_of_parent(signal.SIGKILL)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -100,3 +100,43 @@ def end_with_parent(parent: int, bind: bool) -> None:
     if os.getppid() != parent:
         os._exit(0)
     threading.Thread(target=watch, daemon=True, name="parent watch").start()
+
+
+def end_marked_with_me(mark: bytes, close: int) -> None:
+    """Kill every process with `mark` in its environment when this process ends, however it ends.
+
+    A second process waits for the end: no handler runs after a SIGKILL, and a group does not contain
+    processes that started a session of their own. `close` is a descriptor that it must not keep open.
+    Linux only. Call it before any thread is started.
+    """
+    if sys.platform != "linux":
+        return
+    me = os.getpid()
+    if os.fork():
+        return
+    try:
+        os.setsid()
+        os.close(close)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _signal_on_death_of_parent(signal.SIGTERM)
+        while os.getppid() == me:  # another process may send the signal, too
+            signal.sigwait([signal.SIGTERM])
+        kill_marked(mark)
+    finally:
+        os._exit(0)
+
+
+def kill_marked(mark: bytes) -> None:
+    """Kill every other process with `mark` in its environment. Linux only; a process that was given
+    another environment stays."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def _signal_on_death_of_parent(number: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

@@ -329,7 +329,9 @@ from hacrl.verify import VerifierConfig, VerifierPool
 
 def start():
     global pool
-    pool = VerifierPool(VerifierConfig(kind="bad_verifiers:Actor", timeout=60, workers=2))
+    options = {"folder": sys.argv[3]}
+    settings = {"timeout": 60, "workers": 2, "options": options}
+    pool = VerifierPool(VerifierConfig(kind="bad_verifiers:Actor", **settings))
     pool.wait_ready()
 
 if sys.argv[2] == "thread":
@@ -346,15 +348,23 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("act", "thread"), [("", "main"), ("spin", "main"), ("deep_hang", "main"), ("spin", "thread")]
+    ("act", "thread"),
+    [
+        ("", "main"),
+        ("spin", "main"),
+        ("deep_hang", "main"),
+        ("spin", "thread"),
+        ("with_session", "main"),
+        ("with_session", "thread"),
+    ],
 )
-def test_no_orphans_after_kill_9(act: str, thread: str) -> None:
-    """Idle, in a Python loop, and in C code that blocks all threads; also for a pool that was made in
-    a thread: the end of the thread must not end the workers."""
+def test_no_orphans_after_kill_9(tmp_path: Path, act: str, thread: str) -> None:
+    """Idle, in a Python loop, in C code that blocks all threads, and in a program in a session of its
+    own; also for a pool that was made in a thread: the end of the thread must not end the workers."""
     here = str(Path(__file__).parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, act, thread],
+        [sys.executable, "-c", PARENT, act, thread, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -362,6 +372,12 @@ def test_no_orphans_after_kill_9(act: str, thread: str) -> None:
     assert parent.stdout is not None and parent.stdin is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
+    if act == "with_session":
+        children, until = tmp_path / "children", time.monotonic() + 60
+        while not children.exists() or len(children.read_text().splitlines()) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        pids += map(int, children.read_text().split())
     time.sleep(0.4)
     assert all(alive(pid) for pid in pids)
     parent.kill()

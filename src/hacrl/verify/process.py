@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import hacrl
+from hacrl.stopping import kill_marked
 from hacrl.types import Problem, Status, Verdict
+from hacrl.verify.protocol import MARK
 from hacrl.verify.settings import VerifierConfig
 
-MARK = "HACRL_VERIFIER"
-"""Environment variable with a random mark of the worker, which all processes it starts inherit."""
 MAX_UNREAD = 1 << 20
 """Bytes; more unread output than this means that the worker is broken."""
 
@@ -121,7 +121,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
-        _kill_marked(self._mark.encode())
+        kill_marked(self._mark.encode())
         self.socket.close()
         with self._output:
             self._output.seek(0)
@@ -155,15 +155,6 @@ class WorkerProcess:
 def pack_call(reply: str, problem: Problem) -> bytes:
     """A call as sent to a worker; raises whatever pickle raises for the problem's columns."""
     return pickle.dumps((reply, replace(problem, columns=dict(problem.columns))))
-
-
-def _kill_marked(mark: bytes) -> None:
-    """Kill every process with the mark in its environment: those that a verifier started in a
-    session of their own. Linux only; a process that was given another environment stays."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if mark in path.read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -16,6 +16,8 @@ from hacrl.types import Problem, Status, Verdict
 
 DETAIL_LIMIT = 300
 """Characters; longer details are truncated, because every stored trajectory has one."""
+MARK = "HACRL_VERIFIER"
+"""Environment variable with a random mark of a worker, which all processes it starts inherit."""
 
 
 class Verifier(Protocol):

@@ -2,8 +2,9 @@
 
 It builds and warms up its verifier, says hello, then answers calls one by one. It never outlives the
 trainer. When idle, it sees the socket close. When busy, Linux kills it with its parent
-(PR_SET_PDEATHSIG). Elsewhere a thread watches the parent; if the call holds the interpreter lock, so
-that no thread runs, a CPU-time alarm ends the process.
+(PR_SET_PDEATHSIG), and a second process then ends everything that the verifier started. Elsewhere a
+thread watches the parent; if the call holds the interpreter lock, so that no thread runs, a CPU-time
+alarm ends the process.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import sys
 from collections.abc import Iterator
 
 from hacrl.errors import EXIT_OUT_OF_MEMORY, UserError, describe, exit_code
-from hacrl.stopping import end_with_parent
-from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
+from hacrl.stopping import end_marked_with_me, end_with_parent
+from hacrl.verify.protocol import MARK, Verifier, failed, guarded_judge, introduction
 from hacrl.verify.settings import make_verifier
 
 
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> None:
     """Serve the pool at the other end of the socket until it closes."""
     descriptor, parent, bind = (int(a) for a in arguments)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    end_marked_with_me(os.environ[MARK].encode(), close=descriptor)
     end_with_parent(parent, bind=bool(bind))
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
