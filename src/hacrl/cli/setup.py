@@ -1,13 +1,22 @@
-"""Commands that prepare training: doctor, models fetch, data fetch."""
+"""Commands that prepare training: init, schema, doctor, models fetch, data fetch."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hacrl.cli.terminal import Overrides, TrustCode, errors_as_messages, note
+from hacrl.cli.terminal import (
+    Json,
+    Overrides,
+    TrustCode,
+    errors_as_messages,
+    note,
+    print_json,
+    program,
+)
 from hacrl.errors import UserError
 
 commands = typer.Typer()
@@ -18,23 +27,93 @@ commands.add_typer(data, name="data")
 
 
 @commands.command()
+def init(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="File to write.")] = Path(
+        "team.toml"
+    ),
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model folder, hub name or pocket:NAME; repeat it for each agent."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data file, or `arithmetic` for built-in problems.")
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="exact, number, choice, math, FILE.py:FUNCTION, or own (writes one)."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    question: Annotated[str | None, typer.Option(help="Column with the question.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Column with the answer.")] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="File with the held-out problems (default: a part of DATA).")
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Also write the JSON schema, for editors.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite CONFIG.")] = False,
+) -> None:
+    """Write a commented CONFIG for your own team. Asks for what is not given as a flag."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.study.init.start import Wishes, start_team
+
+        wishes = Wishes(
+            config, model or [], data, reward, steps, question, answer, held_out, schema, force
+        )
+        for path in start_team(wishes, _ask, typer.echo):
+            typer.echo(f"wrote {path}")
+        trust = " --trust-code" if 'kind = "function"' in config.read_text("utf-8") else ""
+        typer.echo("next:")
+        typer.echo(f"  {program()} doctor {config}{trust}")
+        typer.echo(f"  {program()} train {config}")
+
+
+def _ask(flag: str, question: str, default: str | None) -> str:
+    """The answer of a person at a terminal; elsewhere the default, or an error that names the flag."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(question, default=default))
+    if default is None or flag == "--model":
+        raise UserError(
+            f"{flag} is missing: give it, or run `hacrl init` in a terminal to be asked"
+        )
+    return default
+
+
+@commands.command()
+def schema() -> None:
+    """Print the JSON schema of a config, for editors that check TOML."""
+    with errors_as_messages(trust_code=False):
+        from hacrl.study.init.schema import config_schema
+
+        print_json(config_schema())
+
+
+@commands.command()
 def doctor(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Config to check (TOML).")
     ] = None,
     overrides: Overrides = None,
+    as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Show what is installed and which devices exist, and check that CONFIG can run here."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.config import load_config
-        from hacrl.study.doctor.doctor import print_config, print_installation
-        from hacrl.study.tables import console
 
         settings = load_config(config, overrides or []) if config else None
-        out = console()
-        print_installation(out)
-        if settings is not None and (missing := print_config(out, settings)):
+        from hacrl.study.doctor.doctor import as_json as doctor_json
+        from hacrl.study.doctor.doctor import check, print_config, print_installation
+        from hacrl.study.tables import console
+
+        findings = list(check(settings)) if settings else []
+        if as_json:
+            print_json(doctor_json(settings, findings))
+        else:
+            print_installation(out := console())
+            if settings is not None:
+                print_config(out, settings, findings)
+        if missing := [finding for finding in findings if finding.good is False]:
             names = ", ".join(finding.what for finding in missing)
             raise UserError(f"{config} cannot run here: see {names} above")
 

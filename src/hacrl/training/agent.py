@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hacrl.algorithms import Step
 from hacrl.algorithms.capability import Capability, CapabilityHistory, CapabilitySettings
 from hacrl.config import AgentConfig
-from hacrl.errors import RunStopped, UserError
+from hacrl.errors import RunStopped
 from hacrl.garbage import paused_gc
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
@@ -35,7 +35,13 @@ from hacrl.training.evaluate import (
 )
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import minibatch, plan_of, replaced
-from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
+from hacrl.training.samples import (
+    DropReason,
+    SampleLimits,
+    SampleReport,
+    check_context,
+    make_samples,
+)
 from hacrl.training.schedule import make_schedule
 from hacrl.training.scoring import score_rollouts
 from hacrl.training.timing import Clock
@@ -100,13 +106,7 @@ class Agent:
         self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
-        longest = self.limits.max_prompt_tokens + self.limits.max_response_tokens
-        if policy.context and longest > policy.context:
-            raise UserError(
-                f"agent {self.name!r}: max_prompt_tokens + max_response_tokens = {longest}, but its "
-                f"model reads at most {policy.context} tokens. Lower one of the two, for the run or for "
-                "this agent."
-            )
+        check_context(agent, config, policy.context)
         make_diagnostics = shared.hooks.diagnostics if config.diagnostics.every else None
         self.diagnostics = make_diagnostics(self) if make_diagnostics and self.plan else None
 

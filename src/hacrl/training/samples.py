@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hacrl.algorithms.base import PeerFilter
 from hacrl.algorithms.functional import filter_reason
+from hacrl.errors import UserError
 from hacrl.types import Finish, Group, Problem, Rollout, Sample, Trajectory
 
 if TYPE_CHECKING:
+    from hacrl.config import AgentConfig, Config
     from hacrl.text.literal import Ids
     from hacrl.text.render import Renderer
 
@@ -58,6 +60,17 @@ class SampleLimits:
     max_response_tokens: int
     too_long: Literal["drop", "truncate"] = "drop"
     """A peer's reply over the limit: dropped, or truncated to the limit without an end token."""
+
+
+def check_context(agent: AgentConfig, config: Config, context: int | None) -> None:
+    """UserError if the agent's token limits are more than its model reads; None: not known."""
+    longest = config.prompt_limit(agent) + config.response_limit(agent)
+    if context and longest > context:
+        raise UserError(
+            f"agent {agent.name!r}: max_prompt_tokens + max_response_tokens = {longest}, but its "
+            f"model reads at most {context} tokens. Lower one of the two, for the run or for "
+            "this agent."
+        )
 
 
 @dataclass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,15 +20,16 @@ from hacrl import __version__
 from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.importing import CodeRefused, remote_code
+from hacrl.importing import CodeRefused
 from hacrl.policy.load import choose_device, model_source
 from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
 from hacrl.study.doctor.memory import Need, device_peak, estimate_need, size_text
+from hacrl.study.doctor.models import context_length, make_renderer
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
-from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.plan import Plan, plan_of
+from hacrl.training.samples import check_context
 from hacrl.verify import make_verifier
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "tensorboard")
@@ -90,15 +90,27 @@ def _version(package: str) -> str:
     return ""
 
 
-def print_config(console: Console, config: Config) -> list[Finding]:
-    """Print the checks of a config and the plan of a step. Returns the checks that failed."""
-    findings = list(check(config))
+def print_config(console: Console, config: Config, findings: Sequence[Finding]) -> None:
+    """Print the checks of a config and the plan of a step."""
     console.print("\nchecks of the config", style="bold")
     marks = {True: ("ok", "green"), False: ("no", "red"), None: ("--", "yellow")}
     for finding in findings:
         console.print(Text(*marks[finding.good]), f" {finding.what}: {finding.detail}")
     _print_plan(console, config)
-    return [f for f in findings if f.good is False]
+
+
+def as_json(config: Config | None, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Installation, checks and memory of each agent in bytes as plain data, for `--json`."""
+    needs = {a.name: agent_need(config, a) for a in config.agents} if config else {}
+    return {
+        "hacrl": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in CORE},
+        "extras": {extra: _version(package) or None for extra, (package, _) in EXTRAS.items()},
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "checks": [asdict(finding) for finding in findings],
+        "memory": {name: asdict(need) if need else None for name, need in needs.items()},
+    }
 
 
 def check(config: Config) -> Iterator[Finding]:
@@ -108,7 +120,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield _try("algorithm", partial(_algorithm, config))
     yield _try("device", partial(_device, config))
     for agent in config.agents:
-        yield _try(f"agent {agent.name}", partial(_agent, agent))
+        yield _try(f"agent {agent.name}", partial(_agent, config, agent))
         if agent.lora:
             yield _extra("lora", f"agent {agent.name}")
         if agent.model and config.sampler_of(agent).kind == "vllm":
@@ -158,7 +170,7 @@ def _device(config: Config) -> str:
     return ", ".join(f"{name} is {choose_device(name)}" for name in wanted)
 
 
-def _agent(agent: AgentConfig) -> str:
+def _agent(config: Config, agent: AgentConfig) -> str:
     if agent.replay:
         RunReader.open(Path(agent.replay))
         return f"replays {agent.replay}"
@@ -167,20 +179,9 @@ def _agent(agent: AgentConfig) -> str:
         return f"{source} is a hub name: it is downloaded when the run starts"
     if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
-    tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
-    settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
-    Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
-    return f"{source}, vocabulary of {len(tokenizer):,} tokens"
-
-
-def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
-    """The end tokens that the folder and its tokenizer name, without loading the model."""
-    named: list[Any] = [tokenizer.eos_token_id]
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        if path.is_file():
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            named += value if isinstance(value, list) else [value]
-    return sorted({i for i in named if i is not None}) or None
+    renderer = make_renderer(agent, source)
+    check_context(agent, config, context_length(agent, source))
+    return f"{source}, vocabulary of {len(renderer.tokenizer):,} tokens"
 
 
 def memory_findings(config: Config) -> Iterator[Finding]:

@@ -1,0 +1,162 @@
+"""Write docs/reference.md (every key of a config) and docs/metrics.md (every metric) from the code.
+
+    python scripts/make_reference.py
+
+tests/test_reference.py fails when the files are stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from hacrl.algorithms import ALGORITHMS
+from hacrl.algorithms.base import AlgorithmSettings
+from hacrl.config import AgentConfig, Config, LoraSettings
+from hacrl.logs.glossary import METRICS
+from hacrl.tasks.settings import ColumnsConfig, GymConfig
+from hacrl.verify.settings import VERIFIERS
+
+DOCS = Path(__file__).parents[1] / "docs"
+HEAD = """# Reference: every key of a config
+
+Look up a key, its values and its default here. This page is generated from the config classes
+(`scripts/make_reference.py`). `hacrl schema` prints the same as JSON schema for editors.
+"""
+METRICS_HEAD = """# Metrics
+
+Look up what a name in `RUN/metrics.jsonl`, TensorBoard or `run.metrics()` means. This page is generated
+from `logs/glossary.py` (`scripts/make_reference.py`), and a test compares it with the metrics of real
+runs.
+
+A word in capitals stands for a name: SOURCE and AGENT for an agent, TASK for a task, B for a baseline.
+Words like learner, source and floor are in the [glossary](glossary.md). Counts and means are of one
+agent in one step.
+"""
+
+
+def type_text(kind: Any) -> str:
+    """A type as a reader writes it, e.g. `int or "all"`."""
+    if get_origin(kind) is Annotated:
+        return type_text(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(type_text(k) for k in get_args(kind) if k is not type(None))
+    if get_origin(kind) is Literal:
+        return ", ".join(json.dumps(value) for value in get_args(kind))
+    if get_origin(kind) in (list, tuple):
+        inner = [type_text(k) for k in get_args(kind) if k is not Ellipsis]
+        return f"list of {inner[0]}"
+    if get_origin(kind) is dict or kind is dict:
+        return "table"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "table"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def bounds(field: FieldInfo) -> str:
+    """The limits of a number, e.g. ` >= 1`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = [
+        f" {sign} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, sign in signs.items()
+        if getattr(item, name, None) is not None
+    ]
+    return ",".join(found)
+
+
+def default_text(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if value is None:
+        return "unset"
+    if isinstance(value, BaseModel):
+        return "below"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{json.dumps(value)}`"
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def rows(model: type[BaseModel], skip: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+    """The Markdown table of a config class, without the tables inside it and the keys in `skip`."""
+    lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        kind = type_text(field.annotation)
+        if name in skip or (model is Config and kind in ("table", "list of table")):
+            continue
+        values = cell(kind + bounds(field))
+        lines.append(
+            f"| `{name}` | {values} | {default_text(field)} | {cell(field.description or '')} |"
+        )
+    return [*lines, ""]
+
+
+def verifier_rows(kind: type) -> list[str]:
+    """The options of a verifier: a dataclass whose fields have a docstring each."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for field, doc in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+            name = ast.unparse(field.target)
+            default = f"`{ast.unparse(field.value)}`" if field.value else "required"
+            lines.append(f"| `{name}` | {default} | {cell(ast.literal_eval(doc.value))} |")
+    return [*lines, ""]
+
+
+def reference() -> str:
+    """The text of docs/reference.md."""
+    lines = [HEAD, "## Top level", "", *rows(Config)]
+    for name, field in Config.model_fields.items():
+        kind = field.annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or name == "algorithm":
+            continue
+        lines += [f"## [{name}]", "", cell(field.description or ""), "", *rows(kind)]
+        if name == "task":
+            lines += ["### task.columns", "", *rows(ColumnsConfig)]
+            lines += ["### task.gym", "", "One table per dataset.", "", *rows(GymConfig)]
+        if name == "verifier":
+            for label, verifier in VERIFIERS.items():
+                assert isinstance(verifier, type)
+                summary = cell((verifier.__doc__ or "").split("Example:")[0])
+                lines += [f'### verifier.options of "{label}"', "", summary, ""]
+                lines += verifier_rows(verifier)
+    lines += ["## [[agents]]", "", "One table per agent.", "", *rows(AgentConfig)]
+    lines += ["### agents.lora", "", *rows(LoraSettings)]
+    lines += ["## [algorithm]", "", "Keys of all algorithms:", "", *rows(AlgorithmSettings)]
+    common = set(AlgorithmSettings.model_fields)
+    for name, algorithm in ALGORITHMS.items():
+        summary = (inspect.getmodule(algorithm).__doc__ or "").split("\n\n")[0]
+        lines += [f"### {name}", "", cell(summary), ""]
+        own = set(algorithm.Settings.model_fields) - common
+        lines += rows(algorithm.Settings, common) if own else ["It has no further keys.", ""]
+    return "\n".join(lines)
+
+
+def metrics() -> str:
+    """The text of docs/metrics.md."""
+    lines = [METRICS_HEAD]
+    for section, names in METRICS.items():
+        lines += [f"## {section}", "", "| metric | meaning |", "|---|---|"]
+        lines += [*(f"| `{name}` | {cell(text)} |" for name, text in names.items()), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    (DOCS / "reference.md").write_text(reference(), encoding="utf-8")
+    (DOCS / "metrics.md").write_text(metrics(), encoding="utf-8")

@@ -1,0 +1,118 @@
+"""Read a data file before a config exists: columns of question and answer, and a verifier that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hacrl.errors import UserError
+from hacrl.tasks.rows import Row, read_rows
+from hacrl.types import Problem, Status
+from hacrl.verify import VerifierConfig, make_verifier
+from hacrl.verify.number import numbers_in
+
+QUESTION = ("question", "problem", "prompt", "instruction", "query", "input", "text")
+ANSWER = (
+    *("answer", "final_answer", "ground_truth", "gold", "target", "label", "expected"),
+    *("solution", "output", "response", "completion"),
+)
+"""Names of columns, the most telling first."""
+
+_ONE_NUMBER = re.compile(r"[^\w]*[-+\d.,/\s]+[^\w]*(?:[a-zA-Z%°]+\.?)?\s*")
+_LATEX = re.compile(r"\\(?:frac|sqrt|boxed|text|pi|left|begin|cdot)|\$|\^")
+_LETTER = re.compile(r"\(?[A-Ea-e]\)?\.?")
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data file and the columns to use.
+
+    Example: Data(Path("quiz.jsonl"), rows, question="problem", answer="answer")
+    """
+
+    path: Path
+    rows: Sequence[Row]
+    question: str
+    answer: str
+
+    @property
+    def answers(self) -> list[str]:
+        return [str(row.values[self.answer]).strip() for row in self.rows]
+
+    @property
+    def other_columns(self) -> list[str]:
+        return [name for name in self.rows[0].values if name not in (self.question, self.answer)]
+
+
+def read_data(path: Path, question: str | None = None, answer: str | None = None) -> Data:
+    """Read a data file and choose its columns; UserError if they are not given and not clear."""
+    rows = read_rows(path)
+    columns = list(rows[0].values)
+    texts = [c for c in columns if isinstance(rows[0].values[c], str)]
+    question = question or _choose(QUESTION, texts)
+    question = _existing(path, "--question", question, columns)
+    rest = [c for c in columns if c != question]
+    answer = answer or _choose(ANSWER, rest) or (rest[0] if len(rest) == 1 else None)
+    answer = _existing(path, "--answer", answer, columns)
+    for row in rows:
+        for column in (question, answer):
+            if row.values.get(column) in (None, ""):
+                raise UserError(
+                    f"{row.where}: column {column!r} is empty; fill it or delete the row"
+                )
+    return Data(path, rows, question, answer)
+
+
+def _choose(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    lower = {column.lower(): column for column in reversed(columns)}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _existing(path: Path, flag: str, column: str | None, columns: Sequence[str]) -> str:
+    there = ", ".join(columns)
+    if column is None:
+        what = flag.strip("-")
+        raise UserError(f"{path}: no column looks like the {what}; name it with {flag}: {there}")
+    if column not in columns:
+        raise UserError(f"{flag} {column}: {path} has no such column; its columns are: {there}")
+    return column
+
+
+def guess_verifier(data: Data) -> tuple[str, str]:
+    """The kind of verifier that fits the answers, and the reason in a few words."""
+    answers = data.answers
+    count = len(answers)
+    if _all(answers, lambda a: bool(_LETTER.fullmatch(a))):
+        return "choice", f"all {count} answers are letters from A to E"
+    if _all(answers, lambda a: bool(_ONE_NUMBER.fullmatch(a)) and len([*numbers_in(a)]) == 1):
+        return "number", f"all {count} answers are numbers"
+    if _all(answers, lambda a: "####" in a):
+        return "number", f"all {count} answers end with #### and a number, as in GSM8K"
+    if sum(bool(_LATEX.search(a)) for a in answers) * 5 > count and find_spec("math_verify"):
+        return "math", "many answers are formulas"
+    return "exact", "the answers are short texts; the whole reply is compared"
+
+
+def _all(answers: Sequence[str], test: Callable[[str], bool]) -> bool:
+    return all(map(test, answers))
+
+
+def check_gold(data: Data, kind: str, options: dict[str, Any], most: int = 200) -> str:
+    """Judge the gold answers themselves. Returns a warning if the verifier rejects some, else ""."""
+    verifier = make_verifier(VerifierConfig(kind=kind, options=options))
+    rows = list(zip(data.answers, data.rows, strict=True))[:most]
+    bad = [
+        row.where
+        for answer, row in rows
+        if verifier.judge(answer, Problem("gold", (), answer, "gold")).status is not Status.OK
+    ]
+    if not bad:
+        return ""
+    return (
+        f"the verifier {kind} rejects {len(bad)} of the first {len(rows)} answers of the file as "
+        f"replies (first: {bad[0]}); choose another one with --reward"
+    )

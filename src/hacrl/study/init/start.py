@@ -1,0 +1,153 @@
+"""`hacrl init`: from models, a data file and a reward to a config file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hacrl.errors import UserError
+from hacrl.store.files import write_atomic
+from hacrl.study.init.data import Data, check_gold, guess_verifier, read_data
+from hacrl.study.init.schema import config_schema
+from hacrl.study.init.team import POCKET, PROMPTS, Reward, make_agents, write_text
+from hacrl.verify.settings import VERIFIERS
+
+Ask = Callable[[str, str, str | None], str]
+"""(flag, question, default) -> the user's answer."""
+
+BUILT_IN = "arithmetic"
+"""In place of a data file: the built-in problems."""
+OWN = "own"
+"""In place of a verifier: write a reward function to edit."""
+SCHEMA = "hacrl-schema.json"
+STEPS = 50
+
+STUB = '''"""The reward of the team. hacrl calls `{name}` once for each reply, in a worker process."""
+
+
+def {name}(completion: str, answer: str, **columns: object) -> float | None:
+    """Return the reward of a reply: 1 is right, 0 is wrong, anything between is partly right. None
+    means that the reply cannot be judged, and it is not used for training.
+
+    completion    the reply
+    answer        the column `{answer}` of the data
+    columns       the other columns of the row: {columns}
+    """
+    return 1.0 if answer.strip().lower() in completion.lower() else 0.0
+'''
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The flags of `hacrl init`; None is asked or chosen.
+
+    Example: Wishes(Path("team.toml"), ["pocket:wren"], data="quiz.jsonl", reward="number")
+    """
+
+    config: Path
+    models: list[str]
+    data: str | None = None
+    reward: str | None = None
+    steps: int | None = None
+    question: str | None = None
+    answer: str | None = None
+    held_out: Path | None = None
+    schema: bool = False
+    force: bool = False
+
+
+def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[Path]:
+    """Write the config, and a reward function or the schema if wanted. Returns the files. `report`
+    gets one sentence for each choice."""
+    config, base = wishes.config, wishes.config.parent
+    if config.suffix != ".toml":
+        raise UserError(f"{config}: give the config a name that ends with .toml, e.g. team.toml")
+    if config.exists() and not wishes.force:
+        raise UserError(f"{config} exists; choose another name, or overwrite it with --force")
+    models = wishes.models or _models(ask)
+    named = wishes.data or ask(
+        "--data", f"Data file (.jsonl or .parquet), or `{BUILT_IN}` for built-in problems", None
+    )
+    data = None
+    if named != BUILT_IN:
+        data = read_data(Path(named).expanduser(), wishes.question, wishes.answer)
+        report(
+            f"data: {len(data.rows)} rows; question: column {data.question!r}, answer: column "
+            f"{data.answer!r}"
+        )
+    reward = _reward(wishes.reward, data, ask, report)
+    pocket = all(model.startswith(POCKET) for model in models)
+    prompt = "{question}" if pocket else PROMPTS.get(reward.kind, "{question}")
+    agents = make_agents(models, data, prompt, base)
+    text = write_text(
+        agents,
+        data,
+        reward,
+        prompt,
+        steps=wishes.steps or int(ask("--steps", "Training steps", str(STEPS))),
+        gpu=_has_gpu(),
+        train=_relative(data.path, base) if data else "",
+        held_out=_relative(wishes.held_out, base) if wishes.held_out else None,
+        schema=f"./{SCHEMA}" if wishes.schema else None,
+    )
+    files = {config: text}
+    if wishes.schema:
+        files[base / SCHEMA] = json.dumps(config_schema(), indent=1) + "\n"
+    if reward.kind == "function":
+        module, _, name = reward.options["path"].partition(":")
+        code = base / f"{module.replace('.', '/')}.py"
+        if not code.exists() and data is not None:
+            columns = ", ".join(data.other_columns) or "none"
+            files[code] = STUB.format(name=name, answer=data.answer, columns=columns)
+    base.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        write_atomic(path, content)
+    return list(files)
+
+
+def _models(ask: Ask) -> list[str]:
+    text = "Models: folders, hub names or pocket:NAME, separated by commas"
+    given = ask("--model", text, "pocket:wren, pocket:finch")
+    return [model.strip() for model in given.split(",") if model.strip()]
+
+
+def _reward(
+    wanted: str | None, data: Data | None, ask: Ask, report: Callable[[str], None]
+) -> Reward:
+    """The verifier: the given one, or the one that fits the answers."""
+    if data is None:
+        return Reward("number", {})
+    if wanted is None:
+        kind, reason = guess_verifier(data)
+        report(f"reward: {kind} fits, because {reason}")
+        kinds = ", ".join(k for k in VERIFIERS if k != "function")
+        question = f"Reward: {kinds}, FILE.py:FUNCTION, or `{OWN}` to write a function"
+        wanted = ask("--reward", question, kind)
+    if wanted == OWN:
+        wanted = "rewards.py:score"
+    if ":" in wanted:
+        module, _, name = wanted.partition(":")
+        return Reward("function", {"path": f"{module.removesuffix('.py')}:{name}"})
+    if wanted not in VERIFIERS or wanted == "function":
+        known = ", ".join(k for k in VERIFIERS if k != "function")
+        raise UserError(
+            f"--reward {wanted}: choose one of {known}, {OWN}, or FILE.py:FUNCTION for your own"
+        )
+    if warning := check_gold(data, wanted, {}):
+        report(f"note: {warning}")
+    return Reward(wanted, {})
+
+
+def _relative(path: Path, base: Path) -> str:
+    """A path as the config writes it, relative to the config's folder if it is below or beside."""
+    relative = os.path.relpath(path.expanduser(), base)
+    return str(path.resolve()) if relative.count("../") > 2 else relative
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,170 @@
+"""`hacrl init` and `hacrl schema`: from a data file to a config that doctor accepts and that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from cli_helpers import ROOT, hacrl, refused
+
+from hacrl.config import load_config
+from hacrl.study.init.data import guess_verifier, read_data
+
+SUMS = [{"problem": f"{a}+{b}=", "solution": a + b} for a in range(1, 7) for b in range(1, 7)]
+POCKET = ("--model", "pocket:wren", "--model", "pocket:finch")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_team_from_flags_trains(tmp_path: Path) -> None:
+    data, config = write_rows(tmp_path / "sums.jsonl", SUMS), tmp_path / "team.toml"
+    code, out, err = hacrl("init", config, *POCKET, "--data", data, "--schema")
+    assert code == 0, err
+    assert "question: column 'problem', answer: column 'solution'" in out
+    assert "number fits, because all 36 answers are numbers" in out
+    assert f"train {config}" in out
+    text = config.read_text()
+    assert text.startswith("#:schema ./hacrl-schema.json\n")
+    assert len({line.index(" # ") for line in text.splitlines() if " # " in line[1:]}) == 1
+    settings = load_config(config)
+    assert settings.task.train == str(data)
+    assert [agent.model for agent in settings.agents] == ["pocket:wren", "pocket:finch"]
+    code, out, err = hacrl("doctor", config, "--json")
+    assert code == 0, err
+    checks = json.loads(out)["checks"]
+    assert {c["what"]: c["good"] for c in checks}["agent wren"] is True
+    assert all(c["good"] for c in checks)
+    code, _, err = hacrl(
+        "train", config, "steps=1", "evaluation.problems=0", "--run", tmp_path / "r"
+    )
+    assert code == 0, err
+    assert "exists" in refused("init", config, *POCKET, "--data", data)
+
+
+def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1), "level": 1} for n in range(40)]
+    data, config = write_rows(tmp_path / "d.jsonl", rows), tmp_path / "team.toml"
+    code, out, err = hacrl(
+        "init", config, *POCKET, "--data", data, "--reward", "own", "--steps", "3"
+    )
+    assert code == 0, err
+    assert f"doctor {config} --trust-code" in out
+    assert "other columns of the row: level" in (tmp_path / "rewards.py").read_text()
+    assert load_config(config).steps == 3
+    code, out, err = hacrl("doctor", config, "--trust-code")
+    assert code == 0, out + err
+    small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
+    code, _, err = hacrl("train", config, *small, "--run", tmp_path / "run")
+    assert code == 0, err
+    assert "failed" not in err
+
+
+def test_a_person_is_asked(tmp_path: Path) -> None:
+    """In a terminal: two models, the data file, the proposed reward, four steps."""
+    data = write_rows(tmp_path / "sums.jsonl", SUMS)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "hacrl", "init"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment
+    )
+    os.close(theirs)
+    os.write(ours, f"pocket:wren,pocket:heron\n{data.name}\n\n4\n".encode())
+    seen = b""
+    try:
+        while part := os.read(ours, 4096):
+            seen += part
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(60) == 0, seen
+    assert b"Reward: exact, number, choice" in seen
+    settings = load_config(tmp_path / "team.toml")
+    assert [agent.name for agent in settings.agents] == ["wren", "heron"]
+    assert (settings.steps, settings.verifier.kind) == (4, "number")
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        (["12", "-3.5", "1,200", "$18"], "number"),
+        (["so it is 4\n#### 4", "6 eggs\n#### 6"], "number"),
+        (["A", "(b)", "C."], "choice"),
+        ([r"\frac{1}{2}", r"$x^2$", "7"], "math"),
+        (["Paris", "Rome 2"], "exact"),
+    ],
+)
+def test_the_answers_choose_the_verifier(tmp_path: Path, answers: list[str], kind: str) -> None:
+    rows = [{"Prompt": "x?", "target": answer, "more": 1} for answer in answers]
+    data = read_data(write_rows(tmp_path / "d.jsonl", rows))
+    assert (data.question, data.answer, data.other_columns) == ("Prompt", "target", ["more"])
+    assert guess_verifier(data)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "message"),
+    [
+        (
+            [{"a": "x", "b": "y"}],
+            (),
+            "no column looks like the question; name it with --question: a, b",
+        ),
+        ([{"question": "x", "b": 1, "c": 2}], (), "name it with --answer"),
+        (
+            [{"question": "x", "answer": "1"}],
+            ("--answer", "gold"),
+            "its columns are: question, answer",
+        ),
+        ([{"question": "x", "answer": None}], (), "line 1: column 'answer' is empty"),
+        ([{"question": "x", "answer": "1"}], ("--reward", "right"), "choose one of exact, number"),
+        ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
+        ([], (), "the file is empty"),
+    ],
+)
+def test_bad_data_is_one_sentence(
+    tmp_path: Path, rows: list[dict[str, Any]], flags: tuple[str, ...], message: str
+) -> None:
+    data = write_rows(tmp_path / "d.jsonl", rows)
+    config = tmp_path / "team.toml"
+    assert message in refused("init", config, *POCKET, "--data", data, *flags)
+    assert not config.exists()
+
+
+def test_missing_flags_are_named_outside_a_terminal(tmp_path: Path) -> None:
+    config = tmp_path / "team.toml"
+    assert "--model is missing" in refused("init", config)
+    assert "--data is missing" in refused("init", config, *POCKET)
+    assert "does not exist" in refused("init", config, "--model", "/no", "--data", "arithmetic")
+    assert "ends with .toml" in refused("init", tmp_path / "team", *POCKET)
+
+
+def test_the_schema_accepts_the_configs_and_names_a_typo() -> None:
+    code, out, err = hacrl("schema")
+    assert code == 0, err
+    check = jsonschema.Draft7Validator(json.loads(out))
+    paths = [
+        p for p in (ROOT / "configs").rglob("*.toml") if p.parent.name not in ("arms", "suites")
+    ]
+    assert len(paths) > 5
+    for path in paths:
+        check.validate(tomllib.loads(path.read_text()))
+    tree = tomllib.loads((ROOT / "configs" / "pocket.toml").read_text())
+    for table, key in (
+        (tree, "stepz"),
+        (tree["algorithm"], "tis_cap"),
+        (tree["agents"][0], "modle"),
+    ):
+        table[key] = 1
+        assert not check.is_valid(tree), key
+        del table[key]
+    assert check.is_valid(tree)
