@@ -21,9 +21,8 @@ from pydantic_core import PydanticUndefined
 
 from hacrl.algorithms import ALGORITHMS
 from hacrl.algorithms.base import AlgorithmSettings
-from hacrl.config import AgentConfig, Config, LoraSettings
+from hacrl.config import Config
 from hacrl.logs.glossary import METRICS
-from hacrl.tasks.settings import ColumnsConfig, GymConfig
 from hacrl.verify.settings import VERIFIERS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -106,6 +105,23 @@ def rows(model: type[BaseModel], skip: set[str] = frozenset()) -> list[str]:  # 
     return [*lines, ""]
 
 
+def tables_in(kind: Any) -> list[type[BaseModel]]:
+    """The config classes that an annotation contains."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [table for inner in get_args(kind) for table in tables_in(inner)]
+
+
+def section(title: str, model: type[BaseModel], text: str = "") -> list[str]:
+    """A table with a heading, and after it the tables inside it."""
+    lines = [title, "", *([cell(text), ""] if text else []), *rows(model)]
+    name = title.strip("# []")
+    for key, field in model.model_fields.items():
+        for table in tables_in(field.annotation):
+            lines += section(f"### {name}.{key}", table)
+    return lines
+
+
 def verifier_rows(kind: type) -> list[str]:
     """The options of a verifier: a dataclass whose fields have a docstring each."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
@@ -123,21 +139,17 @@ def reference() -> str:
     """The text of docs/reference.md."""
     lines = [HEAD, "## Top level", "", *rows(Config)]
     for name, field in Config.model_fields.items():
-        kind = field.annotation
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or name == "algorithm":
+        if name == "algorithm" or not (found := tables_in(field.annotation)):
             continue
-        lines += [f"## [{name}]", "", cell(field.description or ""), "", *rows(kind)]
-        if name == "task":
-            lines += ["### task.columns", "", *rows(ColumnsConfig)]
-            lines += ["### task.gym", "", "One table per dataset.", "", *rows(GymConfig)]
+        several = get_origin(field.annotation) is list
+        title = f"## [[{name}]]" if several else f"## [{name}]"
+        lines += section(title, found[0], field.description or "")
         if name == "verifier":
             for label, verifier in VERIFIERS.items():
                 assert isinstance(verifier, type)
                 summary = cell((verifier.__doc__ or "").split("Example:")[0])
                 lines += [f'### verifier.options of "{label}"', "", summary, ""]
                 lines += verifier_rows(verifier)
-    lines += ["## [[agents]]", "", "One table per agent.", "", *rows(AgentConfig)]
-    lines += ["### agents.lora", "", *rows(LoraSettings)]
     lines += ["## [algorithm]", "", "Keys of all algorithms:", "", *rows(AlgorithmSettings)]
     common = set(AlgorithmSettings.model_fields)
     for name, algorithm in ALGORITHMS.items():
