@@ -4,8 +4,6 @@ Each function takes a gold answer and a random generator and returns the altered
 does not apply. The functions edit the text of gold answers and know nothing of the verifier.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

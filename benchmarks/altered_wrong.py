@@ -1,7 +1,5 @@
 """Wrong answers that are close to the gold answer, for verify_math.py. See altered_right.py."""
 
-from __future__ import annotations
-
 import random
 import re
 from fractions import Fraction

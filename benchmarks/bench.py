@@ -11,8 +11,6 @@ fails, its error is printed, the others continue, and the exit code is 1. benchm
 each number and holds the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

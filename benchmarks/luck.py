@@ -7,8 +7,6 @@ if every problem had another problem's answer. A model that has learned only whi
 answers raises both. For the verifier `number`, which stores the number it read with each reply.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Sequence

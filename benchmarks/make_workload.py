@@ -9,8 +9,6 @@ Rewards are 0 or 1 by a difficulty of the prompt, drawn again until each agent's
 row then has advantage 0, so the share of rows that an update can leave out is what a benchmark sets.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

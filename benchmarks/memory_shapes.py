@@ -10,8 +10,6 @@ error is printed and the others continue; with --out every case is written as so
 code 1 if a case failed, or if prediction and measurement differ by more than 20 %.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

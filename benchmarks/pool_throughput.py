@@ -7,8 +7,6 @@ Publishing and reading are work of each agent on its own core, at the same time 
 waits for one publish, the close and one snapshot.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

@@ -9,8 +9,6 @@ thread an agent, and the time from step to step is taken, the first one apart (i
 Their metrics must be equal, or nothing was compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ Prints markdown: for every pair the fraction kept, the drops by reason, and the 
 token of the source; then the ratios as a matrix and the time per sample.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -13,8 +13,6 @@ Checks: every gold answer against itself; altered answers, half right in another
 but close; eight workers on any number of cores; expressions that never return among normal ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

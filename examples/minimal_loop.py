@@ -9,8 +9,6 @@ cache, no batching, no journal, no pool and no checkpoint. `hacrl train` compute
 (tests/test_examples.py) and is much faster. Equation numbers are those of arXiv 2603.02604.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import mean, stdev
 

@@ -5,8 +5,6 @@ noise.
     python scripts/check_gain.py wren --step 4 --seed 5
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Sequence

@@ -42,8 +42,6 @@ One thread, one seed: the same machine and versions give the same weights. Other
 differently. About seven minutes for the three on one free core.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

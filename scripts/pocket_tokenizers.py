@@ -1,7 +1,5 @@
 """The two tokenizers of the pocket team (see make_pocket_team.py)."""
 
-from __future__ import annotations
-
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

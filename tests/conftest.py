@@ -1,7 +1,5 @@
 """Model folders that tests share: tiny, random, made on the spot."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/architecture.md: the walk from the command to the optimizer is that of a real run."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from pathlib import Path

@@ -1,7 +1,5 @@
 """examples/minimal_loop.py computes the losses of `hacrl train`."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The pocket team as shipped: small, different, complete, and able to begin."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

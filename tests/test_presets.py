@@ -1,7 +1,5 @@
 """The presets of the paper: every one parses with every arm, and its step plan is the paper's."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: a flag that ordinary code reads, and the previous handlers afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

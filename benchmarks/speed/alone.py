@@ -1,7 +1,5 @@
 """One agent's whole step, against TRL's."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack

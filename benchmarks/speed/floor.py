@@ -10,8 +10,6 @@ written) and a large matrix product in the dtype of the weights.
     update    three times a score
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

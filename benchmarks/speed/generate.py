@@ -1,7 +1,5 @@
 """transformers' `generate` on the same requests: the baseline that every user has."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Timing, peaks, and the table that a run prints."""
 
-from __future__ import annotations
-
 import gc
 import json
 import platform

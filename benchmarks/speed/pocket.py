@@ -1,7 +1,5 @@
 """The pocket team on a CPU: the same five steps with hacrl's sampler and with `generate`."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Sequence

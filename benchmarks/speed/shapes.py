@@ -5,8 +5,6 @@ whole steps run on them, samples of peers included. The end token lies outside o
 write: a reply ends at its limit and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Agents as in a run, over a trace: forced lengths, given rewards, chosen rows outside the clip."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two agents on one device: a joint step against two separate ones, and the paper's pair."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterable, Mapping

@@ -7,8 +7,6 @@ hacrl does, and its fastest setting. Lengths are forced by a logits processor, s
 does not stop: the end token is put where a reply has its length, and nowhere else.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rollout, scoring and update, each by itself on one model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Lengths and rewards of the benchmarks, and what is sampled for them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

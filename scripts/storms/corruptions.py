@@ -16,8 +16,6 @@ Prints one line per finding (the last three) and a table by kind of file; the ex
 a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

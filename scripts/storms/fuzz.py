@@ -8,8 +8,6 @@ reading, validation, task, algorithm, plan and chat templates. A case is good if
 empty message, or more than 30 seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -7,8 +7,6 @@ members then receive all batches, and the memory of the hub. Texts are random wo
 like text. The members are threads of this process and share its cores with the hub.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

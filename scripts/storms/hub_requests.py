@@ -8,8 +8,6 @@ request that was accepted, an answer with status 500, a request of more than 30 
 anything but the honest batches, a changed chain of amendments, or a hub above 300 MB.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import random

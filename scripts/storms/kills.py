@@ -9,8 +9,6 @@ equal, byte for byte, to that of an undisturbed run: metrics, journals, pool, sa
 checkpoints, fingerprint. Prints one line per finding and a summary; exits with 1 on a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util

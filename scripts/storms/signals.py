@@ -12,8 +12,6 @@ shell reports as the same number), leave no process behind, and the run must con
 a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

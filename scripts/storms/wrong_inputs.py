@@ -7,8 +7,6 @@ The kinds are in wrong_inputs_kinds.py. Every case trains one or two pocket mode
 process; reward functions run in worker processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -4,8 +4,6 @@ A kind says what must happen. `says` is a pattern that the screen must show; `sa
 ends with the metrics of a run with sound inputs; `runs` means that it ends without an error.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

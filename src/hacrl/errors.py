@@ -3,20 +3,13 @@
 This module imports neither torch nor typer, so that workers, actors and `hacrl show` can use it.
 """
 
-from __future__ import annotations
-
 import errno
 
-EXIT_USER = 2
-"""The user can fix it: a config, a file, a full disk."""
-EXIT_STOPPED = 3
-"""The run must not continue: stale sampler weights, repeated non-finite updates."""
-EXIT_OUT_OF_MEMORY = 4
-"""Out of memory, on the GPU or on the machine."""
-EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C."""
-EXIT_TERMINATED = 143
-"""Stopped by SIGTERM."""
+EXIT_USER = 2  # the user can fix it: a config, a file, a full disk
+EXIT_STOPPED = 3  # the run must not continue: stale sampler weights, repeated non-finite updates
+EXIT_OUT_OF_MEMORY = 4  # out of memory, on the GPU or on the machine
+EXIT_INTERRUPTED = 130  # stopped by Ctrl-C
+EXIT_TERMINATED = 143  # stopped by SIGTERM
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DISK_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "database or disk is full")

@@ -1,14 +1,11 @@
 """Pause Python's cyclic garbage collector while many long-lived objects are created."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FRACTION = 0.01
-"""Largest fraction of the time spent in full collections."""
+FRACTION = 0.01  # largest fraction of the time spent in full collections
 _next_collection = 0.0
 
 

@@ -23,12 +23,10 @@ from hacrl.errors import UserError, describe
 if TYPE_CHECKING:
     from hacrl.config import AgentConfig
 
-_NO_CODE = "HACRL_NO_CODE"
-"""Environment variable, so that worker processes refuse code too."""
+_NO_CODE = "HACRL_NO_CODE"  # environment variable, so that worker processes refuse code too
 
 
-_OF_CONFIGS: set[str] = set()
-"""Names of the modules that configs have named with their folder."""
+_OF_CONFIGS: set[str] = set()  # names of the modules that configs have named with their folder
 
 
 class CodeRefused(UserError):

@@ -1,7 +1,5 @@
 """The console of all output: text is shown as it is, without markup and control characters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

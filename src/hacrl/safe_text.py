@@ -5,8 +5,6 @@ or the user and password of a URL. Messages, reports and uploads show *** instea
 that holds one can be read by its owner only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

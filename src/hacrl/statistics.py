@@ -5,8 +5,6 @@ Every function is deterministic: the same values in the same order give the same
 scipy are imported on first use, because `hacrl show` must start quickly.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +17,10 @@ from typing import Any
 from hacrl.errors import UserError
 
 Z95 = 1.959963984540054
-FEW = 100
-"""With fewer values than this the interval is a bootstrap, unless all values are 0 or 1."""
+FEW = 100  # with fewer values than this the interval is a bootstrap, unless all values are 0 or 1
 RESAMPLES = 10_000
 CROSSED_RESAMPLES = 4_000
-LEVEL = 0.05
-"""Error rate of the 95 % intervals and of Holm's correction."""
+LEVEL = 0.05  # error rate of the 95 % intervals and of Holm's correction
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ An exception that a signal handler raises can land in a finaliser, where Python 
 same signal a second time has its default effect and ends the process at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -21,13 +19,10 @@ from typing import Any
 
 from hacrl.errors import Terminated
 
-WATCH_EVERY = 0.5
-"""Seconds between two looks at the parent process."""
+WATCH_EVERY = 0.5  # seconds between two looks at the parent process
 _PR_SET_PDEATHSIG = 1
-_received = 0
-"""The signal to stop for; 0 if there was none."""
-_previous: dict[int, Any] = {}
-"""Handlers that `stoppable` has replaced."""
+_received = 0  # the signal to stop for; 0 if there was none
+_previous: dict[int, Any] = {}  # handlers that `stoppable` has replaced
 
 
 def check() -> None:

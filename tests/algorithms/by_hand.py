@@ -1,7 +1,5 @@
 """Groups, samples and micro-batches by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

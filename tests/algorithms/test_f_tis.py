@@ -1,7 +1,5 @@
 """F-TIS by hand: truncated token weights, and peers' far failures dropped."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import exp, log, sqrt
 

@@ -1,7 +1,5 @@
 """The thirteen worked cases of HACPO, made by an independent implementation in plain floats."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

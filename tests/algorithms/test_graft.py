@@ -1,7 +1,5 @@
 """GRAFT by hand: the exchange of groups, their advantages and weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt

@@ -4,8 +4,6 @@ Two samples with rewards 1, 0: mean 1/2, std (ddof 1) = sqrt(1/2), so A = +-(1/2
 = +-0.70710578.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, isfinite, log, sqrt
 

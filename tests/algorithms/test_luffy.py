@@ -1,7 +1,5 @@
 """LUFFY by hand: the shaped weight f(p) = p / (p + gamma) of peers' tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import log

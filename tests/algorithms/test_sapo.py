@@ -1,7 +1,5 @@
 """SAPO by hand: which groups are taken, and peers' texts in GRPO's loss."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import log
 

@@ -1,7 +1,5 @@
 """SFT on successes by hand: gspo, and every success of every peer."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 Two replies with rewards 1, 0: mean 1/2, std (ddof 1) sqrt(1/2), A = +-(1/2) / (sqrt(1/2) + 1e-6).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import log, sqrt

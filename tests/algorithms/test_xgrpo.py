@@ -1,7 +1,5 @@
 """xGRPO by hand: own samples, a baseline over all agents' rewards."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The workload file, the floors, and the benchmark itself on the smallest shapes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

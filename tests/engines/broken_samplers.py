@@ -1,7 +1,5 @@
 """vLLM samplers with defects; tests name them by import path."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hacrl.sampling.vllm import VllmSampler

@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on one machine, with its own token, ports and folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

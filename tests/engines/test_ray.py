@@ -1,7 +1,5 @@
 """Agents as Ray actors on one machine: the same numbers as in one process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

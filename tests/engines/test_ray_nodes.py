@@ -1,7 +1,5 @@
 """Agents on different nodes of a cluster, and nodes that die."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -120,7 +118,7 @@ def test_a_node_killed_ten_times_changes_no_number(nodes: Cluster, tmp_path: Pat
     assert run.metrics_path.read_bytes() == undisturbed.metrics_path.read_bytes()
     assert facts(run, STEPS) == facts(undisturbed, STEPS)
     snapshots, rows = facts(run, STEPS)
-    assert len(rows) == sum(len(g.trajectories) for s in snapshots for g in s.groups)  # none late
+    assert len(rows) == sum(len(g.trajectories) for s in snapshots for g in s.groups)  # None late
 
 
 def test_others_continue_without_a_lost_agent_and_it_catches_up(

@@ -1,7 +1,5 @@
 """Whole runs with agents on two ranks, each a process (gloo, CPU)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

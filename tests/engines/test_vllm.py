@@ -1,7 +1,5 @@
 """vLLM on the CPU (`make test-engines`). Without vLLM these tests fail; they are not skipped."""
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref

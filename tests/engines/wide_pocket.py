@@ -11,8 +11,6 @@ d becomes one of size D by padding with zeros, which change no result and get no
   those of queries also by sqrt(D/d), see above).
 """
 
-from __future__ import annotations
-
 import shutil
 from math import sqrt
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of the theory on a GPU: bfloat16 weights with a float32 master."""
 
-from __future__ import annotations
-
 from math import isfinite
 from pathlib import Path
 

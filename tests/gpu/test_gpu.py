@@ -1,7 +1,5 @@
 """A team on a GPU, and a GPU against the CPU. Run: python -m pytest -m gpu tests/gpu"""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Run on a machine with a GPU: python -m pytest -m gpu tests/gpu
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

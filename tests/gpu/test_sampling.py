@@ -1,7 +1,5 @@
 """CUDA graphs and Triton kernels of the sampler, compared with plain torch on the same GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM

@@ -1,7 +1,5 @@
 """Sharded policies on GPUs, through nccl: bfloat16 with float32 shards. One rank needs one GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

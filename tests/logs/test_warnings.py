@@ -1,7 +1,5 @@
 """Warnings about lost data, learners without signal, and learners that become worse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

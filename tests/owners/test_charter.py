@@ -1,7 +1,5 @@
 """Charters, amendments, and the commands that make them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A hub as a process, with real requests: what members get, and what nobody gets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

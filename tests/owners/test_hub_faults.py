@@ -1,7 +1,5 @@
 """Kills, restarts, old batches, TLS, and hubs that lie."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The pool of a member: what a learner reads from the run directory after a step of the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

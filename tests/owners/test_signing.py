@@ -1,7 +1,5 @@
 """Canonical JSON, keys and signatures."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

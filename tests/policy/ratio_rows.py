@@ -1,7 +1,5 @@
 """Samples of known ratios, updates with them, and a comparison of two policies afterwards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

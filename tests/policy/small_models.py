@@ -1,7 +1,5 @@
 """Small models of several families, requests to them, and the expected replies."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Fast paths are used only where they give the model's own log-probabilities."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """Compiled small operations: the same log-probabilities and gradients, with less memory."""
 
-from __future__ import annotations
-
 from functools import partialmethod
 
 import pytest

@@ -1,7 +1,5 @@
 """The head in chunks has the log-probabilities and gradients of full logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What is offloaded to the host comes back unchanged, and the model's own tensors never move."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from weakref import WeakSet

@@ -1,7 +1,5 @@
 """Packed sequences have the log-probabilities and gradients of padded ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

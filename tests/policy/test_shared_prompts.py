@@ -1,8 +1,6 @@
 """A shared prompt is computed once; log-probabilities and gradients are the same as with one prompt
 each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

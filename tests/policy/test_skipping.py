@@ -1,7 +1,5 @@
 """Skipping samples of advantage 0 changes the time of an update, not its result."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first update of a step has the weights that scored, so own ratios are 1 in half precision too."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path

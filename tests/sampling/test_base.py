@@ -1,7 +1,5 @@
 """How a config chooses a sampler. vLLM itself is tested in tests/engines."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

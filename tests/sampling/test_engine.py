@@ -1,7 +1,5 @@
 """The built-in sampler: which models its KV cache fits, the fallback, and the draw."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Joined linear layers: forward passes, and parameters that became views."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It runs here without CUDA graphs and with torch in place of the two kernels; tes
 kernels themselves.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_models import ENDS, model_of, plainly, same, some_requests

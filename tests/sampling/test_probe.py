@@ -1,7 +1,5 @@
 """The probe, with a second model in place of the engine."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

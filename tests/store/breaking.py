@@ -1,7 +1,5 @@
 """Ways to break a process that writes: kills at every file operation, and no room left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints are complete, verified, and never the last one to go."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Encoding to JSON and back is exact; invalid values are refused by field."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

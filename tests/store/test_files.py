@@ -1,7 +1,5 @@
 """Atomic writes: kills at every file operation, and disks without room."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A journalled step is complete, exact and final."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

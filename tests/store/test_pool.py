@@ -1,7 +1,5 @@
 """The pool: atomic batches, one snapshot per step, several processes, files that were changed."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The reader of run directories on hand-written files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

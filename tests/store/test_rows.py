@@ -1,7 +1,5 @@
 """Check values: every flip, truncation, removed or swapped line is noticed and named."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

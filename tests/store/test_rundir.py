@@ -1,7 +1,5 @@
 """A run directory has one writer and a layout of this version."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

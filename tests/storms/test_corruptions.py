@@ -1,7 +1,5 @@
 """Short form of scripts/storms/corruptions.py."""
 
-from __future__ import annotations
-
 from storms.corruptions import FINDINGS, storm
 
 

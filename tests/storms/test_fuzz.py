@@ -1,7 +1,5 @@
 """A short form of scripts/storms/fuzz.py."""
 
-from __future__ import annotations
-
 from storms.fuzz import storm
 
 

@@ -1,7 +1,5 @@
 """A short form of scripts/storms/hub_requests.py."""
 
-from __future__ import annotations
-
 import pytest
 from storms.hub_requests import storm
 

@@ -1,7 +1,5 @@
 """Short form of scripts/storms/kills.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

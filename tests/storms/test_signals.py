@@ -1,7 +1,5 @@
 """Short form of scripts/storms/signals.py."""
 
-from __future__ import annotations
-
 from storms.signals import storm
 
 

@@ -1,7 +1,5 @@
 """A short form of scripts/storms/wrong_inputs.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks with pocket models on small files; figures counted by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

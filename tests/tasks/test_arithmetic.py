@@ -1,7 +1,5 @@
 """The arithmetic task: right answers, a split that never leaks, batches without state."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

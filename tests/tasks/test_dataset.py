@@ -1,7 +1,5 @@
 """Problems from files: columns, template, split, dealing, error messages."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """`hacrl data fetch` from folders, from a real server, and with everything that can be missing."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

@@ -1,7 +1,5 @@
 """Mixtures of reasoning-gym datasets."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small tokenizers of every kind, and decoding without code of hacrl."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rendering law, over small tokenizers of every kind, the pocket team's and two real ones."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

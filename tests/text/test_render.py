@@ -1,7 +1,5 @@
 """Prompts, replies, end tokens and control tokens of small tokenizers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -3,8 +3,6 @@
 python killed.py CONFIG.json RUN MOMENT
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """A machine whose matrix products round by their shape, as a GPU's do in half precision; a CPU's do
 not, so tests of what that brings play it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small configs of the pocket team for tests of whole runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hacrl.logs.observer import Quiet

@@ -1,7 +1,5 @@
 """Files of a run that were changed or deleted: named, or written again by a resume."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Theory checks in whole runs: they change nothing, and warn about a harmful peer."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dynamic sampling: the rounds by hand, and whole runs of gspo-dynamic against their files."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run knows its inputs: a resume compares config, data, models and code, and names what differs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Own ratios of a run's first updates, on a machine that rounds by shape."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

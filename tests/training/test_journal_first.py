@@ -1,7 +1,5 @@
 """Rollouts are journalled before they are published, and a journalled step is not sampled again."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Kill -9 at any moment, resume, and have the run that an unbroken one would have been."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Members that are away for some steps, stop learning, or could be late."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Nothing is lost without a word: notes of whole runs, kept in notes.jsonl and shown by `show`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

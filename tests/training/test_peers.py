@@ -1,7 +1,5 @@
 """`algorithm.peers` in whole runs: which peers' replies become samples, and what stays as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Agents that publish the trajectories of a stored run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

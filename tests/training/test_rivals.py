@@ -1,7 +1,5 @@
 """Whole runs of the rivals: what each takes from its peers, checked against the run's own files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Samples of a learner from a snapshot, and the counts of dropped replies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

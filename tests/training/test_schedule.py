@@ -1,7 +1,5 @@
 """Learning-rate schedules: the values of transformers, the same after a resume."""
 
-from __future__ import annotations
-
 from math import cos, pi
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Teams of any size, independent noise streams, frozen and absent agents."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs whose verifier fails: on everything, on a part, or in its process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

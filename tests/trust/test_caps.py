@@ -1,7 +1,5 @@
 """Caps by hand: no peer has more than its fraction of what is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from hacrl.trust.caps import cap_samples, cap_weights, limits

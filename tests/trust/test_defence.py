@@ -1,7 +1,5 @@
 """Whole runs with quarantine and caps, against simulated bad peers; kills in between."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """agents.*.publish and trust.reciprocity: what peers receive, and what counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

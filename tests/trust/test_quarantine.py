@@ -1,7 +1,5 @@
 """The statistics of quarantine, with numbers by hand, and their false alarms."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from math import exp, log

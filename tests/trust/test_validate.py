@@ -1,7 +1,5 @@
 """Batches with impossible values: the rows are left out and counted, the rest is used."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

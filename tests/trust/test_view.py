@@ -1,7 +1,5 @@
 """trust.judge_again: a learner uses its own verdicts on peers' texts, journalled before use."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -5,8 +5,6 @@ The reply chooses what they do, so that good and bad calls mix in one batch. Slo
 tests do not depend on the speed of the machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

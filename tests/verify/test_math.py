@@ -1,7 +1,5 @@
 """The `math` verifier: how it finds answers in replies and compares them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """exact, number, choice and function: tables of replies with their verdicts, worked by hand."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

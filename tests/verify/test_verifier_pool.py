@@ -1,7 +1,5 @@
 """The pool against verifiers that hang, crash, raise and make noise, in real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

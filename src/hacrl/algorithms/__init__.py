@@ -1,7 +1,5 @@
 """Algorithms: one file each, one entry in `ALGORITHMS`. START HERE: base.py has the interface."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Any
 

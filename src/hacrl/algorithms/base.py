@@ -3,8 +3,6 @@
 A new algorithm is one file: a subclass of `Algorithm`. The trainer never checks an algorithm's name.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -149,10 +147,8 @@ class Algorithm(ABC):
     Settings: ClassVar[type[AlgorithmSettings]] = FreeSettings
     """The algorithm's fields of the `[algorithm]` table."""
     needs = Needs()
-    settings: Any
-    """An instance of `Settings`."""
-    peers: PeerFilter = "all"
-    """`SharingSettings.peers`."""
+    settings: Any  # an instance of `Settings`
+    peers: PeerFilter = "all"  # `SharingSettings.peers`
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         """`reward_range` is the range that the verifier declares."""

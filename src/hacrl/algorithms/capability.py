@@ -6,8 +6,6 @@
 Snapshots never change, so capability needs no checkpoint.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

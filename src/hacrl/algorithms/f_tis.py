@@ -14,8 +14,6 @@ peers with another vocabulary are dropped (other_vocabulary). An author's prompt
 equal gives no signal.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, Needs, PeerSettings

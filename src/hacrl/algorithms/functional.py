@@ -10,8 +10,7 @@ from hacrl.types import Group, LossOutput, MicroBatch, Status, Trajectory, Updat
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALL = 1e-6
-"""Added to the standard deviation (eq. 6)."""
+SMALL = 1e-6  # added to the standard deviation (eq. 6).
 MAX_LOG_RATIO = 20.0
 """Upper bound of a log-ratio before exp: e^20 = 4.9e8. Ratios that train are near 1. Without a bound,
 exp can be inf, and inf * 0 is nan. At the bound a ratio has no gradient."""

@@ -19,8 +19,6 @@ has no candidate, it equals grpo. A prompt that both fail, or that the peer alwa
 signal. See docs/rivals.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp

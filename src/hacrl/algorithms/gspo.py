@@ -8,8 +8,6 @@
 A prompt whose rewards are all equal gives no signal.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from hacrl.algorithms.base import Algorithm, AlgorithmSettings

@@ -9,8 +9,6 @@ Every rollout counts in the budget: the metric `rollouts` includes those of repl
 different problems, so it is for learning alone. training/dynamic.py samples the rounds.
 """
 
-from __future__ import annotations
-
 from hacrl.algorithms.base import DynamicSettings, Step
 from hacrl.algorithms.functional import is_mixed
 from hacrl.algorithms.gspo import Gspo, GspoSettings

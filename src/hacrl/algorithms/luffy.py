@@ -11,8 +11,6 @@ is 0.08 A at p = 1 (gamma 0.1). With one agent it equals grpo. A prompt on which
 equal gives no signal. See docs/rivals.md.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, PeerSettings, Step

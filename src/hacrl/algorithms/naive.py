@@ -8,8 +8,6 @@ Unlike hacpo: no capability, no weight, no floor. GSPO's clip drops a peer's suc
 learning alone in every suite; the paper reports it below.
 """
 
-from __future__ import annotations
-
 from hacrl.algorithms.base import Needs, PeerSettings, Step
 from hacrl.algorithms.gspo import Gspo, GspoSettings
 from hacrl.types import Sample

@@ -14,8 +14,6 @@ number; problems of which only peers' groups were taken come last. With external
 equals grpo. See docs/rivals.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import Field

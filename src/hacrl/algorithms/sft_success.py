@@ -12,8 +12,6 @@ prompt: the updates are GSPO's in number and size. With one agent, or where no p
 gspo.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

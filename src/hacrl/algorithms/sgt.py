@@ -12,8 +12,6 @@ With one agent, or where no peer succeeds, it equals grpo. A prompt that all age
 signal. See docs/rivals.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import Field

@@ -8,8 +8,6 @@ equal give a signal where a peer's differ. With one agent it equals grpo. A prom
 rewards are equal gives no signal.
 """
 
-from __future__ import annotations
-
 from hacrl.algorithms.base import Needs, Step
 from hacrl.algorithms.grpo import Grpo
 from hacrl.types import Sample

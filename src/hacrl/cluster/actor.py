@@ -4,8 +4,6 @@ These are plain classes; executor.py makes actors of them. Torch and the model l
 so that errors reach the user as a sentence.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack
@@ -31,8 +29,7 @@ class AgentSpec:
     agent: str
     run: str
     hooks: Hooks
-    folder: str
-    """Working directory of the run; user modules are imported from there."""
+    folder: str  # working directory of the run; user modules are imported from there
     version: str
 
 

@@ -6,8 +6,6 @@ to its rank 0. If a process or machine is gone, the call raises AgentLost, and t
 the agent's processes again wherever there is room.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -30,12 +28,9 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import AgentLost
 
-POLL = 0.5
-"""Seconds between two checks for Ctrl-C and SIGTERM."""
-PATIENCE = 60.0
-"""Seconds after which an agent without a machine is reported."""
-GRACE = 10.0
-"""Seconds that a process has to end by itself."""
+POLL = 0.5  # seconds between two checks for Ctrl-C and SIGTERM
+PATIENCE = 60.0  # seconds after which an agent without a machine is reported
+GRACE = 10.0  # seconds that a process has to end by itself
 NOTICE = 30.0
 """Seconds until Ray reports a dead machine: by default five missed health checks, 3 s apart."""
 
@@ -86,8 +81,7 @@ class _Processes:
     following: list[Any] = field(default_factory=list)
     """References of the followers' calls. One that ends early means that the rank is gone."""
     started: float = field(default_factory=time.monotonic)
-    alive: bool = False
-    """Whether the leader has answered."""
+    alive: bool = False  # whether the leader has answered
     reported: bool = False
 
 
@@ -109,8 +103,7 @@ class RayExecutor:
         self.bundles = {(a.name, r): self._needs(a) for a in config.agents for r in range(a.ranks)}
         self.placement = self._reserve(joined, stack)
         self.processes: dict[str, _Processes] = {}
-        self.calling: set[str] = set()
-        """Agents whose call has not returned."""
+        self.calling: set[str] = set()  # agents whose call has not returned
         stack.callback(self._end)
 
     async def call(self, name: str, method: str, *args: Any) -> Any:

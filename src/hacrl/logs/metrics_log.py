@@ -4,8 +4,6 @@ Agents that run side by side report in any order. A row waits until the rows bef
 so that equal runs have equal files. Only a straggler's rows are written out of order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,8 +26,7 @@ class Watch(Protocol):
 class _Page:
     """Rows of one kind and step that wait for one another."""
 
-    names: tuple[str, ...]
-    """Agents whose rows it waits for, in writing order."""
+    names: tuple[str, ...]  # agents whose rows it waits for, in writing order
     rows: dict[str, Row] = field(default_factory=dict)
 
 

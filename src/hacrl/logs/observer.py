@@ -1,7 +1,5 @@
 """Progress of a run, as callbacks. The command line shows it; a library call stays quiet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

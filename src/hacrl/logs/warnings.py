@@ -1,7 +1,5 @@
 """Warnings about a run's metrics: data that is lost, learners that learn nothing or become worse."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from math import hypot
@@ -17,14 +15,10 @@ NEARLY_NONE = 0.05
 """Fraction of peers' samples with a gradient below which a learner does not learn from peers."""
 BELOW_FLOOR = 0.5
 """Fraction of peers' samples below the floor from which on the floor is named as the reason."""
-STEPS = 5
-"""Steps that are averaged."""
-UNJUDGED = (0.05, 0.5)
-"""Fractions of replies not judged from which on there is a warning, one each."""
-MANY_DROPPED = 0.5
-"""Fraction of peers' replies that became no sample."""
-MANY_TRUNCATED = 0.25
-"""Fraction of an agent's replies that reached the token limit."""
+STEPS = 5  # steps that are averaged
+UNJUDGED = (0.05, 0.5)  # fractions of replies not judged from which on there is a warning, one each
+MANY_DROPPED = 0.5  # fraction of peers' replies that became no sample
+MANY_TRUNCATED = 0.25  # fraction of an agent's replies that reached the token limit
 COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
 """An accuracy is far below the start if it is lower by this much and by this many standard errors,
 over at least this many problems."""

@@ -6,8 +6,6 @@ second stage of pretraining, linnet has finch's architecture and is strong where
 wren-2 to wren-5 are wren with ever shorter pretraining. `scripts/make_pocket_team.py` makes them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hacrl.errors import UserError
@@ -17,8 +15,7 @@ POCKET_VARIANTS = ("goldfinch", "linnet", "wren-2", "wren-3", "wren-4", "wren-5"
 
 POCKET_CONFIG = Path(__file__).parent / "pocket.toml"
 """The config of the pocket team; configs/pocket.toml in the repository is a copy."""
-DEMO_SUITE = Path(__file__).parent / "demo.toml"
-"""The suite of `hacrl demo`."""
+DEMO_SUITE = Path(__file__).parent / "demo.toml"  # the suite of `hacrl demo`
 
 
 def pocket_path(name: str) -> Path:

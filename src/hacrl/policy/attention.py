@@ -9,8 +9,6 @@ the interface is supported: all sizes, families and adapters.
 Axis suffixes: B rows, H query heads, K key heads, L tokens, D head size.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,10 +30,8 @@ class Rule:
     """
 
     scale: float
-    window: int | None
-    """Number of tokens that a token sees, itself included; None: all before it."""
-    cap: float | None
-    """Soft cap: scores become cap * tanh(score / cap)."""
+    window: int | None  # number of tokens that a token sees, itself included; None: all before it
+    cap: float | None  # soft cap: scores become cap * tanh(score / cap)
 
 
 class Work(Protocol):
@@ -163,8 +159,7 @@ class ShapeFinder:
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, torch.dtype]] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self.plain = True
-        """Whether keys and values have the same size, as the cache needs."""
+        self.plain = True  # whether keys and values have the same size, as the cache needs
 
     def attend(
         self, layer: int, query_BHLD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, rule: Rule

@@ -4,8 +4,6 @@ Axis suffixes: B sequences, T reply tokens (padded right), N tokens of all seque
 of all sequences with shared prompts repeated, M scored tokens.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,21 +24,14 @@ class Inputs:
     ids_N = 5 6 7 8 9, position_N = 0 1 2 0 1, predictor_M = 0 1 3, target_M = 6 7 9
     """
 
-    layout: Layout
-    """Where the sequences are in the row."""
+    layout: Layout  # where the sequences are in the row
     ids_N: Tensor
-    position_N: Tensor
-    """Position of each token in its sequence."""
-    reply_mask_BT: Tensor
-    """1.0 for a reply token, 0.0 for padding."""
-    row_M: Tensor
-    """Sequence of each scored token."""
-    slot_M: Tensor
-    """Its index among the sequence's scored tokens."""
-    predictor_M: Tensor
-    """The token before it, whose hidden state predicts it: an index into N."""
-    target_M: Tensor
-    """Its id."""
+    position_N: Tensor  # position of each token in its sequence
+    reply_mask_BT: Tensor  # 1.0 for a reply token, 0.0 for padding
+    row_M: Tensor  # sequence of each scored token
+    slot_M: Tensor  # its index among the sequence's scored tokens
+    predictor_M: Tensor  # the token before it, whose hidden state predicts it: an index into N
+    target_M: Tensor  # its id
     pad_id: int
 
 

@@ -22,12 +22,9 @@ from hacrl.policy.fuse import LearningFusion, worth_fusing
 if TYPE_CHECKING:
     from hacrl.policy.logprobs import LogProbs
 
-EXACT = 1e-3
-"""Allowed difference in float32."""
-ROUNDED, MISTAKEN = 0.05, 0.15
-"""Allowed difference in half precision: at least and at most."""
-SLACK = 4
-"""Between these two: this many times the difference of transformers' two own attentions."""
+EXACT = 1e-3  # allowed difference in float32
+ROUNDED, MISTAKEN = 0.05, 0.15  # allowed difference in half precision: at least and at most
+SLACK = 4  # between these two: this many times the difference of transformers' two own attentions
 COMPILED = 0.1
 """Allowed difference of compiled operations in half precision: they skip roundings, so they differ more
 than two kinds of attention do (measured: 0.01 to 0.035)."""

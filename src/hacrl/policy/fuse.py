@@ -6,8 +6,6 @@ compiled one keeps only its inputs. Only modules that do not depend on their lay
 compilation serves all layers), for any number of tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

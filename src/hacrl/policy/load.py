@@ -1,7 +1,5 @@
 """Loading a causal language model and its tokenizer: a folder, a hub name, or pocket:NAME."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

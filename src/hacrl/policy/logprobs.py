@@ -4,8 +4,6 @@ Axis suffixes: B sequences, T reply tokens (padded right), N tokens of all seque
 tokens, L tokens of a padded row, D hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -33,8 +31,7 @@ class LogProbs:
         self.switch = Switch(model)
         self.plain_head = head_is_plain(model)
         """Whether the logits are one matrix product of the decoder's output."""
-        self.packs = False
-        """Whether sequences are concatenated in one row instead of padded."""
+        self.packs = False  # whether sequences are concatenated in one row instead of padded
         self.shares = False
         """Whether a prompt that several sequences start with may be in the row once."""
         self.fusion: LearningFusion | None = None

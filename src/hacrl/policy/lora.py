@@ -4,8 +4,6 @@ The model's class does not change, so scoring and sampling need no special case.
 the KL term are the same model with the adapters switched off: no second copy.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Planning of micro-batches from lengths and prompts. Results do not depend on the split."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

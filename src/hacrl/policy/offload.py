@@ -26,13 +26,10 @@ from hacrl.errors import first_line
 MIN_FREE = 1 / 3
 """A device is short of memory if less than this fraction is free: an update's gradients and activations
 must fit into it."""
-SLAB = 2**30
-"""Bytes of pinned memory that are allocated at a time."""
-ALIGNMENT = 256
-"""A tensor in a slab starts at a multiple of this many bytes."""
+SLAB = 2**30  # bytes of pinned memory that are allocated at a time
+ALIGNMENT = 256  # a tensor in a slab starts at a multiple of this many bytes
 
-_offloaders: WeakSet[Offloader] = WeakSet()
-"""Those of all policies in this process."""
+_offloaders: WeakSet[Offloader] = WeakSet()  # those of all policies in this process
 
 
 def is_short(at_rest: float, capacity: float) -> bool:
@@ -99,8 +96,7 @@ class Offloader:
         self.start_model = start_model
         self.offloaded = False
         self._has_learned = False
-        self._host: dict[str, Tensor] = {}
-        """Host memory by tensor name: allocated once and kept."""
+        self._host: dict[str, Tensor] = {}  # host memory by tensor name: allocated once and kept
         self._pinned = device.type == "cuda"  # pinned memory is copied at the full speed of the bus
         _offloaders.add(self)
 

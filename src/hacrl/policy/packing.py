@@ -48,14 +48,10 @@ class Layout:
     index_F = 0 1 2  0 1 3 4  5 6
     """
 
-    lengths: tuple[int, ...]
-    """Of the whole sequences."""
-    prompts: tuple[int, ...]
-    """Tokens of each sequence's shared prompt; 0 if it shares none."""
-    tokens: int
-    """Length of the row."""
-    index_F: Tensor
-    """Index in the row of every token of every sequence; on the host."""
+    lengths: tuple[int, ...]  # of the whole sequences
+    prompts: tuple[int, ...]  # tokens of each sequence's shared prompt; 0 if it shares none
+    tokens: int  # length of the row
+    index_F: Tensor  # index in the row of every token of every sequence; on the host
 
     @property
     def shares(self) -> bool:

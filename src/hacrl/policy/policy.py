@@ -4,8 +4,6 @@ An update: split the minibatch into micro-batches, forward, loss and backward of
 clip the gradient, step the optimizer, copy the new weights into the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path

@@ -10,8 +10,6 @@ With several ranks (sharding/), `ShardedRanks` has the same methods, and every r
 computes empty ones (gradients.py), because a sharded forward needs all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """What an update returns, and the loss of the first update of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -38,11 +36,9 @@ class UpdateReport:
     """
 
     loss: float
-    grad_norm: float
-    """Before clipping."""
+    grad_norm: float  # before clipping
     kl: float
-    skipped: bool
-    """Loss or gradient was not finite; nothing was changed."""
+    skipped: bool  # loss or gradient was not finite; nothing was changed
     ratios: tuple[float | None, ...]
     """The ratio s of every sample, in the order given; None for those that were skipped (advantage
     0)."""

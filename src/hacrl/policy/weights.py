@@ -5,8 +5,6 @@ vanishes in bfloat16. After every update the master overwrites the model's tenso
 sampler, which holds the same tensors, needs no sync. In float32 the model is its own master.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,15 +25,13 @@ from hacrl.policy.packing import attending_again
 class Weights:
     """What a policy trains and scores with."""
 
-    network: Any
-    """The module that takes gradients: the model itself, or its shards (sharding/)."""
+    network: Any  # the module that takes gradients: the model itself, or its shards (sharding/)
     master: dict[str, Tensor]
     """The float32 parameters that the optimizer steps; empty for an agent that does not learn."""
     logprobs: LogProbs
     start_logprobs: Callable[[Inputs], Tensor] | None = None
     """Log-probabilities at the start weights, for the KL term; None where the loss has none."""
-    start_model: Any = None
-    """The frozen copy of the start weights, if there is one."""
+    start_model: Any = None  # the frozen copy of the start weights, if there is one
 
 
 def place_on_device(

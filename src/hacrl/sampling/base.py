@@ -35,8 +35,7 @@ class Request:
     key: int
     """Noise stream of the reply (noise.py). The built-in sampler's reply depends only on weights,
     prompt and key."""
-    limit: int
-    """Maximum number of new tokens."""
+    limit: int  # maximum number of new tokens
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class Reply:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    stopped: bool
-    """True if the reply ends with an end token, False if it reached its limit."""
+    stopped: bool  # True if the reply ends with an end token, False if it reached its limit
 
 
 class Sampler(Protocol):

@@ -26,10 +26,8 @@ from torch.nn.utils.rnn import pad_sequence
 from hacrl.policy.attention import CacheShape, Rule, Work, causal, doing
 from hacrl.policy.microbatch import plan_microbatches
 
-PAGE = 64
-"""Tokens in a page."""
-PREFILL_TOKENS = 32768
-"""Maximum prompt tokens, padding included, in one forward pass."""
+PAGE = 64  # tokens in a page
+PREFILL_TOKENS = 32768  # maximum prompt tokens, padding included, in one forward pass
 
 ARENAS: dict[torch.device, Tensor] = {}
 """Each device's memory for keys and values, used by all samplers of the process."""
@@ -60,12 +58,9 @@ class _SharedPrefix:
     """Pages of a prefix that several rows start from."""
 
     prefix: Prefix
-    full: list[int]
-    """Full pages, referenced by all rows."""
-    tail: int | None
-    """The last, partly filled page; each row gets a copy."""
-    held: bool = True
-    """Keep the pages: more rows will start from this prefix."""
+    full: list[int]  # full pages, referenced by all rows
+    tail: int | None  # the last, partly filled page; each row gets a copy
+    held: bool = True  # keep the pages: more rows will start from this prefix
 
     @property
     def pages(self) -> list[int]:
@@ -80,8 +75,7 @@ class PagedCache:
         self.shape, self.device = shape, device
         self.page_bytes = shape.token_bytes * PAGE
         self._arena: tuple[int, int] | None = None  # address and size at the last call of `reserve`
-        self.table = np.zeros((rows, 1), np.int32)
-        """[R, pages of a row]"""
+        self.table = np.zeros((rows, 1), np.int32)  # [R, pages of a row]
         self._rows: dict[int, list[int]] = {}
         self._shared: dict[Prefix, _SharedPrefix] = {}
         self._free: list[int] = []
@@ -244,10 +238,8 @@ class _PrefillAttention:
 
     pages: Tensor
     page_N: Tensor
-    source_N: Tensor
-    """Prompt of each token."""
-    place_N: Tensor
-    """Position of each token in its prompt."""
+    source_N: Tensor  # prompt of each token
+    place_N: Tensor  # position of each token in its prompt
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         for side, new in enumerate((key, value)):

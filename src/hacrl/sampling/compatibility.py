@@ -5,8 +5,6 @@ models with another attention, or with layers that keep other state than keys an
 found by comparing one decode step with a plain forward pass.
 """
 
-from __future__ import annotations
-
 import warnings
 from contextlib import nullcontext
 from typing import Any

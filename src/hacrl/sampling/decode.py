@@ -6,8 +6,6 @@ batch sizes. Graphs hold the addresses of the trainer's weights, which updates o
 Axis suffixes: R rows, V words, P pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -43,8 +41,7 @@ class Rows:
         if torch.cuda.is_available():
             self.state = self.state.pin_memory()
         self.token, self.position, self.key, self.index, self.limit, _ = self.state.numpy()
-        self.request = np.zeros(rows, np.int64)
-        """Number of the row's request."""
+        self.request = np.zeros(rows, np.int64)  # number of the row's request
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         for array in (*self.state.numpy(), self.request):
@@ -92,8 +89,7 @@ class _DecodeAttention:
 class GraphDecoder:
     """Decode steps over static tensors, captured as CUDA graphs if the model allows it."""
 
-    steps = 16
-    """Maximum number of steps in a round."""
+    steps = 16  # maximum number of steps in a round
 
     def __init__(self, model: Any, cache: PagedCache, end_ids: Sequence[int], rows: int) -> None:
         self.model, self.cache, self.capacity = model, cache, rows

@@ -6,8 +6,6 @@ and each parameter becomes a view of its part. There is still one copy of the we
 sees in-place updates, and scoring, updates and checkpoints use the usual modules.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,7 @@ from torch.nn.functional import linear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one module that read the same input, by their usual names."""
-ALIGNMENT = 16
-"""Bytes to which each part must be aligned, for fast kernels."""
+ALIGNMENT = 16  # bytes to which each part must be aligned, for fast kernels
 
 
 class Joined:

@@ -7,8 +7,6 @@ tokens, frees finished rows and admits waiting requests.
 Axis suffixes: R rows, S decode steps of a round, N new tokens.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,8 +21,7 @@ from hacrl.sampling.cache import PREFILL_TOKENS, PagedCache, Prefix, device_memo
 from hacrl.sampling.decode import GraphDecoder, Rows
 from hacrl.stopping import check
 
-AHEAD = 64
-"""Maximum number of waiting prompts that are prefilled together with an admitted one."""
+AHEAD = 64  # maximum number of waiting prompts that are prefilled together with an admitted one
 
 
 class PagedSampler:

@@ -9,8 +9,6 @@ Both score a few short sequences. The mean difference of a token's log-probabili
   difference is still several times the rounding error seen at the start.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +20,7 @@ import torch
 
 from hacrl.errors import RunStopped
 
-RANDOM_ROWS, RANDOM_TOKENS = 2, 32
-"""Number and length of the fixed random sequences."""
+RANDOM_ROWS, RANDOM_TOKENS = 2, 32  # number and length of the fixed random sequences
 RECENT_ROWS, RECENT_TOKENS = 4, 128
 """Number and maximum length of the engine's latest sequences in the probe."""
 ROUNDING_FACTOR = 5.0
@@ -42,10 +39,8 @@ class Agreement:
     Example: Agreement(gap=1.3e-06, largest=8.1e-06, moved=0.0021)
     """
 
-    gap: float
-    """Mean absolute difference between engine and trainer."""
-    largest: float
-    """Largest absolute difference."""
+    gap: float  # mean absolute difference between engine and trainer
+    largest: float  # largest absolute difference
     moved: float | None
     """Mean change of the trainer since the previous comparison; None at the first."""
 

@@ -3,8 +3,6 @@
 Axis suffixes: P distinct prompts, B rows, L tokens, V words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any

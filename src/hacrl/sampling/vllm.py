@@ -64,12 +64,10 @@ class VllmSampler:
         self._check_installation()
         self.engine = self._start(_parse_options(settings))
         self.probe = Probe(policy.model, self.name, settings.tolerance)
-        self.syncs = 0
-        """How often the trainer's weights were loaded."""
+        self.syncs = 0  # how often the trainer's weights were loaded
         self._stale = True
         self._sync()  # now, so that an unusable setup fails before the run starts
-        self.agreement = self.probe.compare(self._score)
-        """The last comparison with the trainer."""
+        self.agreement = self.probe.compare(self._score)  # the last comparison with the trainer
 
     def weights_changed(self) -> None:
         """Mark the weights as stale; the next `sample` loads them once."""

@@ -51,13 +51,10 @@ class Checkpoint:
              state={"skipped_updates": 0})
     """
 
-    step: int
-    """Number of steps the agent has learned."""
-    model: dict[str, Tensor]
-    """Distinct tensors: a tied one under one name only."""
+    step: int  # number of steps the agent has learned
+    model: dict[str, Tensor]  # distinct tensors: a tied one under one name only
     optimizer: dict[str, Tensor]
-    state: dict[str, Any]
-    """Plain JSON."""
+    state: dict[str, Any]  # plain JSON
 
 
 class Checkpoints:

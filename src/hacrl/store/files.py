@@ -4,8 +4,6 @@ Content is written under a temporary name beside its final place, flushed to dis
 removes temporary names that a kill left behind. A full disk raises a UserError.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ One file per step, complete or absent. After a restart the agent reads a journal
 nothing again. A journalled step is final and never rewritten.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Every command that looks at a run uses this reader. It writes nothing and import
 run measures some steps twice; the rule for such rows is here and nowhere else.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -31,8 +29,7 @@ METRICS = GROWING[0]
 
 DIAGNOSTICS = "diagnostics"
 """The phase of times.jsonl that belongs to diagnostics and not to training."""
-BESIDE = ("evaluate", "checkpoint")
-"""Phases of times.jsonl that are no part of a training step."""
+BESIDE = ("evaluate", "checkpoint")  # phases of times.jsonl that are no part of a training step
 
 
 class RunReader:

@@ -1,7 +1,5 @@
 """`hacrl eval` and `hacrl export`: load the agents of a run, or a model, and use them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +34,7 @@ class Candidate:
     """
 
     agent: AgentConfig
-    step: int
-    """Training steps of the weights; 0 for a model as it is."""
+    step: int  # training steps of the weights; 0 for a model as it is
     load: Callable[[], Policy]
 
 

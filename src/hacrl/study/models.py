@@ -5,8 +5,6 @@ folder that transformers loads like any other. Settings that the GGUF conversion
 models.toml lists the models.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -29,8 +27,7 @@ from hacrl.store.files import whole_folder
 
 Report = Callable[[str], None]
 
-ORIGIN = "origin.json"
-"""Written last into a finished folder: source, repairs and licence."""
+ORIGIN = "origin.json"  # written last into a finished folder: source, repairs and licence
 
 
 @dataclass(frozen=True)

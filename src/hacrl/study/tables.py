@@ -1,7 +1,5 @@
 """Tables for the terminal."""
 
-from __future__ import annotations
-
 from copy import copy
 from datetime import timedelta
 from itertools import takewhile
@@ -17,12 +15,9 @@ from hacrl.replies import judged_text
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
-NARROWEST = 120
-"""Columns assumed where the output is no terminal (a file, a pipe)."""
-NOTES = 10
-"""Notes of a run that `hacrl show` prints."""
-TEXT_WIDTH = 20
-"""A column of text keeps at least this width."""
+NARROWEST = 120  # columns assumed where the output is no terminal (a file, a pipe)
+NOTES = 10  # notes of a run that `hacrl show` prints
+TEXT_WIDTH = 20  # a column of text keeps at least this width
 
 
 def console() -> Console:

@@ -5,8 +5,6 @@ out of training. A new task is one file and one entry in TASKS (settings.py), or
 `package.module:factory` in the config.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Protocol
 

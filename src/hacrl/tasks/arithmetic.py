@@ -9,8 +9,6 @@ disjoint for every seed, step and count. The training problems of a step are a p
 (seed, step); there is no generator state.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import blake2b
 from itertools import islice

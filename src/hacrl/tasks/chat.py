@@ -1,7 +1,5 @@
 """Chat-format rows: a column of messages, [{"role": "user", "content": "17 + 25?"}, ...]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hacrl.errors import UserError

@@ -4,8 +4,6 @@ All problems are dealt once in a shuffled order, then again in another order, an
 each epoch is a sort by hash, so the problems of a step are a pure function of (seed, step, count).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b

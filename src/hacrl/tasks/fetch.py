@@ -5,8 +5,6 @@ datasets.toml lists the data sets. The result has one JSON object per line: `id`
 `level` (1 to 5) and `subject`. known_issues.jsonl (ids and kinds) is written beside it.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ reasoning-gym 0.1.25 has wrong gold answers: `basic_arithmetic` without parenthe
 more mixed terms ignores precedence.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

@@ -5,8 +5,6 @@ answers. A hash of a problem's operands, or of its text where the operands are u
 training or holds it out: 3 * 4 and 4 * 3 are on the same side in every dataset of a mixture.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import tomllib
@@ -35,8 +33,7 @@ class GymPool:
     weight: float
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
-    facts: dict[str, int]
-    """draws, repeated, empty_gold, wrong_gold, train, held_out."""
+    facts: dict[str, int]  # draws, repeated, empty_gold, wrong_gold, train, held_out
 
 
 class GymTask:

@@ -1,7 +1,5 @@
 """Prompt templates: `str.format` over the columns of a data row, checked when the config is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from string import Formatter

@@ -1,7 +1,5 @@
 """Rows of data files: JSONL, CSV, both also as .gz, Parquet, and datasets of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

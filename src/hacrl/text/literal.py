@@ -8,8 +8,6 @@ rendering law
 or are None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer
@@ -30,8 +28,7 @@ class LiteralCoder:
     """
 
     def __init__(self, backend: Tokenizer, control: Iterable[int]) -> None:
-        self.control = frozenset(control)
-        """Ids that never come from text."""
+        self.control = frozenset(control)  # ids that never come from text
         added = backend.get_added_tokens_decoder()
         self._head = _literal_head(backend, added, self.control)
         size = self._head.get_vocab_size(with_added_tokens=False)

@@ -9,8 +9,6 @@ template puts around a user turn. Other added tokens (runs of white space, `<thi
 words: published as text, read back as the same token.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import re
@@ -61,14 +59,12 @@ class RenderSettings:
     Example: RenderSettings(system="Be brief.", template="plain", reply_start=" The answer is")
     """
 
-    system: str | None = None
-    """System message before the problem's messages."""
+    system: str | None = None  # system message before the problem's messages
     template: str | None = None
     """A name of TEMPLATES or jinja text; None: the tokenizer's chat template."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the template, e.g. {"enable_thinking": False}."""
-    reply_start: str = ""
-    """Beginning of the reply: part of the prompt, continued by the model."""
+    reply_start: str = ""  # beginning of the reply: part of the prompt, continued by the model
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Any:

@@ -4,8 +4,6 @@ The list of prompts is fixed, and a prompt's replies depend on seed, agent, step
 rounds can be repeated after a crash, and the journal need not store them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from hacrl.algorithms.functional import is_mixed

@@ -4,8 +4,6 @@ It depends on the configured sizes only, not on dropped samples, so every agent'
 its floors are known in advance. A part that has no samples makes no update, but m advances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,10 +33,8 @@ class Plan:
     Plan(parts=(("own", 2), ("peers", 2)), floors=(0.8, 0.825, 0.85, 0.875))
     """
 
-    parts: tuple[tuple[str, int], ...]
-    """Blocks in order, with the number of equal parts of each."""
-    floors: tuple[float, ...]
-    """One per update."""
+    parts: tuple[tuple[str, int], ...]  # blocks in order, with the number of equal parts of each
+    floors: tuple[float, ...]  # one per update
 
     def updates(
         self, problem_ids: Iterable[str], seed: int, step: int, last: Collection[str] = ()

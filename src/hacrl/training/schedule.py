@@ -4,8 +4,6 @@ The factor depends on the number of planned updates before this one alone. A res
 for it and makes the same updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The trainer's log-probabilities of rollouts, and their agreement with the sampler's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

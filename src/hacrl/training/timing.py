@@ -1,7 +1,5 @@
 """Where the time goes: one context manager, read once a step. Times never enter the metrics."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator

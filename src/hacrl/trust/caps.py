@@ -1,7 +1,5 @@
 """Upper bounds of what one peer may contribute to a learner's step (trust.max_source_*)."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a learner does against its peers' samples before it trains on them: quarantine and caps."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,8 +21,7 @@ from hacrl.trust.quarantine import (
 from hacrl.trust.view import Seen
 from hacrl.types import Sample, Snapshot
 
-KIND = "quarantine"
-"""Of the journal's files."""
+KIND = "quarantine"  # of the journal's files
 
 Score = Callable[[Sequence[Sample]], list[Sample]]
 """Fills in the log-probabilities that the learner's weights give to peers' samples."""
@@ -39,8 +36,7 @@ class Defence:
     def __init__(self, name: str, config: Config, pool: Pool, journal: LearnerJournal) -> None:
         self.name, self.seed, self.trust = name, config.seed, config.trust
         self.pool, self.journal = pool, journal
-        self.metrics: dict[str, Any] = {}
-        """Of the step."""
+        self.metrics: dict[str, Any] = {}  # of the step
         self.notes: list[str] = []
         self.left_out: Counter[tuple[str, str]] = Counter()
         """Samples that the step does not use, by source and reason: "quarantined" or "capped"."""

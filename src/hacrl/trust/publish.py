@@ -4,8 +4,6 @@ A row whose text is withheld keeps problem, index and verdict. It counts in base
 if its source is trusted, and makes no sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import get_args

@@ -36,10 +36,8 @@ RATES = {"claims": (0.01, 0.1), "invalid": (0.01, 0.1), "copies": (0.05, 0.5)}
 STATISTICS = (*RATES, "ratio")
 BET = 0.1
 MAX_RHO = 100.0
-LONG_TEXT = 200
-"""Bytes. Shorter texts are often equal by chance and are not compared."""
-COPY_WINDOW = 10
-"""Steps in which copied texts are looked for."""
+LONG_TEXT = 200  # bytes. Shorter texts are often equal by chance and are not compared.
+COPY_WINDOW = 10  # steps in which copied texts are looked for
 
 
 def rate_evidence(hits: int, rows: int, statistic: str) -> float:
@@ -65,12 +63,9 @@ class Standing:
     """
 
     scores: Mapping[str, float] = field(default_factory=dict)
-    since: int | None = None
-    """The step in which the quarantine began; None: not in quarantine."""
-    calm: int = 0
-    """Unsuspicious steps in a row since then."""
-    reason: str = ""
-    """The statistics that exceeded the threshold."""
+    since: int | None = None  # the step in which the quarantine began; None: not in quarantine
+    calm: int = 0  # unsuspicious steps in a row since then
+    reason: str = ""  # the statistics that exceeded the threshold
 
     def after(
         self, step: int, evidence: Mapping[str, float], threshold: float, release: int
@@ -98,8 +93,7 @@ def threshold(false_alarm_steps: int) -> float:
 
 # ---------------------------------------------------------------- copies
 
-Texts = Mapping[tuple[str, str], set[str]]
-"""(problem, sha256 of a long text) -> its authors."""
+Texts = Mapping[tuple[str, str], set[str]]  # (problem, sha256 of a long text) -> its authors
 
 
 def long_texts(snapshot: Snapshot) -> dict[tuple[str, str], set[str]]:

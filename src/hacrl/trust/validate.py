@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 MIN_LOGPROB = -100.0
 """Smallest plausible log-probability of a sampled token. A uniform choice from a million tokens has
 -13.8, and float32 noise never draws a token below -104."""
-MAX_LOGPROB = 1e-3
-"""Rounding can lift the log-probability of a certain token slightly above 0."""
-MAX_TOKEN_BYTES = 256
-"""Longest plausible token of any vocabulary, in bytes of text."""
+MAX_LOGPROB = 1e-3  # rounding can lift the log-probability of a certain token slightly above 0
+MAX_TOKEN_BYTES = 256  # longest plausible token of any vocabulary, in bytes of text
 EXTRA_TOKENS = 2
 """Tokens without text: the end token, and the mark of a beginning that some tokenizers add."""
 
@@ -35,8 +33,7 @@ class Invalid:
     Example: Invalid("bee", "reward", "reward 7 is outside the verifier's range 0 to 1")
     """
 
-    agent: str
-    """The agent that published it."""
+    agent: str  # the agent that published it
     kind: str
     """For metrics: unreadable, problem, index, verdict, verifier, temperature, length, logprob, reward
     or tokens."""

@@ -6,8 +6,6 @@ and, with `trust.judge_again`, judges every text of its peers itself. Its verdic
 they are used, so a resumed step is not judged again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,16 +30,13 @@ class Seen:
     """
 
     snapshot: Snapshot
-    invalid: Sequence[Invalid] = ()
-    """Rows that were left out."""
+    invalid: Sequence[Invalid] = ()  # rows that were left out
     judged: Counter[str] = field(default_factory=Counter)
     """Texts that the learner judged, by source."""
-    unjudged: Counter[str] = field(default_factory=Counter)
-    """Texts that it could not judge."""
+    unjudged: Counter[str] = field(default_factory=Counter)  # texts that it could not judge
     compared: Counter[str] = field(default_factory=Counter)
     """Texts that both author and learner judged."""
-    disagree: Counter[str] = field(default_factory=Counter)
-    """Those of them with another verdict."""
+    disagree: Counter[str] = field(default_factory=Counter)  # those of them with another verdict
 
     def metrics(self) -> dict[str, float]:
         counts = {"judged": self.judged, "unjudged": self.unjudged, "disagree": self.disagree}

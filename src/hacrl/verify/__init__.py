@@ -8,8 +8,6 @@ The `math` verifier uses extract (find the answer in a reply), latex (one spelli
 symbolic (algebra). Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from hacrl.verify.pool import VerifierPool
 from hacrl.verify.protocol import Verifier, count_statuses
 from hacrl.verify.settings import VERIFIERS, VerifierConfig, make_verifier

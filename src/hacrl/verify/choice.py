@@ -10,8 +10,6 @@ The letter of a reply is found by the first rule that matches; within a rule the
 Lower-case letters count in rules 1 to 5. A reply without a letter is UNPARSED.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """`exact`: the reply is the gold answer, character for character."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

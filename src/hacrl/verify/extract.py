@@ -7,8 +7,6 @@ The first rule that finds something decides:
     4. the last number
 """
 
-from __future__ import annotations
-
 import re
 
 from hacrl.verify.number import last, number_texts

@@ -18,8 +18,6 @@ name with lists of one, `completions=[reply], prompts=[question], answer=[answer
 list of one reward. Replies and prompts are plain text, as TRL passes them for datasets without messages.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

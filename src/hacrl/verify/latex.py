@@ -2,8 +2,6 @@
 outer structure (lists, sets, tuples, intervals, matrices). Algebra is in symbolic.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,8 +13,7 @@ _CHARACTERS = str.maketrans(
 _TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
 """One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
 _UPRIGHT = "mathrm|mathbf|mathit|mathsf|text(?:bf|it|rm|normal)?|mbox|bf|rm|boldsymbol"
-_NEW_ROW = "\ue000"
-"""Placeholder for the double backslash of matrices during the rewrites."""
+_NEW_ROW = "\ue000"  # placeholder for the double backslash of matrices during the rewrites
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -117,13 +114,10 @@ class Value:
     Example: "12.50\\\\%" -> Value(Fraction(25, 2), decimals=2, percent=True)
     """
 
-    number: Fraction
-    """Without the percent sign's 1/100."""
-    decimals: int | None = None
-    """Digits after the point, if it was written as a decimal."""
+    number: Fraction  # without the percent sign's 1/100
+    decimals: int | None = None  # digits after the point, if it was written as a decimal
     percent: bool = False
-    digits: int = 0
-    """Significant digits written."""
+    digits: int = 0  # significant digits written
 
 
 def value(text: str) -> Value | None:
@@ -179,8 +173,7 @@ class Shape:
     kind: str
     """list (and sets, in any order), tuple (points, intervals), matrix, union, base, or one."""
     parts: tuple[str, ...]
-    brackets: str = ""
-    """The brackets of a tuple; rows x columns of a matrix."""
+    brackets: str = ""  # the brackets of a tuple; rows x columns of a matrix
 
 
 def shape(text: str) -> Shape:

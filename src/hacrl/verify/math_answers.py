@@ -10,8 +10,6 @@ exact: 0.33 is not 1/3, but a decimal of six or more digits equals the number it
 `tolerance` accepts rounded results. An unreadable gold answer is ERROR for every reply.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

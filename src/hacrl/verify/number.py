@@ -9,8 +9,6 @@ Not numbers: digits right after a letter (x2, H2O), a fraction over zero. `1,23`
 23. The minus sign U+2212 is a minus. Comparison is exact, in fractions, unless a tolerance is set.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ Each call has its own clock. Calls sent to a worker behind a bad call are sent a
 A new worker is warmed up before the clock of any call starts.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -29,16 +27,11 @@ from hacrl.verify.process import WorkerProcess, pack_call
 from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
 from hacrl.verify.settings import VerifierConfig, make_verifier
 
-AHEAD = 8
-"""Calls sent to a worker behind the one it works on; fewer near the end of a batch."""
-START_LIMIT = 120.0
-"""Seconds until a new worker must be ready."""
-MAX_FAILED_STARTS = 3
-"""Failed starts in a row that stop the run."""
-SLOW = 20.0
-"""Seconds of a batch after which the pool reports that the verifier is slow."""
-_POLL = 0.25
-"""Seconds between checks for workers that died without closing their socket."""
+AHEAD = 8  # calls sent to a worker behind the one it works on; fewer near the end of a batch
+START_LIMIT = 120.0  # seconds until a new worker must be ready
+MAX_FAILED_STARTS = 3  # failed starts in a row that stop the run
+SLOW = 20.0  # seconds of a batch after which the pool reports that the verifier is slow
+_POLL = 0.25  # seconds between checks for workers that died without closing their socket
 
 
 class _Batch:

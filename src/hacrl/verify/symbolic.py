@@ -8,8 +8,6 @@ math-verify's time limit is off: it needs signals and reports a timeout as "no m
 limit applies.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
@@ -40,8 +38,7 @@ _READING = [
     )
 ]
 _DIGITS = 30
-_EQUAL = 1e-14
-"""Largest relative difference of equal values."""
+_EQUAL = 1e-14  # largest relative difference of equal values
 _POINTS: tuple[tuple[float, ...], ...] = (
     (0.7310585, 1.3132617, 0.4519811, 1.8239122, 1.1071487, 0.5493061, 1.6449341, 0.9159656),
     (1.2020569, 0.6180339, 1.4142136, 0.3678794, 1.7320508, 0.8346268, 0.2614972, 1.0986123),

@@ -1,7 +1,5 @@
 """Two ranks on the CPU, in two processes, compared with an unsharded policy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The exchange rate: worked numbers, censoring, verdicts, and a simulation with a known f."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import inf

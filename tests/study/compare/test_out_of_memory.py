@@ -1,8 +1,6 @@
 """Runs without memory: which are retried, and how many train at a time. The training processes are
 replaced by ones that sleep and exit with a code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The paper's suites: settings, plan, and the whole path with tiny models in Table 1's form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers, verdicts and theory checks from hand-made agent runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

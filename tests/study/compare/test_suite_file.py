@@ -1,7 +1,5 @@
 """The suite file: runs, budgets, and error messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

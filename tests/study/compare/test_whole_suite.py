@@ -1,7 +1,5 @@
 """A tiny suite through the command: killed, continued, finished, and started again."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Bias and variance of the baselines, on hand-made snapshots."""
 
-from __future__ import annotations
-
 import pytest
 from rows import make_row
 

@@ -1,7 +1,5 @@
 """The gain on unseen problems: against a finite difference, and which problems it takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients by source, and displacements compared with AdamW's updates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

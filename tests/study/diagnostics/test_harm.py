@@ -1,7 +1,5 @@
 """When a peer counts as harmful."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

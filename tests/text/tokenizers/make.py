@@ -8,8 +8,6 @@ narrow    like spaces, without byte fallback: letters outside its alphabet becom
 unigram   unigram model, a space only at the start, byte fallback, no chat template
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -11,8 +11,6 @@ The signature covers team id, hub key, member, method, path with query, body, ti
 memory: after a restart, requests that were signed before the start are refused.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from threading import Lock

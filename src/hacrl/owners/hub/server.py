@@ -1,7 +1,5 @@
 """Starts the hub of a team."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

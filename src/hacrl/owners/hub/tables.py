@@ -4,8 +4,6 @@ The database holds records, as the signed bytes that members can verify. The bat
 digest (store.py). A record is committed before the hub acknowledges it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

@@ -1,7 +1,5 @@
 """The process of a follower: `python -m hacrl.policy.sharding SPEC PARENT_PID BIND`."""
 
-from __future__ import annotations
-
 import sys
 
 from hacrl.stopping import end_with_parent

@@ -4,8 +4,6 @@ This process is rank 0 of every agent. Each other rank is a process that runs `m
 are one world of torch.distributed, in which each agent has a process group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -38,8 +36,7 @@ from hacrl.policy.sharding.process_group import (
 )
 from hacrl.policy.sharding.sharded import ShardedPolicy, follow
 
-EXIT_TIMEOUT = 10.0
-"""Seconds until a follower that does not end is killed."""
+EXIT_TIMEOUT = 10.0  # seconds until a follower that does not end is killed
 
 
 @dataclass(frozen=True)
@@ -51,18 +48,13 @@ class RankSpec:
     """
 
     rank: int
-    size: int
-    """Rank in the world, and its number of processes."""
-    address: str
-    """host:port of the store."""
+    size: int  # rank in the world, and its number of processes
+    address: str  # host:port of the store
     agent: str
-    groups: Mapping[str, list[int]]
-    """The ranks of every sharded agent."""
+    groups: Mapping[str, list[int]]  # the ranks of every sharded agent
     device: str
-    backend_device: str
-    """cuda if any agent is on GPUs."""
-    paths: list[str]
-    """Import paths for the user's own algorithms."""
+    backend_device: str  # cuda if any agent is on GPUs
+    paths: list[str]  # import paths for the user's own algorithms
 
 
 class LocalRanks:

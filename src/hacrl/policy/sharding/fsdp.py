@@ -5,8 +5,6 @@ freed after it. Gradients are summed over the ranks, not averaged: losses are al
 counts of the whole minibatch. The shards are the float32 master that the optimizer steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar

@@ -27,8 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hacrl.errors import RunStopped, UserError, describe, first_line
 
 LOOPBACK = "127.0.0.1"
-JOIN_TIMEOUT = timedelta(minutes=5)
-"""Until all ranks have connected."""
+JOIN_TIMEOUT = timedelta(minutes=5)  # until all ranks have connected
 DATA_TIMEOUT = timedelta(minutes=30)
 """Of a collective of weights or gradients; ranks reach it at about the same time, or load models."""
 CONTROL_TIMEOUT = timedelta(hours=24)
@@ -158,18 +157,15 @@ class RankGroup:
     """
 
     agent: str
-    rank: int
-    """In this group; -1 in a process that is not a member."""
+    rank: int  # in this group; -1 in a process that is not a member
     size: int
-    leader: int
-    """The rank in the world of this group's rank 0."""
+    leader: int  # the rank in the world of this group's rank 0
     data: dist.ProcessGroup
     control: dist.ProcessGroup
     store: dist.TCPStore
     exits: Callable[[], str] = lambda: ""
     """Describes followers that have ended, where this process has started them."""
-    failed: bool = False
-    """A call failed, so the ranks are out of step and the group is unusable."""
+    failed: bool = False  # a call failed, so the ranks are out of step and the group is unusable
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The device mesh for FSDP."""

@@ -1,7 +1,5 @@
 """Splits rows over the ranks of a process group, and puts their results in order again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

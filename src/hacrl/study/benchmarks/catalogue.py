@@ -4,8 +4,6 @@ Each benchmark is one file, NAME.jsonl or NAME.jsonl.gz, with one JSON object pe
 `question` and `answer`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,13 +28,10 @@ class Benchmark:
     Example: Benchmark("aime25", "AIME 2025", samples=30, headline="best")
     """
 
-    name: str
-    """Also the name of the file, without .jsonl or .jsonl.gz."""
+    name: str  # also the name of the file, without .jsonl or .jsonl.gz
     title: str
-    samples: int = 1
-    """k: replies to each problem."""
-    headline: Headline = "avg"
-    """The figure reported: avg@k or best@k."""
+    samples: int = 1  # k: replies to each problem
+    headline: Headline = "avg"  # the figure reported: avg@k or best@k
 
 
 MATH7 = (

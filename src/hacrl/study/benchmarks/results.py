@@ -1,7 +1,5 @@
 """Results of benchmarks: result.json of each one, and the summary of all agents side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,12 +34,10 @@ class BenchmarkResult:
     title: str
     agent: str
     headline: Headline
-    score: Estimate
-    """The figure that `headline` names."""
+    score: Estimate  # the figure that `headline` names
     figures: Evaluation
     settings: Mapping[str, Any]
-    verifier: str
-    """Name and version of the verifier."""
+    verifier: str  # name and version of the verifier
 
     @property
     def label(self) -> str:

@@ -4,8 +4,6 @@ A finished benchmark is not run again. Of an interrupted one, only the problems 
 replies are asked again. Other settings in the same folder are refused.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +37,7 @@ from hacrl.training.evaluate import ask
 from hacrl.types import Problem
 from hacrl.verify import VerifierConfig, VerifierPool
 
-CHUNK_ROUNDS = 4
-"""A chunk has this many times the agent's sampler_rows."""
+CHUNK_ROUNDS = 4  # a chunk has this many times the agent's sampler_rows
 
 Report = Callable[[str], None]
 
@@ -66,10 +63,8 @@ class BenchmarkSettings:
     """Longest reply; shorter where prompt and reply would not fit the model's context."""
     max_prompt_tokens: int = 4096
     """A problem with a longer prompt is not attempted and counts as not solved."""
-    prompt: str = PROMPT
-    """Template of the user's message."""
-    seed: int = 0
-    """Seed of the samples of problems and of the sampling noise."""
+    prompt: str = PROMPT  # template of the user's message
+    seed: int = 0  # seed of the samples of problems and of the sampling noise
     verifier: VerifierConfig = field(default_factory=lambda: VerifierConfig(kind="math"))
     chunk_replies: int | None = None
     """Replies written to disk at a time; by default four times the agent's sampler_rows."""

@@ -1,7 +1,5 @@
 """Benchmarks at the end of every run of a suite, in the form of the paper's Table 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,8 +8,7 @@ from hacrl.statistics import Estimate, t_interval
 from hacrl.study.benchmarks.catalogue import Benchmark, choose_benchmarks, load_problems
 from hacrl.study.compare.suite import Run, Suite, SuiteBenchmarks
 
-FOLDER = "benchmarks"
-"""RUN/benchmarks, as for `hacrl eval RUN --benchmarks`."""
+FOLDER = "benchmarks"  # RUN/benchmarks, as for `hacrl eval RUN --benchmarks`
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,8 @@ class BenchmarkRow:
     agent: str
     arm: str
     scores: Mapping[str, Estimate]
-    mean: float
-    """Every benchmark counts once."""
-    published: Mapping[str, float]
-    """The paper's figures in percent; "mean" is its printed average."""
+    mean: float  # every benchmark counts once
+    published: Mapping[str, float]  # the paper's figures in percent; "mean" is its printed average
 
 
 def chosen(settings: SuiteBenchmarks) -> tuple[Benchmark, ...]:

@@ -1,7 +1,5 @@
 """Budget rules: what is equal across the arms of a suite, and the steps that follow from it."""
 
-from __future__ import annotations
-
 from hacrl.config import Config
 from hacrl.errors import UserError
 

@@ -1,7 +1,5 @@
 """The theory checks (hacrl.study.diagnostics) of one agent under one arm, averaged over seeds."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +36,7 @@ class TheoryChecks:
 
     checks: float
     rollouts: float
-    seconds: float
-    """Means over seeds, of this agent only."""
+    seconds: float  # means over seeds, of this agent only
     figures: Mapping[str, Estimate]
     """Metrics of the checks without their prefix: mean over the checks of each seed, then mean and
     interval over seeds."""

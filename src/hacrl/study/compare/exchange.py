@@ -9,8 +9,6 @@ f = 1: peers are worth nothing. f = n: a peer's rollout is worth an own one, whe
 rollouts of the team for one own rollout (the number of agents, if they sample equally).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,10 +38,8 @@ class Exchange:
     n: float
     multiples: tuple[float, ...]
     """Rollouts of the arms alone, as multiples of the agent's own rollouts."""
-    curve: tuple[float, ...]
-    """Fitted accuracies at these multiples."""
-    seeds: int
-    """Seeds that are finished in this arm and in all arms alone."""
+    curve: tuple[float, ...]  # fitted accuracies at these multiples
+    seeds: int  # seeds that are finished in this arm and in all arms alone
     flat: bool
     """Whether the interval of the rise from the smallest to the largest budget alone contains 0: f is
     then not identifiable."""

@@ -6,8 +6,6 @@ from. Both lines go through the phases of one step of Qwen3-1.7B + Qwen3-4B (ben
 agents together"); other sizes are extrapolated. L is REPLY_TOKENS, or the limit if that is smaller.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,7 @@ from hacrl.study.doctor.doctor import agent_need, memory_findings
 from hacrl.study.tables import plain_table
 from hacrl.tasks.fetch import SOURCES
 
-REPLY_TOKENS = 700
-"""Mean length of a reply to a MATH problem: that of the measured step."""
+REPLY_TOKENS = 700  # mean length of a reply to a MATH problem: that of the measured step
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,10 @@ class PlanRow:
     arm: str
     runs: int
     steps: int
-    rollouts: int
-    """Of all agents and runs, without evaluation."""
+    rollouts: int  # of all agents and runs, without evaluation
     updates: int
     memory: str
-    hours: float | None
-    """None if the size of a model is unknown."""
+    hours: float | None  # None if the size of a model is unknown
 
 
 def make_plan(suite: Suite, runs: Sequence[Run]) -> Iterator[PlanRow]:

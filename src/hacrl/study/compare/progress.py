@@ -11,10 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hacrl.plain_console import PlainConsole
 from hacrl.study.compare.suite import Run
 
-LINE_EVERY = 30.0
-"""Seconds between two lines outside a terminal while no run starts or ends."""
-READ_EVERY = 2.0
-"""Seconds between two readings of the runs' metrics."""
+LINE_EVERY = 30.0  # seconds between two lines outside a terminal while no run starts or ends
+READ_EVERY = 2.0  # seconds between two readings of the runs' metrics
 
 
 class SuiteProgress:

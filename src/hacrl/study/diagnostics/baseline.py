@@ -19,8 +19,6 @@ the baseline is too high. Three metrics, with the error e(q) = baseline(q) - p^(
 s^2(q) / m is the noise of p^. Mean square error = variance + spread^2, both without that noise.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +39,7 @@ class Guess:
     """
 
     value: float
-    variance: float | None
-    """Sampling variance of the value; None if a source has only one reply."""
+    variance: float | None  # sampling variance of the value; None if a source has only one reply
 
 
 def guesses(group: Group, capability: Capability, learner: str) -> dict[str, Guess]:

@@ -5,8 +5,6 @@ read-only: weights, optimizer and noise streams do not change, so a run with che
 as one without, except for `diagnostics/*`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ very first one would not depend on g, and where the parts of G cancel, a part wo
 zero.) Weight decay does not depend on samples and is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import sqrt
 

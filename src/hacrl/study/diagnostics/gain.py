@@ -14,8 +14,6 @@ independent problems. Evaluating before and after a trial update would not work:
 smaller than the noise of an evaluation. The first order ignores the curvature along d_j.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -30,8 +28,7 @@ from hacrl.tasks import Task
 from hacrl.tasks.deck import hash_number
 from hacrl.types import LossOutput, MicroBatch, Problem, Rollout, Sample, Update
 
-LOOK_AHEAD = 50
-"""Number of coming steps that are searched for problems that no update has used yet."""
+LOOK_AHEAD = 50  # number of coming steps that are searched for problems that no update has used yet
 
 
 class UnseenProblems:

@@ -5,8 +5,6 @@ first planned update. A source's part is the gradient of its samples alone with 
 the parts add up to the block's gradient. No weight changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +22,8 @@ class Block:
     Example: Block(Update(2, 0.85, "peers", ("p", "q")), updates=2, samples=(...))
     """
 
-    update: Update
-    """The block's first update, extended to all problems."""
-    updates: int
-    """Number of updates that the block makes in a step."""
+    update: Update  # the block's first update, extended to all problems
+    updates: int  # number of updates that the block makes in a step
     samples: Sequence[Sample]
 
 
@@ -52,10 +48,8 @@ class Directions:
     """
 
     metrics: dict[str, float | None]
-    moves: dict[str, Gradient]
-    """Displacement by the source's part of one update of its block."""
-    updates: dict[str, int]
-    """Number of updates of that block in a step."""
+    moves: dict[str, Gradient]  # displacement by the source's part of one update of its block
+    updates: dict[str, int]  # number of updates of that block in a step
 
 
 def directions(

@@ -12,8 +12,6 @@ part. These add up to 1: a run of any length in which no peer hurts warns with p
 t is Student's, one-sided; each check adds its number of problems minus one degrees of freedom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
@@ -24,13 +22,10 @@ from hacrl.config import Config
 from hacrl.statistics import LEVEL, t_quantile
 from hacrl.store.rundir import RunDirectory
 
-Row = Mapping[str, Any]
-"""A line of metrics.jsonl."""
+Row = Mapping[str, Any]  # a line of metrics.jsonl
 
-CHECKED = "diagnostics/cost/rollouts"
-"""The metrics rows of a check contain this key: its rollouts."""
-FIRST_TEST = 3
-"""Number of checks before the first test."""
+CHECKED = "diagnostics/cost/rollouts"  # the metrics rows of a check contain this key: its rollouts
+FIRST_TEST = 3  # number of checks before the first test
 
 
 @dataclass(frozen=True)
@@ -57,12 +52,9 @@ class Harm:
     peer: str
     step: int
     checks: int
-    mean: float
-    """Mean gain of one step of the peer's samples over the checks so far."""
-    high: float
-    """Upper end of its interval at this test."""
-    own: float | None
-    """Mean gain of the learner's own samples."""
+    mean: float  # mean gain of one step of the peer's samples over the checks so far
+    high: float  # upper end of its interval at this test
+    own: float | None  # mean gain of the learner's own samples
 
     @property
     def sentence(self) -> str:

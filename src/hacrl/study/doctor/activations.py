@@ -5,8 +5,6 @@ Hooks count what autograd saves per token. This works for every architecture tha
 build, without loading weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,17 +31,13 @@ class Measured:
     """
 
     parameters: int
-    trained: int
-    """Trainable parameters: those above, or the adapter's."""
-    kept: float
-    """Bytes saved for the backward per token, over all layers."""
+    trained: int  # trainable parameters: those above, or the adapter's
+    kept: float  # bytes saved for the backward per token, over all layers
     layers: int
     hidden: int
-    inner: int
-    """Largest output size of a linear layer inside a block."""
+    inner: int  # largest output size of a linear layer inside a block
     words: int
-    cache_token: int
-    """Bytes of keys and values per token."""
+    cache_token: int  # bytes of keys and values per token
 
 
 def measure(
@@ -114,8 +108,7 @@ class _Weighing:
     """Attention that computes nothing but saves what the real one saves for its backward."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, int] = {}
-        """Layer -> number of elements of a token's keys and values."""
+        self.layers: dict[int, int] = {}  # layer -> number of elements of a token's keys and values
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         self.layers[layer] = (key.numel() + value.numel()) // TOKENS

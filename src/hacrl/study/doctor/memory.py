@@ -12,8 +12,6 @@ The peak on a device where agents take turns (bytes per parameter; w = 2 in bflo
 Sequences have their maximum length, so a run with shorter replies needs less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 
@@ -35,18 +33,13 @@ class Need:
     """
 
     parameters: int
-    weights: float
-    """Weights for sampling and scoring; always on the device."""
+    weights: float  # weights for sampling and scoring; always on the device
     offloadable: float
     """Master weights, moments and start weights; can be on the host while other agents learn."""
-    batch: float
-    """Forward and backward of a micro-batch, with the gradients of earlier ones."""
-    step: float
-    """The optimizer step, with gradients."""
-    cache: float
-    """KV cache of all rows that are sampled at the same time, at maximum length."""
-    sampling: float
-    """A prefill or a decode step."""
+    batch: float  # forward and backward of a micro-batch, with the gradients of earlier ones
+    step: float  # the optimizer step, with gradients
+    cache: float  # KV cache of all rows that are sampled at the same time, at maximum length
+    sampling: float  # a prefill or a decode step
     offload: str
 
     @property
@@ -63,8 +56,7 @@ class Peak:
 
     bytes: float
     when: str
-    offloaded: bool
-    """Whether some agent's optimizer state is offloaded to the host."""
+    offloaded: bool  # whether some agent's optimizer state is offloaded to the host
 
 
 def device_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) -> Peak:

@@ -5,8 +5,6 @@ ratio of each training sample. Both are joined here by (problem, author, index).
 for people and from 0 in files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,15 +26,12 @@ from hacrl.verify.protocol import count_statuses, first_failure
 class StepSamples:
     """The rollouts of one step, and what each learner's updates did with them."""
 
-    step: int
-    """From 0."""
+    step: int  # from 0
     groups: Sequence[Group]
     learners: Mapping[str, Mapping[tuple[str, str, int], Mapping[str, Any]]]
     """Learner -> (problem, author, index) -> the row of the sample."""
-    problems: Mapping[str, Problem]
-    """Empty if the task's data cannot be read."""
-    failures: str
-    """What the verifier did with replies that are not judged; "" if all were."""
+    problems: Mapping[str, Problem]  # empty if the task's data cannot be read
+    failures: str  # what the verifier did with replies that are not judged; "" if all were
 
 
 def find_samples(

@@ -1,7 +1,5 @@
 """Summary of a run: the numbers behind `hacrl show`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +12,9 @@ from hacrl.statistics import Estimate, compare_paired
 from hacrl.store.reader import RunReader
 from hacrl.study.diagnostics.harm import CHECKED, find_harm
 
-Curve = list[tuple[int, float]]
-"""(steps done, value)."""
+Curve = list[tuple[int, float]]  # (steps done, value)
 
-EDGE = 5
-"""Steps in the mean reward of the "first" and of the "last" steps; a single step is noisy."""
+EDGE = 5  # steps in the mean reward of the "first" and of the "last" steps; a single step is noisy
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,7 @@ class Score:
 
     step: int
     accuracy: Estimate
-    judged: tuple[int, int] = (0, 0)
-    """Replies that were judged and that were not."""
+    judged: tuple[int, int] = (0, 0)  # replies that were judged and that were not
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,7 @@ class AgentSummary:
 
     name: str
     learns: bool
-    scores: tuple[Score, ...]
-    """Every evaluation, by step."""
+    scores: tuple[Score, ...]  # every evaluation, by step
     gain: Estimate | None
     """Last minus first evaluation, paired by problem; None without two evaluations."""
     rewards: Curve
@@ -55,10 +49,8 @@ class AgentSummary:
     peers_used: float | None
     """Fraction of peers' samples with a gradient after clipping; None if there were none."""
     seconds: float
-    prompts: int = 0
-    """Training prompts it was given."""
-    too_long: int = 0
-    """Those of them that were longer than max_prompt_tokens."""
+    prompts: int = 0  # training prompts it was given
+    too_long: int = 0  # those of them that were longer than max_prompt_tokens
 
     @property
     def before(self) -> Score | None:
@@ -88,8 +80,7 @@ class Checks:
     Example: Checks(count=3, rollouts=6144, seconds=20.5, warnings=("finch hurts wren: ...",))
     """
 
-    count: int
-    """Steps with a check."""
+    count: int  # steps with a check
     rollouts: int
     seconds: float
     warnings: tuple[str, ...]
@@ -102,11 +93,9 @@ class RunSummary:
     path: Path
     config: Config
     steps_done: int
-    state: str
-    """finished, running or stopped."""
+    state: str  # finished, running or stopped
     agents: tuple[AgentSummary, ...]
-    checks: Checks | None
-    """None if diagnostics were off."""
+    checks: Checks | None  # None if diagnostics were off
     notes: tuple[tuple[int, str], ...] = ()
     """(steps done, text) of every note that was shown while the run trained."""
 
