@@ -139,7 +139,7 @@ def make_policy(shape: str, device: torch.device, name: str = "bench", **fields:
     The learning rate is too small to move anything: every repetition is the same work, and what the
     clips leave out is what the benchmark set.
     """
-    agent = AgentConfig(name=name, model="bench/shape", learning_rate=1e-12, **fields)
+    agent = AgentConfig(name=name, model="bench/shape", learning_rate=1e-30, **fields)
     with (
         patch.object(policy_module, "model_source", lambda *_: shape),
         patch.object(policy_module, "load_model", lambda *_: build_model(shape, device)),

@@ -1,4 +1,4 @@
-"""The first update of a step has the weights that scored, so own ratios are 1 in half precision too."""
+"""In half precision own ratios ignore rounding, and are 1 at the weights that scored."""
 
 import pickle
 from dataclasses import replace
@@ -11,8 +11,8 @@ from rounding import RoundsByShape
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import AtScores
-from hacrl.types import Sample, Update
+from hacrl.policy.update import WithoutRounding
+from hacrl.types import MicroBatch, Sample, Update
 
 LOW, HIGH = 3e-4, 4e-4
 
@@ -64,7 +64,7 @@ def test_own_ratios_are_1_at_the_weights_of_scoring(
     name = "gspo" if part == "own" else "hacpo"
     update = Update(0, 0.8, part, ())
     found = []
-    for wrap in (lambda loss: loss, AtScores):
+    for wrap in (lambda loss: loss, WithoutRounding):
         p = policy(llama, beta, dtype="bfloat16", **changes)
         with RoundsByShape():
             batch = [s for s in scored(p)[6:18] if s.is_own or part == "mixed"]
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_the_forward(llama: Path, name: str) -> None:
     loss, update = loss_of(name), Update(0, 0.8, "own", ())
     plain, wrapped = (
         p.gradient(batch, range(len(batch)), f, update)
-        for f in (loss, pickle.loads(pickle.dumps(AtScores(loss))))
+        for f in (loss, pickle.loads(pickle.dumps(WithoutRounding(loss))))
     )
     assert max(g.abs().max() for g in plain.values()) > 1e-3
     for tensor, gradient in plain.items():
@@ -102,7 +102,7 @@ def test_the_kl_term_is_that_of_the_forward(llama: Path) -> None:
     p = policy(llama, 0.1, dtype="bfloat16")
     with RoundsByShape():
         batch = [s for s in scored(p)[6:18] if s.is_own]
-        report = p.update(batch, AtScores(loss_of("gspo", 0.1)), Update(0, 0.8, "own", ()))
+        report = p.update(batch, WithoutRounding(loss_of("gspo", 0.1)), Update(0, 0.8, "own", ()))
     assert report.ratios == pytest.approx([1.0] * len(batch), abs=1e-6)
     assert report.kl == pytest.approx(0.0, abs=1e-9)
 
@@ -113,17 +113,61 @@ def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) ->
     p, loss, update = policy(llama, dtype="bfloat16"), loss_of("gspo"), Update(0, 0.8, "own", ())
     batch = [s for s in scored(p) if s.is_own]
     start = p.checkpoint(0)
-    assert p.at_scores(loss, 3) is loss
-    p.keep_scores(3)
-    assert p.at_scores(loss, 3) == AtScores(loss) and p.at_scores(loss, 4) is loss
+    at_scores, later = WithoutRounding(loss), WithoutRounding(loss, 0.1)
+    p.keep_scores(3, 0.1)
+    assert p.without_rounding(loss, 3) == at_scores and p.without_rounding(loss, 4) == later
     broken = [replace(s, advantage=float("nan")) for s in batch]
-    assert p.update(broken, p.at_scores(loss, 3), update).skipped
-    assert p.at_scores(loss, 3) == AtScores(loss)
-    assert not p.update(batch, p.at_scores(loss, 3), update).skipped
-    assert p.at_scores(loss, 3) is loss
-    p.keep_scores(3)
+    assert p.update(broken, p.without_rounding(loss, 3), update).skipped
+    assert p.without_rounding(loss, 3) == at_scores
+    assert not p.update(batch, p.without_rounding(loss, 3), update).skipped
+    assert p.without_rounding(loss, 3) == later
+    p.keep_scores(3, 0.1)
     p.restore(start)
-    assert p.at_scores(loss, 3) is loss
+    assert p.without_rounding(loss, 3) == later
     exact = policy(llama)
-    exact.keep_scores(3)
-    assert exact.at_scores(loss, 3) is loss
+    exact.keep_scores(3, 0.1)
+    assert exact.without_rounding(loss, 3) is loss
+
+
+def test_changes_within_rounding_count_as_none() -> None:
+    """Rounding of 0.1 a token is 0.05 for the mean of 4 tokens, and twice that is removed: mean changes
+    of 0.05, -0.5 and 0.3 become 0, -0.4 and 0.2. The last row was not scored."""
+    found_BT = torch.tensor([[0.05] * 4, [-1.0, 0.0, -1.0, 0.0], [0.3] * 4, [0.7] * 4])
+    found_BT.requires_grad_()
+    old_BT = torch.zeros(4, 4)
+    old_BT[3] = float("nan")
+    column = torch.zeros(4)
+    batch = MicroBatch(
+        logprobs_BT=found_BT,
+        mask_BT=torch.ones(4, 4),
+        behaviour_B=column,
+        old_logprobs_BT=old_BT,
+        ref_logprobs_BT=None,
+        advantage_B=column,
+        weight_B=column,
+        is_own_B=column > 0,
+        source_logprobs_BT=None,
+        num_samples=4,
+        num_own=4,
+        num_tokens=16,
+        num_own_tokens=16,
+    )
+    seen: list[torch.Tensor] = []
+    loss = WithoutRounding(lambda b, _: seen.append(b.logprobs_BT) or b.logprobs_BT.sum(), 0.1)
+    loss(batch, Update(0, 0.8, "own", ())).backward()
+    assert seen[0].mean(1).tolist() == pytest.approx([0.0, -0.4, 0.2, 0.7])
+    assert seen[0][1].tolist() == pytest.approx([-0.8, 0.0, -0.8, 0.0])
+    assert found_BT.grad.tolist() == [[1.0] * 4] * 4
+
+
+def test_an_update_after_the_first_ignores_rounding(llama: Path) -> None:
+    """The weights move by 1e-9, far less than the clip range; rounding alone would clip samples."""
+    p = policy(llama, dtype="bfloat16", learning_rate=1e-9)
+    loss, update, found = loss_of("gspo"), Update(0, 0.8, "own", ()), []
+    with RoundsByShape():
+        batch = [s for s in scored(p)[6:18] if s.is_own]
+        p.update(batch, loss, update)
+        for noise in (0.0, 0.1):
+            report = p.update(batch, WithoutRounding(loss, noise), update)
+            found.append(outside([r for r in report.ratios if r is not None]))
+    assert found[0] > 0 and found[1] == 0

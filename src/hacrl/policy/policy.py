@@ -5,7 +5,7 @@ clip the gradient, step the optimizer, copy the new weights into the model.
 """
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from hacrl.policy.load import (
 from hacrl.policy.lora import add_adapter, merge_into
 from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank
-from hacrl.policy.update import AtScores, Loss, UpdateReport, merge_rows
+from hacrl.policy.update import Loss, UpdateReport, WithoutRounding, merge_rows
 from hacrl.sampling.base import Sampler, make_sampler
 from hacrl.stopping import check
 from hacrl.store.checkpoint import Checkpoint
@@ -87,6 +87,7 @@ class Policy:
         self.skipped_in_a_row = 0
         self._scored_step: int | None = None
         """Step whose own replies carry scores of the present weights; None once the weights change."""
+        self._rounding = 0.0
 
     @property
     def half(self) -> bool:
@@ -119,16 +120,19 @@ class Policy:
                 scores[i] = values[: len(sequences[i][1])]
         return merge_rows(self.ranks.gather(scores))
 
-    def keep_scores(self, step: int) -> None:
-        """Record that the step's own replies carry the scores of the present weights. Not called for
-        replies read from a journal: other weights may have scored them."""
-        self._scored_step = step
+    def keep_scores(self, step: int, rounding: float) -> None:
+        """Record that the step's own replies carry the scores of the present weights, and the standard
+        deviation of a token's rounding. Not called for replies read from a journal: other weights may
+        have scored them."""
+        self._scored_step, self._rounding = step, rounding
 
-    def at_scores(self, loss: Loss, step: int) -> Loss:
-        """The loss for an update of the step, in half precision evaluated at the stored scores while
-        the weights are those that scored. In float32 the loss itself: there the two are equal, and a
+    def without_rounding(self, loss: Loss, step: int) -> Loss:
+        """The loss for an update of the step. In half precision it ignores changes within rounding, and
+        all changes while the weights are those that scored. In float32 it is the loss itself: there a
         resumed step, which is not scored again, gives the same numbers."""
-        return AtScores(loss) if self.half and self._scored_step == step else loss
+        if not self.half:
+            return loss
+        return WithoutRounding(loss, inf if self._scored_step == step else self._rounding)
 
     # ------------------------------------------------------------ learning
 

@@ -1,7 +1,8 @@
-"""What an update returns, and the loss of the first update of a step."""
+"""What an update returns, and the loss in half precision."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from hacrl.types import LossOutput, MicroBatch, Update
@@ -49,29 +50,37 @@ class UpdateReport:
 
 
 @dataclass(frozen=True)
-class AtScores:
-    """A loss evaluated at the log-probabilities that scoring found, with the gradient of the forward.
-    For an update at the very weights that scored the rows.
+class WithoutRounding:
+    """A loss whose ratios ignore changes that rounding explains, with the gradient of the forward.
 
-    In half precision a row's rounding depends on the shape of its micro-batch, and updates have other
-    micro-batches than scoring. At unchanged weights the difference is rounding only, but it can be
-    larger than the clip range of a sequence's ratio and would look like a change of the policy. Rows
-    that were not scored are not changed. The log-probabilities at the start weights, of the same
+    In half precision a forward rounds differently as soon as one weight changes by one bit. The mean
+    log-probability of a sequence then moves by more than GSPO's clip range, although the policy is the
+    same. Here the change of a row since scoring is reduced towards 0 by two standard deviations of its
+    rounding, `noise` / sqrt(tokens). At the weights that scored, `noise` is infinite: all is rounding.
+
+    Rows that were not scored are not changed. The log-probabilities at the start weights, of the same
     micro-batch, are shifted too, so that the KL term is that of the forward.
 
-    Example: policy.update(samples, AtScores(algorithm.loss), update) has own ratios of 1
+    Example: WithoutRounding(loss, noise=0.1) on a row of 4 tokens: a change of -0.5 counts as -0.4
     """
 
     loss: Loss
+    noise: float = inf
+    """Standard deviation of the rounding of one token's log-probability."""
 
     def __call__(self, batch: MicroBatch, update: Update) -> LossOutput:
         found_BT, scored_BT = batch.logprobs_BT, batch.old_logprobs_BT
         if scored_BT is not None:
             gap_BT = (scored_BT - found_BT.detach()).nan_to_num(0.0)  # nan: not scored
+            tokens_B = batch.mask_BT.sum(1)
+            change_B = (gap_BT * batch.mask_BT).sum(1).abs() / tokens_B
+            rounding_B = 2 * self.noise / tokens_B.sqrt()
+            removed_B = (rounding_B / change_B).nan_to_num(1.0).clamp(max=1.0)  # nan: 0 / 0
+            shift_BT = gap_BT * removed_B.unsqueeze(1)
             start_BT = batch.ref_logprobs_BT
             batch = replace(
                 batch,
-                logprobs_BT=found_BT + gap_BT,
-                ref_logprobs_BT=None if start_BT is None else start_BT + gap_BT,
+                logprobs_BT=found_BT + shift_BT,
+                ref_logprobs_BT=None if start_BT is None else start_BT + shift_BT,
             )
         return self.loss(batch, update)

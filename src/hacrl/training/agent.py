@@ -181,7 +181,7 @@ class Agent:
             for update in self.plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
-                    loss = self.policy.at_scores(self.algorithm.loss, step)
+                    loss = self.policy.without_rounding(self.algorithm.loss, step)
                     update = replace(update, rate=self.rate(step, update.index))
                     report = self.policy.update(batch, loss, update)
                     done.append((update, batch, report))

@@ -51,6 +51,18 @@ def agreement_facts(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> di
     return {"agreement/max_gap": max(gaps, default=0.0), "agreement/mean_gap": _mean(gaps) or 0.0}
 
 
+def token_rounding(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> float:
+    """Standard deviation of the rounding of one token's log-probability. Sampler and trainer have the
+    same weights and different kernels, so that they differ by rounding. The mean over n tokens has a
+    variance n times smaller."""
+    squares = [
+        (a.mean_logprob - b.mean_logprob) ** 2 * len(a.completion.token_ids)
+        for a, b in zip(sampled, scored, strict=True)
+        if a.completion.token_ids
+    ]
+    return (_mean(squares) or 0.0) ** 0.5
+
+
 @dataclass(frozen=True)
 class _Row:
     """A sample that went through the model in an update."""

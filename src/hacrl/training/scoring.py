@@ -7,7 +7,7 @@ from hacrl.config import Config
 from hacrl.errors import RunStopped
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import probe_facts
-from hacrl.training.metrics import agreement_facts
+from hacrl.training.metrics import agreement_facts, token_rounding
 from hacrl.types import Rollout
 
 
@@ -24,6 +24,7 @@ def score_rollouts(
     if settings.behaviour == "sampler":
         probe = probe[: settings.check_samples]
     scored = _scored(policy, probe)
+    rounding = token_rounding(probe, scored)
     facts = {**agreement_facts(probe, scored), **probe_facts(policy.sampler)}
     gap, allowed = facts["agreement/mean_gap"], settings.tolerance or _tolerance(policy)
     if gap != gap:
@@ -42,7 +43,7 @@ def score_rollouts(
         if facts["agreement/max_gap"] < config.algorithm.logprob_tolerance:
             return list(rollouts), facts
         scored = _scored(policy, rollouts)
-    policy.keep_scores(step)
+    policy.keep_scores(step, rounding)
     return scored, facts
 
 
