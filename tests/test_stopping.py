@@ -102,6 +102,16 @@ def test_ctrl_c_that_an_import_discards_stops_the_command() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "discarded\n"), done.stderr
 
 
+def test_ctrl_c_during_an_import_ends_the_command(tmp_path: Path) -> None:
+    """No traceback, and no abort in C++ code that the exception would pass through."""
+    (tmp_path / "slow.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept:\n    print('on')\n"
+    )
+    code = "from hacrl.stopping import *; remember_ctrl_c(); import slow; print('on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 HANGS = """
 import time
 from hacrl.stopping import stoppable

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hacrl.errors import Terminated
@@ -59,15 +60,21 @@ def stoppable() -> Iterator[None]:
 
 
 def remember_ctrl_c() -> None:
-    """Let Ctrl-C raise as usual, and also stop the next `stoppable` block: code that is importing or
-    loading can discard the exception. For the whole process of a command."""
+    """Let Ctrl-C raise as usual, and also stop the next `stoppable` block: code that is loading can
+    discard the exception. During an import it ends the process at once, because torch aborts if an
+    exception passes through its C++ code. For the whole process of a command."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _raise)
 
 
-def _raise(number: int, frame: object) -> None:
+def _raise(number: int, frame: FrameType | None) -> None:
     global _received
     _received = number
+    while frame:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 

@@ -40,6 +40,8 @@ def main() -> None:
     remember_ctrl_c()
     try:
         app(prog_name="hacrl")
+    except KeyboardInterrupt:  # before the command has begun
+        os._exit(EXIT_INTERRUPTED)
     except SystemExit as end:
         if end.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             # Everything is closed. Python would collect all objects of torch and wait for threads.
