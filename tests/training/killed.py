@@ -6,10 +6,20 @@ python killed.py CONFIG.json RUN MOMENT
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def run_until_killed(config: dict[str, Any], run: Path, moment: str) -> None:
+    """Train in a process of its own until it kills itself."""
+    path = run.with_suffix(".json")
+    path.write_text(json.dumps(config))
+    command = [sys.executable, __file__, str(path), str(run), moment]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert found.returncode == -signal.SIGKILL, found.stderr
 
 
 def die() -> None:

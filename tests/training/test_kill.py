@@ -1,20 +1,14 @@
 """Kill -9 at any moment, resume, and have the run that an unbroken one would have been."""
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from team import member, team
+from killed import run_until_killed
+from team import member, snapshots, team
 
 import hacrl
-from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
-HERE = Path(__file__).parent
 MOMENTS = [
     "sampling",
     "before publishing",
@@ -23,8 +17,6 @@ MOMENTS = [
     "evaluating",
     "writing metrics",
 ]
-
-
 CONFIG = team(member("wren"), member("finch"))
 
 
@@ -33,40 +25,24 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return hacrl.train(CONFIG, tmp_path_factory.mktemp("unbroken") / "run")
 
 
-def pool_rows(run: RunDirectory) -> list:
-    pool = Pool(run.pool_path, read_only=True)
-    return [pool.snapshot(step) for step in range(3)]
-
-
-def weights(run: RunDirectory, agent: str) -> dict[str, torch.Tensor]:
-    from hacrl.store.checkpoint import Checkpoints
-
-    return Checkpoints(run.checkpoints(agent), 2).load(3).model
+def weights(run: RunDirectory) -> dict[str, bytes]:
+    paths = run.path.glob("checkpoints/*/step-000003/model.safetensors")
+    return {path.parts[-3]: path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_and_resumed_equals_unbroken(
     moment: str, unbroken: RunDirectory, tmp_path: Path
 ) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG))
-    killed = subprocess.run(
-        [sys.executable, HERE / "killed.py", config, tmp_path / "run", moment],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_until_killed(CONFIG, tmp_path / "run", moment)
     broken = RunDirectory.open(tmp_path / "run")
     assert broken.metrics() != unbroken.metrics()
 
     run = hacrl.resume(tmp_path / "run")
 
     assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
-    assert pool_rows(run) == pool_rows(unbroken)
-    for agent in ("wren", "finch"):
-        mine, theirs = weights(run, agent), weights(unbroken, agent)
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert snapshots(run, 3) == snapshots(unbroken, 3)
+    assert weights(run) == weights(unbroken) and len(weights(run)) == 2
     leftovers = [p for p in run.path.rglob("*") if ".tmp" in p.name]
     assert leftovers == []
 

@@ -1,14 +1,12 @@
 """Whole runs with quarantine and caps, against simulated bad peers; kills in between."""
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killed import run_until_killed
 from team import NO_EVALUATION, Notes, member, rows, team
 from test_view import Tamper, lie, only_finch
 
@@ -18,7 +16,6 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.types import Trajectory
 
-HERE = Path(__file__).parents[1] / "training"
 SETTINGS: dict[str, Any] = {**NO_EVALUATION, "steps": 3}
 WATCHED = {"judge_again": True, "quarantine": True, "quarantine_steps": 2}
 
@@ -113,15 +110,7 @@ def test_killed_and_resumed_equals_unbroken(
     moment: str, unbroken: RunDirectory, tmp_path: Path
 ) -> None:
     """Metrics, weights and the journals, with verdicts and standings, are byte for byte the same."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(KILLED))
-    killed = subprocess.run(
-        [sys.executable, HERE / "killed.py", config, tmp_path / "run", moment],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_until_killed(KILLED, tmp_path / "run", moment)
     run = hacrl.resume(tmp_path / "run")
     assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
 

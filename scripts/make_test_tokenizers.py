@@ -1,4 +1,4 @@
-"""Make the small tokenizers beside this file: `python tests/text/tokenizers/make.py`.
+"""Make the small tokenizers of tests/text/tokenizers: `python scripts/make_test_tokenizers.py`.
 
 Each has a property of real tokenizers; all are trained on the lines below.
 
@@ -23,6 +23,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+FOLDER = Path(__file__).parents[1] / "tests/text/tokenizers"
 LINES = [
     "Question: What is 17 + 25? Answer: The answer is 42.",
     "We add the tens and the ones: 10 + 20 = 30 and 7 + 5 = 12, so the sum is 42.",
@@ -139,4 +140,4 @@ def _unmark_bytes(t: Tokenizer) -> Tokenizer:
 
 if __name__ == "__main__":
     for make in (make_bytes, make_spaces, make_narrow, make_unigram):
-        make().save_pretrained(Path(__file__).parent / make.__name__.removeprefix("make_"))
+        make().save_pretrained(FOLDER / make.__name__.removeprefix("make_"))
