@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/hacrl demo
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	@echo "not in these: agents on Ray, replies by vLLM (make test-engines), hubs (make test-hub)"
 
 # Hubs of teams across owners, as processes, on SQLite and PostgreSQL.
