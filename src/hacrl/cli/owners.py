@@ -1,4 +1,4 @@
-"""Commands for teams across owners: key, charter, hub."""
+"""Commands for teams across owners: key, charter, hub, join."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hacrl.cli.terminal import errors_as_messages, note
+from hacrl.cli.terminal import SETTINGS, Overrides, errors_as_messages, note
 from hacrl.errors import UserError
 
 commands = typer.Typer()
@@ -95,6 +95,61 @@ def charter_amend(
         record.amended(signed)  # an error here is clearer than the hub's
         connection.send("POST", "/v1/amendments", signed.encode())
         print(signed.digest)
+
+
+@commands.command(context_settings=SETTINGS)
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the hub.")],
+    mine: Annotated[
+        Path, typer.Argument(metavar="MINE", help="Your agent, algorithm and trust (TOML).")
+    ],
+    name: Annotated[str, typer.Option("--as", help="Your name in the charter.")],
+    key: KeyFile,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run directory (default: runs/TEAM-NAME).")
+    ] = None,
+    team: Annotated[
+        str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of a hub that signs its own, a PEM file.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a hub that does not answer.")
+    ] = 3600.0,
+    accept_changed: Annotated[
+        bool,
+        typer.Option("--accept-changed", help="Continue although models or settings have changed."),
+    ] = False,
+) -> None:
+    """Train with the team of the hub at URL as one of its members. The same command continues."""
+    with errors_as_messages():
+        from hacrl.owners.join import Membership
+        from hacrl.owners.signing import Key
+
+        member = Membership.find(url, name, Key.read(key), note, team, patience, certificate)
+        place = run or Path("runs") / f"{member.team.charter.name}-{name}"
+        config = member.config(mine, place, overrides or [])
+        print(f"team {member.team.charter.name}, id {member.team.id}", flush=True)
+    with errors_as_messages(place, again="the same command"):
+        from hacrl import runs
+        from hacrl.cli.progress import ProgressLine
+        from hacrl.cli.training import print_summary
+        from hacrl.owners.client import chain_head
+        from hacrl.study.diagnostics.check import HOOKS
+
+        with ProgressLine() as progress:
+            runs.join(
+                config,
+                place,
+                lambda directory, tell: member.pool(directory.path, mine.parent, tell),
+                progress,
+                HOOKS,
+                accept_changed,
+            )
+        print_summary(place)
+        print(chain_head(place / "hub"))
 
 
 @commands.command()

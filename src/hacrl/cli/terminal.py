@@ -39,10 +39,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 
 @contextmanager
-def errors_as_messages(run: Path | None = None, trust_code: bool = True) -> Iterator[None]:
+def errors_as_messages(
+    run: Path | None = None, trust_code: bool = True, again: str = ""
+) -> Iterator[None]:
     """Turn an error into one message on standard error and an exit code.
 
-    `run` is the directory that the command writes; after Ctrl-C the message says how to resume it.
+    `run` is the directory that the command writes; after Ctrl-C the message says how to resume it,
+    with `again` if that is not `hacrl resume`.
     Without `trust_code` the command runs no code that a config names (importing.py).
     An error that `explain` does not know is a bug in hacrl and keeps its traceback.
     """
@@ -54,7 +57,8 @@ def errors_as_messages(run: Path | None = None, trust_code: bool = True) -> Iter
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if stop := interruption(error):
             started = run is not None and (run / "config.toml").is_file()
-            note(f"stopped; continue with `{program()} resume {run}`" if started else "stopped")
+            again = again or f"`{program()} resume {run}`"
+            note(f"stopped; continue with {again}" if started else "stopped")
             raise typer.Exit(exit_code(stop)) from error
         if (message := explain(error)) is None:
             raise

@@ -47,7 +47,7 @@ def train(
 
         with ProgressLine() as progress:
             start(settings, place, observer=progress, hooks=HOOKS)
-        _print_summary(place)
+        print_summary(place)
 
 
 @commands.command(context_settings=SETTINGS)
@@ -69,7 +69,7 @@ def resume(
 
         with ProgressLine() as progress:
             resume_run(run, overrides or [], progress, HOOKS, accept_changed)
-        _print_summary(run)
+        print_summary(run)
 
 
 @commands.command()
@@ -163,7 +163,7 @@ def _print_results(results: Results, out: Path, against: str = "") -> None:
     typer.echo(f"  {program()} show {run}")
 
 
-def _print_summary(run: Path) -> None:
+def print_summary(run: Path) -> None:
     """Print the table of a finished run and the commands that show more."""
     from hacrl.store.rundir import RunDirectory
     from hacrl.study.inspect.summary import summarise
@@ -171,7 +171,8 @@ def _print_summary(run: Path) -> None:
 
     summary = summarise(RunDirectory.open(run))
     console().print(summary_table(summary))
-    agent = next(a.name for a in summary.agents if a.learns)
     typer.echo(f"\nrun directory: {run}")
-    for rest in (f"show {run}", f"samples {run}", f"export {run} {agent} DIR"):
+    learners = [a.name for a in summary.agents if a.learns]
+    of_learners = [f"samples {run}", f"export {run} {learners[0]} DIR"] if learners else []
+    for rest in (f"show {run}", *of_learners):
         typer.echo(f"  {program()} {rest}")

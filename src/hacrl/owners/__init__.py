@@ -7,6 +7,7 @@ hub/          the server: stores batches, closes steps, signs snapshots; it judg
 connection.py signed requests over HTTP; a hub that is away is waited for
 client.py     a member's connection: verifies receipts, snapshots and their chain
 pool.py       the member's pool: sends batches, copies closed steps into the run directory
+join.py       a member's config, from its own file and the charter
 
 This package imports no torch. Everything that it reads from others is data: nothing in a charter or a
 batch is imported or executed. Steps count from 0 here, as in the journals.

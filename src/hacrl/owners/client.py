@@ -38,6 +38,20 @@ class Listed:
     late: bool
 
 
+def newest_snapshot(folder: Path) -> Signed | None:
+    """The newest verified snapshot in a member's folder."""
+    files = sorted((folder / "snapshots").glob("step-*.json"))
+    return Signed.decode("snapshot", files[-1].read_bytes()) if files else None
+
+
+def chain_head(folder: Path) -> str:
+    """The end of the member's chain of snapshots. Members compare it by other means: a hub that shows
+    each of them another chain cannot be found out otherwise."""
+    head = newest_snapshot(folder)
+    step, digest = (head.content["step"] + 1, head.digest) if head else (0, "none yet")
+    return f"chain head after step {step}: {digest}"
+
+
 def fetch_team(connection: Connection, team: str | None = None) -> TeamRecord:
     """Fetch and verify charter and amendments; UserError if they are not of the team."""
     try:
@@ -140,6 +154,10 @@ class HubClient:
         self._store("receipts", envelope.step, receipt)
         return receipt
 
+    def sent(self, step: int) -> bool:
+        """Whether the hub has receipted this member's batch of a step."""
+        return self._file("receipts", step).exists()
+
     def skip(self, step: int) -> Signed:
         """Skip a step: the team does not wait for this member, and the member may read the step."""
         content = {"team": self.team.id, "agent": self.name, "step": step}
@@ -153,8 +171,7 @@ class HubClient:
     @property
     def head(self) -> Signed | None:
         """The newest verified snapshot."""
-        files = sorted((self.folder / "snapshots").glob("step-*.json"))
-        return Signed.decode("snapshot", files[-1].read_bytes()) if files else None
+        return newest_snapshot(self.folder)
 
     def known(self, step: int) -> Signed | None:
         """The verified snapshot of a step, from the folder."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hacrl.errors import UserError, first_line
 from hacrl.owners.signing import Key, request_content, sha256
+from hacrl.stopping import check
 
 try:
     import httpx
@@ -18,7 +19,7 @@ except ImportError as error:
 
 PATIENCE = 3600.0
 """Seconds to wait for a hub that cannot be reached."""
-POLL = 30.0
+POLL = 5.0
 """Seconds that the hub holds a request for a snapshot that does not exist yet."""
 MOST = 1 << 30
 """Largest answer in bytes."""
@@ -83,6 +84,7 @@ class Connection:
         again."""
         began, pause, noted = time.monotonic(), 0.2, False
         while True:
+            check()
             headers = sender.headers(method, path, body) if sender else {}
             try:
                 status, answer = self._once(method, path, body, headers)

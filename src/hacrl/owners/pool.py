@@ -8,9 +8,11 @@ as an outcome (Finish.WITHHELD).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import HubClient, Listed
@@ -22,7 +24,7 @@ from hacrl.store.pool import Pool
 from hacrl.trust import Level
 from hacrl.types import Finish, Trajectory
 
-TOO_LATE = ("late", "skipped", "revealed")
+TOO_LATE = ("late", "skipped", "revealed", "roster")
 """Refusals of a batch after which the member skips the step."""
 
 
@@ -35,6 +37,54 @@ class HubPool(Pool):
     def __init__(self, folder: Path, client: HubClient, level: Level) -> None:
         super().__init__(folder)
         self.client, self.level = client, level
+        self._way = "start `hacrl join` again: it is copied from the hub again"
+        self._away: dict[int, bool] = {}
+
+    # ------------------------------------------------------------ the team
+
+    def is_away(self, step: int) -> bool:
+        """Whether the member takes no part in the step: it is not in the team then, or the step was
+        closed before the member could begin it. Waits until the step before is closed."""
+        if step < 0:
+            return False
+        if step not in self._away:
+            self._away[step] = self._decide(step)
+        return self._away[step]
+
+    def _decide(self, step: int) -> bool:
+        client = self.client
+        if self.closed(step):
+            return not self.members(step)
+        if self._envelope(step).exists() or client.known(step):
+            return not self._envelope(step).exists()
+        if step and not self.closed(step - 1):
+            self.close(step - 1, ())
+        state = client.state()
+        if state["amendments"] != client.team.head:
+            client.refresh()
+        mine = client.team.roster(step).get(client.name)
+        if mine is None or mine.key != client.key.public:
+            return True
+        if state["newest"] is not None and state["newest"] >= step:
+            raise UserError(
+                f"the hub has batches of {client.name!r} up to step {state['newest'] + 1} that "
+                f"{self.folder.parent} does not have. Use the run directory that sent them; if it is "
+                "lost, make a new key and ask the founder for an amendment (rotate)"
+            )
+        return bool(state["open"] > step)
+
+    def team(self, config: Config, step: int) -> Config:
+        """The config with the members of the step as agents."""
+        header, known = self.client.known(step), self.client.team
+        known = known.until(header.content["amendments"]) if header else known
+        mine = config.agents[0]
+        found = {
+            name: AgentConfig(name=name, model="another owner's", learn=False, publish=peer.publish)
+            for name, peer in known.roster(step).items()
+        }
+        return config.model_copy(update={"agents": [*(found | {mine.name: mine}).values()]})
+
+    # ------------------------------------------------------------ a step
 
     def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
         """Store the batch here and send it to the hub. If the step was closed without it and it is too
@@ -48,29 +98,47 @@ class HubPool(Pool):
                 if refused.code not in TOO_LATE:
                     raise
                 self.client.note(f"step {step + 1}: {refused}. The step is skipped")
-                self.client.skip(step)
+                self._skip(step)
         return digest
 
     def close(self, step: int, members: Sequence[str]) -> None:
         """Wait until the hub has closed the step, and copy its batches. The hub decides who is in it:
-        `members` is not used."""
+        `members` is not used. The member's own late batch counts for itself."""
         if self.closed(step):
             return
-        header = self.client.snapshot(step)
+        client = self.client
+        if self.is_away(step):
+            self._skip(step)
+        began = time.monotonic()
+        header = client.snapshot(step)
+        self.waited += time.monotonic() - began
         assert header is not None
-        for listed in self.client.envelopes(step):
-            if not listed.late and listed.envelope.agent != self.client.name:
+        roster = client.team.until(header.content["amendments"]).roster(step)
+        if client.name not in roster:
+            self._away[step] = True
+        if self._away.get(step):
+            return super().close(step, ())
+        for listed in client.envelopes(step):
+            if not listed.late and listed.envelope.agent != client.name:
                 self.store_lines(step, listed.envelope.agent, self._lines_of(listed.envelope))
-        roster = self.client.team.until(header.content["amendments"]).roster(step)
-        here = [name for name in roster if name in header.content["batches"]]
+        here = [n for n in roster if n in header.content["batches"]]
         if missing := [name for name in here if not (self._step(step) / name).is_dir()]:
             raise UserError(
-                f"{self.client.url}: the hub does not have the batches of {', '.join(missing)} that its "
+                f"{client.url}: the hub does not have the batches of {', '.join(missing)} that its "
                 f"snapshot of step {step + 1} names"
             )
-        if not here:
-            raise UserError(f"step {step + 1} was closed without any batch: all members skipped it")
+        if client.sent(step) and client.name not in here:
+            here.append(client.name)  # late
+        self._away[step] = not here
         super().close(step, here)
+
+    def _skip(self, step: int) -> None:
+        """Send a skip, so that the hub shows the step. Not needed by who is not in the team then."""
+        try:
+            self.client.skip(step)
+        except HubRefused as refused:
+            if refused.code not in ("roster", "published", "early"):
+                raise
 
     def late(self, step: int) -> dict[str, list[Trajectory]]:
         """The late batches of a closed step, by author. Rows that cannot be read are left out."""
@@ -95,7 +163,7 @@ class HubPool(Pool):
             client.head,
         )
         batch = Batch.build(*args)
-        path = client.folder / "envelopes" / f"step-{step:06d}.json"
+        path = self._envelope(step)
         if not path.exists():
             write_atomic(path, batch.envelope.encode())
             return batch
@@ -107,6 +175,10 @@ class HubPool(Pool):
                 "the run; a second batch would prove that this member publishes two"
             )
         return Batch(signed, batch.outcomes, batch.texts)
+
+    def _envelope(self, step: int) -> Path:
+        """The envelope that this member signed for a step."""
+        return self.client.folder / "envelopes" / f"step-{step:06d}.json"
 
     def _lines_of(self, envelope: Envelope) -> bytes:
         """The rows of a batch: texts where they are published and received, else outcomes."""

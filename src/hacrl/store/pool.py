@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hacrl.config import Config
 from hacrl.errors import UserError
 from hacrl.store.codec import TRAJECTORY, Codec, CodecError
 from hacrl.store.files import changed, steps_in, whole_folder, write_atomic
@@ -57,6 +58,9 @@ class Pool:
 
     Example: pool = Pool(Path("runs/team/pool")); pool.publish(0, "ant", trajectories)
     """
+
+    waited = 0.0
+    """Seconds spent waiting for other owners since they were last read."""
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder
@@ -114,12 +118,20 @@ class Pool:
         # Names are looked up one by one: a listing may be stale on a network file system.
         folder = self._step(step)
         published = [agent for agent in members if (folder / agent).is_dir()]
-        if not published:
+        if members and not published:
             raise ValueError(f"closing step {step + 1}: none of {members!r} has published")
         digests = {agent: self._digest(step, agent) for agent in published}
         text = seal({"schema": SCHEMA, "step": step, "batches": digests}, indent=1) + "\n"
         with suppress(FileExistsError):  # another process was faster
             write_atomic(folder / "snapshot.json", text, replace=False)
+
+    def is_away(self, step: int) -> bool:
+        """Return whether the run takes no part in the step; only the pool of a hub decides that."""
+        return False
+
+    def team(self, config: Config, step: int) -> Config:
+        """Return the config with the agents of all owners in the step. Here the run has all."""
+        return config
 
     def closed(self, step: int) -> bool:
         """Return whether the step has a snapshot."""

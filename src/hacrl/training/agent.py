@@ -34,7 +34,7 @@ from hacrl.training.evaluate import (
     stop_if_unjudged,
 )
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
-from hacrl.training.plan import minibatch, plan_of, replaced
+from hacrl.training.plan import Plan, minibatch, plan_of, replaced
 from hacrl.training.samples import (
     DropReason,
     SampleLimits,
@@ -74,10 +74,12 @@ class Agent:
         self.dynamic = config.problems_per_step > config.prompts_per_step
         self.clock = Clock()
         self.notes: list[str] = []
-        self.plan = plan_of(config, agent, self.algorithm) if agent.learns else None
+        self.plan = self._plan(0) if agent.learns else None
         end = agent.schedule_steps or config.steps
         self.learns_before = agent.learn_steps or max(end, config.steps)
-        self.schedule = make_schedule(agent, self._updates_before(end))
+        learned = range(min(end, self.learns_before))
+        planned = sum(not agent.is_away(s) for s in learned) * self._updates_per_step
+        self.schedule = make_schedule(agent, planned)
         settings = config.algorithm
         self.capability = CapabilityHistory(
             self._snapshot,
@@ -155,7 +157,7 @@ class Agent:
         if self.plan is None or step >= self.learns_before:
             return {}
         problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
-        needs = self.algorithm.needs
+        needs, plan = self.algorithm.needs, self._plan(step)
         with self.clock("samples"), paused_gc():
             seen = self.view.at(step, problems)
             snapshot, invalid = seen.snapshot, seen.invalid
@@ -178,7 +180,7 @@ class Agent:
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
             last = replaced(samples) if needs.updates == "with_own" else ()
-            for update in self.plan.updates(problems, self.config.seed, step, last):
+            for update in plan.updates(problems, self.config.seed, step, last):
                 batch = minibatch(samples, update)
                 if batch:
                     loss = self.policy.without_rounding(self.algorithm.loss, step)
@@ -191,7 +193,7 @@ class Agent:
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
         return {
-            **learning_metrics(done, self.plan, capability, snapshot.members, self.name),
+            **learning_metrics(done, plan, capability, snapshot.members, self.name),
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in invalid),
             **seen.metrics(),
@@ -373,12 +375,21 @@ class Agent:
 
     def _updates_before(self, step: int) -> int:
         """Updates that are planned before a step."""
-        return self._steps_learned(step) * len(self.plan.floors) if self.plan else 0
+        return self._steps_learned(step) * self._updates_per_step
+
+    @property
+    def _updates_per_step(self) -> int:
+        return len(self.plan.floors) if self.plan else 0
 
     def _steps_learned(self, step: int) -> int:
         """Steps that the weights that sample `step` have learned."""
         learned = range(min(step, self.learns_before)) if self.plan else ()
-        return sum(not self.agent.is_away(earlier) for earlier in learned)
+        away = (self.agent.is_away(s) or self.pool.is_away(s) for s in learned)
+        return sum(not is_away for is_away in away)
+
+    def _plan(self, step: int) -> Plan:
+        """The plan of a step; that of a team across owners follows its members."""
+        return plan_of(self.pool.team(self.config, step), self.agent, self.algorithm)
 
     def _stop_if_broken(self, step: int, batch: Sequence[Sample], report: UpdateReport) -> None:
         if self.policy.skipped_in_a_row < self.config.skip_limit:

@@ -38,15 +38,21 @@ class Shared:
 
 
 def open_shared(
-    config: Config, run: RunDirectory, hooks: Hooks, stack: ExitStack, task: Task | None = None
+    config: Config,
+    run: RunDirectory,
+    hooks: Hooks,
+    stack: ExitStack,
+    task: Task | None = None,
+    pool: Pool | None = None,
 ) -> Shared:
-    """Open the verifier, the pool and, unless given, the task of this process; `stack` closes them."""
+    """Open the verifier and, unless given, task and pool of this process; `stack` closes them."""
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     task = task or make_task(config.task, config.seed, run.path)
     verifier = stack.enter_context(VerifierPool(config.verifier))
     algorithm = make_algorithm(config.algorithm, verifier.reward_range)
-    return Shared(config, run, Pool(run.pool_path), task, verifier, algorithm, hooks)
+    pool = pool or Pool(run.pool_path)
+    return Shared(config, run, pool, task, verifier, algorithm, hooks)
 
 
 class LocalExecutor:
@@ -60,11 +66,12 @@ class LocalExecutor:
         hooks: Hooks,
         stack: ExitStack,
         task: Task | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.observer = observer
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         ranks = LocalRanks(config, stack)
-        shared = open_shared(config, run, hooks, stack, task)
+        shared = open_shared(config, run, hooks, stack, task, pool)
         shared.verifier.report = observer.note
         self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
         self.agents = {a.name: self.make(a.name) for a in config.agents}

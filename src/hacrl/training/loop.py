@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -104,7 +105,7 @@ class Team:
 
     async def member(self, name: str) -> None:
         """One agent, from its newest checkpoint to the last step."""
-        call, agent, steps = self.executor.call, self.config.agent(name), self.config.steps
+        call, steps = self.executor.call, self.config.steps
         restored = await call(name, "restore", sorted(self.saved.get(name, ())))
         step = self.done[name] if restored is None else restored
         for damaged in self.damaged[name]:
@@ -117,9 +118,9 @@ class Team:
             if self.takes_part(name, step) and not self.log.has("train", step, name):
                 row = await call(name, "rollout", step)
             await self.barrier(name, step)
-            if not agent.is_away(step):
+            if not self.is_away(name, step):
                 row = row if self.takes_part(name, step) else ABSENT
-                learned = await call(name, "learn", step) if agent.learns else {}
+                learned = await call(name, "learn", step) if name in self.learners else {}
                 self.log.add("train", step, name, {**row, **learned})
             step += 1
             await self.evaluate(name, step)
@@ -148,15 +149,20 @@ class Team:
     async def prune(self, name: str) -> None:
         """Remove old checkpoints once all learners have saved a newer step. A step that every
         learner has saved exists at every moment, so that the run can always be resumed."""
+        if name not in self.learners:
+            return
         common = max(set.intersection(*self.saved.values()), default=0)
-        if name in self.learners and common > self.pruned[name]:
+        if common > self.pruned[name]:
             self.pruned[name] = common
             # Newer ones stay, too: a straggler has yet to save them.
             keep = sorted(step for step in self.saved[name] if step >= common)
             await self.executor.call(name, "prune", keep)
 
     def finished(self, name: str, done: int) -> None:
-        if seconds := self.executor.seconds.pop(name, {}):
+        seconds = self.executor.seconds.pop(name, {})
+        if self.pool.waited:
+            seconds["wait"], self.pool.waited = self.pool.waited, 0.0
+        if seconds:
             self.run.add_times({"step": done - 1, "agent": name, **seconds})
         if done > self.done[name]:
             self.done[name], self.losses[name] = done, 0
@@ -169,7 +175,9 @@ class Team:
         return [a.name for a in self.config.agents if a.learns or (done == 0 and not a.replay)]
 
     def due(self, done: int, every: int) -> bool:
-        return done == self.config.steps or (every > 0 and done % every == 0)
+        """Whether something is due that is done every so many steps, and after the last."""
+        regular = every > 0 and done % every == 0 and not self.pool.is_away(done - 1)
+        return done == self.config.steps or regular
 
     # ------------------------------------------------------------ lost agents
 
@@ -235,7 +243,7 @@ class Team:
         """The agents that the barrier waits for: at the ends of a run all, else those not away."""
         inside = 0 <= step < self.config.steps
         here = [a for a in self.config.agents if a.name in self.active]
-        return [a.name for a in here if not (inside and a.is_away(step))]
+        return [a.name for a in here if not (inside and self.is_away(a.name, step))]
 
     def deadline_passed(self, step: int) -> None:
         """Report who is missing. With late = "go_on" the step continues without them as soon as
@@ -278,9 +286,13 @@ class Team:
 
     # ------------------------------------------------------------ snapshots
 
+    def is_away(self, name: str, step: int) -> bool:
+        """Whether the agent neither rolls out nor learns in the step."""
+        return self.config.agent(name).is_away(step) or self.pool.is_away(step)
+
     def takes_part(self, name: str, step: int) -> bool:
         """Whether the agent is in the step's snapshot, or still can be."""
-        if self.config.agent(name).is_away(step):
+        if self.is_away(name, step):
             return False
         return name in self.pool.members(step) if self.pool.closed(step) else True
 
@@ -294,13 +306,23 @@ class Team:
                 self.note_missing(step, "continues without")
             # A lost agent that is not back yet may have published before it was lost.
             here = [n for n in expected if n in arrived or n in self.pool.arrived(step)]
-            if not here:
+            if not here and not self.config.hub:
                 raise RunStopped(
                     f"step {step + 1}: no agent is left that could take part. Find out why they "
                     f"die, then run `hacrl resume {self.run.path}`."
                 )
             self.pool.close(step, here)
         members = self.pool.members(step)
+        if self.config.hub is None:  # a hub decides who is in a step
+            self.check_members(step, members)
+        late = [n for n in expected if n not in members]
+        self.log.release(late)
+        self.log.expect("train", step, [n for n in self.names if n in members])
+        evaluated = [n for n in self.evaluated(step + 1) if n in self.active and n not in late]
+        self.log.expect("evaluation", step + 1, evaluated)
+
+    def check_members(self, step: int, members: Sequence[str]) -> None:
+        """Raise a UserError if a run with other agents closed the step."""
         here = present(self.config, step)
         waits = self.config.runtime.late == "wait"
         if not set(members) <= set(here) or (waits and len(members) < len(here)):
@@ -308,11 +330,6 @@ class Team:
                 f"{self.run.path}: step {step + 1} was closed with the agents "
                 f"{', '.join(members)}, but the config has {', '.join(here)}. Start a new run."
             )
-        late = [n for n in expected if n not in members]
-        self.log.release(late)
-        self.log.expect("train", step, [n for n in self.names if n in members])
-        evaluated = [n for n in self.evaluated(step + 1) if n in self.active and n not in late]
-        self.log.expect("evaluation", step + 1, evaluated)
 
     def check_pool(self, first: int, end: int) -> None:
         """Raise a UserError if a snapshot of these closed steps was deleted."""

@@ -48,6 +48,8 @@ def damaged_batches(config: Config, pool: Pool, first: int, note: Note) -> dict[
     reopened = []
     for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
         error = pool.damaged(step) if step < first or pool.closed(step) else None
+        if config.hub and not error and not all(pool.whole(step, m) for m in pool.members(step)):
+            error = changed(pool.folder, f"a batch of step {step + 1} is damaged", RESTORE)
         if error and config.runtime.late == "go_on":
             reason = f"{error}. With runtime.late = 'go_on' the journals do not hold its agents"
             raise changed(pool.folder, reason, RESTORE)
@@ -57,7 +59,7 @@ def damaged_batches(config: Config, pool: Pool, first: int, note: Note) -> dict[
         if step < first:
             members = present(config, step) if error else pool.members(step)
             for name in members:
-                if not pool.whole(step, name):
+                if not pool.whole(step, name) and not pool.is_away(step):
                     damaged[name].append(step)
     count = len(reopened) + sum(map(len, damaged.values()))
     if count:

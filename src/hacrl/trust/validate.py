@@ -58,6 +58,10 @@ class Checker:
         self.low, self.high = reward_range
         self.temperature = config.temperature
         self.plausible = config.trust.judge_again
+        self.expect(config)
+
+    def expect(self, config: Config) -> None:
+        """Take numbers and limits of samples from the agents of this config."""
         self.samples = {a.name: config.samples_of(a) for a in config.agents}
         # A stored run has its own limit, which its rows name.
         self.limits = {a.name: config.response_limit(a) for a in config.agents if not a.replay}

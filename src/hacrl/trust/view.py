@@ -70,15 +70,18 @@ class View:
         self.pool, self.checker, self.verifier, self.journal = pool, checker, verifier, journal
         self.own_rows, self.replaces_own = own_rows, replaces_own
         self.judges = judges and config.trust.judge_again
-        self.levels = {a.name: a.publish for a in config.agents}
+        self.config = config
 
     def at(self, step: int, problems: Mapping[str, Problem]) -> Seen:
         """Read a closed step. Texts are judged if no verdicts of the step are journalled."""
+        team = self.pool.team(self.config, step)
+        self.checker.expect(team)
         snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
         if self.replaces_own and (rows := self.own_rows(step)) is not None:
             snapshot = with_own(snapshot, self.name, rows)
         if self.trust.reciprocity:
-            snapshot = received(snapshot, self.name, self.levels)
+            levels = {a.name: a.publish for a in team.agents}
+            snapshot = received(snapshot, self.name, levels)
         if not self.judges:
             return Seen(snapshot, invalid)
         verdicts = self._verdicts(step, snapshot, problems)

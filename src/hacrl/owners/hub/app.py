@@ -3,7 +3,7 @@
     GET  /v1/charter                          the signed charter                        anyone
     GET  /v1/amendments                       the chain of amendments                   anyone
     POST /v1/amendments                       append one (its own signature counts)     anyone
-    GET  /v1/state                            open step, who has arrived                members
+    GET  /v1/state                            open step, who has arrived, own newest    members
     PUT  /v1/steps/{step}/batch               publish                                   members
     PUT  /v1/steps/{step}/skip                skip the step                             members
     GET  /v1/steps/{step}/snapshot?wait=S     the snapshot, waiting up to S seconds     members
@@ -289,9 +289,11 @@ def _steps(app: FastAPI, hub: Hub) -> None:
 
     @app.get("/v1/state")
     async def state(request: Request) -> dict[str, Any]:
-        hub.member(request)
+        member = hub.member(request)
         arrived = await run_in_threadpool(store.arrived)
+        newest = await run_in_threadpool(store.newest, member)
         value = {"open": store.open, "arrived": arrived, "amendments": store.team.head}
+        value |= {"newest": newest}
         return {**value, "time": store.clock()}
 
     @app.put("/v1/steps/{step}/batch")

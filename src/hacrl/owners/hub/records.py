@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, insert, select
+from sqlalchemy import Connection, Engine, RowMapping, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from hacrl.errors import UserError
@@ -118,6 +118,12 @@ class Records:
         """All recorded proofs, as canonical JSON."""
         with self.engine.connect() as db:
             return list(db.scalars(select(t.proofs.c.record).order_by(t.proofs.c.found)))
+
+    def newest(self, agent: str) -> int | None:
+        """The newest step that has a batch of the member."""
+        mine = (t.arrivals.c.agent == agent) & (t.arrivals.c.kind == "batch")
+        with self.engine.connect() as db:
+            return db.scalar(select(func.max(t.arrivals.c.step)).where(mine))
 
     def arrived(self) -> list[str]:
         """The members that have sent a batch or a skip of the open step."""
