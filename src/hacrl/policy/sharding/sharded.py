@@ -1,19 +1,8 @@
 """A policy over several ranks: sharded weights for learning, a whole copy on each rank for sampling.
 
-Every rank has an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`. It
-is used like any other policy and broadcasts each call to the other ranks, which run `follow`:
-
-    store = open_store(host)                                                              # rank 0
-    group = join_group(0, size, f"{host}:{store.port}", device="cuda", agent="wren", store=store)
-    policy = ShardedPolicy(agent_config, group=group, device="cuda", temperature=1.0, beta=0.0)
-    ...
-    policy.close()                                                         # followers return
-
-    group = join_group(rank, size, address, device="cuda", agent="wren")   # every other rank
-    follow(group, device="cuda")
-
-`device` is that of the rank (cpu, cuda, cuda:1 ...) and replaces the config's. Every rank must find the
-model under the same path or hub name.
+Every rank has an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`: it is
+used like any other policy and broadcasts each call to the other ranks, which run `follow`. Every rank
+must find the model under the same path or hub name.
 
 Learning: the rows of a minibatch are split over the ranks. Every rank computes the same number of
 micro-batches; a rank with fewer rows computes empty ones at the end. Gradients, losses and norms are
@@ -23,8 +12,6 @@ Sampling: each rank samples a part of the replies with a whole copy of the weigh
 overwrite in place: no collectives while sampling, and fixed addresses for CUDA graphs. This costs 2
 bytes per parameter on every rank in bfloat16. Scores are computed with the shards, so a stale copy shows
 in the metrics that compare sampler and trainer.
-
-Checkpoints are those of an unsharded policy: whole tensors, gathered on rank 0.
 """
 
 from __future__ import annotations

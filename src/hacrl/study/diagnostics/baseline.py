@@ -1,22 +1,8 @@
 """Bias and variance of a problem's baseline, compared with the learner's expected reward.
 
-Learner k, problem q, p_k(q) = the learner's expected reward on q, estimated by p^, the mean of m fresh
-replies that no baseline contains. Three estimates of p_k(q) from the N judged rewards of the snapshot:
-
-    own(q)        = mean of the learner's own rewards
-    pooled(q)     = mean of all agents' rewards
-    capability(q) = sum_j sum_i w(k,j) R(y_j,i) / N                            (eq. 7 of HACPO)
-
-The theorem states that capability is unbiased: E[mu_k] = E[R of the learner]. With w(k,j) = P_k / P_j
-this holds on average over problems, not for each problem: where j is better than its ratio suggests,
-the baseline is too high. Three metrics, with the error e(q) = baseline(q) - p^(q):
-
-    bias     mean over problems of e, with its standard error
-    variance mean over problems of the baseline's sampling variance, sum_j w(k,j)^2 n_j s_j^2(q) / N^2
-             (s_j^2: variance of j's rewards on q, ddof 1; w is treated as constant)
-    spread^2 mean over problems of (e^2 - s^2(q) / m) - variance: the squared bias of a single problem
-
-s^2(q) / m is the noise of p^. Mean square error = variance + spread^2, both without that noise.
+Three estimates of the expected reward (the mean of own rewards, the mean of all rewards, and HACPO's
+capability-aware mean) are compared with the mean of fresh replies. docs/diagnostics.md, "The baselines",
+has the formulas.
 """
 
 from collections import defaultdict

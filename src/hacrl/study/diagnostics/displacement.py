@@ -1,16 +1,11 @@
 """Displacement of the weights by the gradients of a step through AdamW, without changing the weights.
 
-AdamW's first moment only spreads a gradient's effect over later updates: its factors (1 - b1),
-(1 - b1) b1, (1 - b1) b1^2, ... sum to 1. So a part g of the gradient G of an update moves the weights,
-over all updates, by
-
     d = - rate * c * g / (sqrt(v^) + eps),     c = min(1, max_grad_norm / (|G| + 1e-6))
 
-A trial step of the optimizer would be nine tenths momentum of earlier updates. v^, the second moment, is
-its value at the end of the step, if each block of updates makes its U updates with the same gradient G.
-One v^ for all makes displacements additive and comparable. (With the v^ of a single update, |d| of the
-very first one would not depend on g, and where the parts of G cancel, a part would be divided by almost
-zero.) Weight decay does not depend on samples and is left out.
+is the whole effect of a part g of an update's gradient G: AdamW's first moment only spreads it over later
+updates. v^ is the second moment at the end of the step, if each block of updates makes its U updates with
+the same G. One v^ for all makes displacements additive, and no part is divided by almost zero where the
+parts of G cancel. Weight decay does not depend on samples and is left out.
 """
 
 from collections.abc import Mapping, Sequence

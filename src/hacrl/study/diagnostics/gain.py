@@ -1,17 +1,9 @@
 """First-order gain: the change of the learner's held-out reward by one step of a source's samples.
 
-    J(theta) = mean over held-out problems q of p(q),   p(q) = the learner's expected reward on q
-    gain(j)  = U_j < grad J, d_j >
+    gain(j) = U_j < grad J, d_j >,   grad p(q) ~ 1/S sum_i (R_i - mean of R without i) grad log pi(y_i)
 
-d_j is the displacement by source j's part of one update of its block (policy/displacement.py), U_j the
-number of such updates in a step. grad p(q) is estimated without bias by REINFORCE on S fresh replies
-with the mean of the other replies as baseline:
-
-    grad p(q) ~ 1/S sum_i (R_i - mean of R without i) grad log pi(y_i)
-
-Each problem gives one value U_j < grad p(q), d_j >; the gain is their mean, with the standard error of
-independent problems. Evaluating before and after a trial update would not work: the change is far
-smaller than the noise of an evaluation. The first order ignores the curvature along d_j.
+d_j is the displacement by source j's part of one update of its block (displacement.py), U_j the number of
+such updates in a step, S the number of fresh replies. docs/diagnostics.md explains the estimate.
 """
 
 from collections.abc import Mapping, Sequence
