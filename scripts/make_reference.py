@@ -5,8 +5,6 @@
 tests/test_reference.py fails when the files are stale.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

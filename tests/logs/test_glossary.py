@@ -1,7 +1,5 @@
 """Every metric that a run writes has a meaning in the glossary, and the code has every entry."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

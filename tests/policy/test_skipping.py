@@ -31,7 +31,8 @@ def whole_gradient(p: Policy, samples: list[Sample], loss) -> tuple[float, dict[
 
 @pytest.mark.parametrize(
     ("name", "beta", "changes"),
-    [(n, b, {"microbatch_tokens": t}) for n in ALGORITHMS for b in (0.0, 0.1) for t in (16384, 40)]
+    [(n, b, {"microbatch_tokens": t}) for n in ALGORITHMS for b, t in ((0.0, 40), (0.1, 16384))]
+    + [("hacpo", 0.1, {"microbatch_tokens": 40}), ("hacpo", 0.0, {"microbatch_tokens": 16384})]
     + [("hacpo", 0.0, {"microbatch_tokens": 40, "gradient_checkpointing": True})]
     + [("hacpo", 0.0, {"microbatch_tokens": 40, "lora": {"rank": 4}})],
 )

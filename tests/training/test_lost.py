@@ -3,8 +3,6 @@
 `tests/engines/test_ray_nodes.py` does the same with processes and machines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import selectors

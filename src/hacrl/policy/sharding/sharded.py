@@ -1,7 +1,7 @@
 """A policy over several ranks: sharded weights for learning, a whole copy on each rank for sampling.
 
-Every rank has an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`: it is
-used like any other policy and broadcasts each call to the other ranks, which run `follow`. Every rank
+Every rank has an ordinary `Policy` whose `ranks` are `ShardedRanks`. Rank 0's is a `ShardedPolicy`: it
+is used like any other policy and broadcasts each call to the other ranks, which run `follow`. Every rank
 must find the model under the same path or hub name.
 
 Learning: the rows of a minibatch are split over the ranks. Every rank computes the same number of

@@ -2,10 +2,10 @@
 
     d = - rate * c * g / (sqrt(v^) + eps),     c = min(1, max_grad_norm / (|G| + 1e-6))
 
-is the whole effect of a part g of an update's gradient G: AdamW's first moment only spreads it over later
-updates. v^ is the second moment at the end of the step, if each block of updates makes its U updates with
-the same G. One v^ for all makes displacements additive, and no part is divided by almost zero where the
-parts of G cancel. Weight decay does not depend on samples and is left out.
+is the whole effect of a part g of an update's gradient G: AdamW's first moment only spreads it over
+later updates. v^ is the second moment at the end of the step, if each block of updates makes its U
+updates with the same G. One v^ for all makes displacements additive, and no part is divided by almost
+zero where the parts of G cancel. Weight decay does not depend on samples and is left out.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 
     gain(j) = U_j < grad J, d_j >,   grad p(q) ~ 1/S sum_i (R_i - mean of R without i) grad log pi(y_i)
 
-d_j is the displacement by source j's part of one update of its block (displacement.py), U_j the number of
-such updates in a step, S the number of fresh replies. docs/diagnostics.md explains the estimate.
+d_j is the displacement by source j's part of one update of its block (displacement.py), U_j the number
+of such updates in a step, S the number of fresh replies. docs/diagnostics.md explains the estimate.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a model folder says without loading its weights: renderer and context length."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

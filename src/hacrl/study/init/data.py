@@ -1,7 +1,5 @@
 """Read a data file before a config exists: columns of question and answer, and a verifier that fits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

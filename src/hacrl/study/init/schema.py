@@ -1,7 +1,5 @@
 """The JSON schema of a config file, for editors that check TOML."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hacrl.algorithms import ALGORITHMS
