@@ -95,8 +95,12 @@ def import_tables(tree: dict[str, Any]) -> list[tuple[dict[str, str], str]]:
     """The tables and keys of the tree that may hold an import path."""
     keys = [("task", "kind"), ("verifier", "kind"), ("algorithm", "name"), ("sampler", "kind")]
     tables = [(tree.get(table), key) for table, key in keys]
-    if isinstance(verifier := tree.get("verifier"), dict) and verifier.get("kind") == "function":
-        tables.append((verifier.get("options"), "path"))
+    verifier = tree.get("verifier")
+    rewards = verifier.get("rewards") if isinstance(verifier, dict) else None
+    tables += [(reward, "kind") for reward in (rewards if isinstance(rewards, list) else [])]
+    for table in (verifier, *(rewards if isinstance(rewards, list) else ())):
+        if isinstance(table, dict) and table.get("kind") == "function":
+            tables.append((table.get("options"), "path"))
     agents = tree.get("agents")
     tables += [(agent, "sampler") for agent in (agents if isinstance(agents, list) else [])]
     return [(t, k) for t, k in tables if isinstance(t, dict) and isinstance(t.get(k), str)]

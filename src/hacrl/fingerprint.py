@@ -112,8 +112,10 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
     time are the same is not read again."""
     here = environment(config)
     versions = {key: here[key] for key in ("hacrl", "torch", "transformers", "gpu")}
-    if verifier := VERIFIERS.get(config.verifier.kind):
-        versions["verifier"] = f"{config.verifier.kind}/{getattr(verifier, 'version', '')}"
+    kinds = [reward.kind for reward in config.verifier.rewards] or [config.verifier.kind]
+    if built_in := [kind for kind in kinds if kind in VERIFIERS]:
+        labels = (f"{kind}/{getattr(VERIFIERS[kind], 'version', '')}" for kind in built_in)
+        versions["verifier"] = ", ".join(labels)
     files = _data_and_code(config)
     for model in [agent.model for agent in config.agents if agent.model]:
         is_pocket, name = model.startswith("pocket:"), model.removeprefix("pocket:")

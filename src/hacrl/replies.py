@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -55,6 +55,8 @@ class Evaluation:
     """Fraction of replies truncated at the limit."""
     first_failure: str = ""
     """Status and message of the first reply that was not judged."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each reward of verifier.kind = "sum" over judged replies, before its weight."""
 
     def metrics(self) -> dict[str, Any]:
         """The columns of an evaluation's row in metrics.jsonl."""
@@ -64,6 +66,7 @@ class Evaluation:
             "accuracy/high": self.avg.high if self.avg else None,
             "problems": self.avg.count if self.avg else 0,
             **{f"accuracy/{task}": value for task, value in self.by_task.items()},
+            **{f"reward/{name}": mean for name, mean in self.rewards.items()},
             **{f"verdict/{status}": n for status, n in self.verdicts.items()},
             **({FIRST_FAILURE: self.first_failure} if self.first_failure else {}),
             "not_attempted": self.not_attempted,
@@ -110,7 +113,19 @@ def count(
         first_failure=next(
             (f"{r['status']}: {r['detail']}" for r in attempted if r["reward"] is None), ""
         ),
+        rewards=mean_parts(part for row in attempted for part in row.get("rewards", {}).items()),
     )
+
+
+def mean_parts(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Mean by name, in the order in which the names first come.
+
+    Example: mean_parts([("math", 1.0), ("math", 0.0)]) == {"math": 0.5}
+    """
+    values: dict[str, list[float]] = {}
+    for name, value in parts:
+        values.setdefault(name, []).append(value)
+    return {name: fmean(found) for name, found in values.items()}
 
 
 def judged_counts(row: Row) -> tuple[int, int]:

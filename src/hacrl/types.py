@@ -81,6 +81,8 @@ class Verdict:
     status: Status
     detail: str = ""
     """The extracted answer, or the error."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Name and reward of each part of a sum, before its weight. Not published."""
 
     @property
     def judged(self) -> bool:

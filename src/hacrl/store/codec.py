@@ -42,8 +42,11 @@ class Codec(Generic[T]):
         except ValidationError as error:
             raise _explain(error) from error
         _check(checked)
+        dumped = self._adapter.dump_python(checked, mode="json")
+        if (verdict := dumped.get("verdict")) and not verdict["parts"]:
+            del verdict["parts"]  # most verifiers have none
         try:
-            return to_json(_sorted(self._adapter.dump_python(checked, mode="json")))
+            return to_json(_sorted(dumped))
         except PydanticSerializationError as error:
             raise CodecError(f"{error}: {value!r}") from error  # a lone surrogate
 

@@ -106,6 +106,7 @@ def _row(problem: Problem, index: int, rollout: Rollout | None) -> Row:
         "reward": verdict.reward if verdict and judged else None if rollout else 0.0,
         "status": verdict.status if verdict else None,
         "detail": verdict.detail if verdict else None,
+        **({"rewards": dict(verdict.parts)} if verdict and verdict.parts else {}),
     }
 
 

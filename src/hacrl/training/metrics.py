@@ -14,7 +14,7 @@ from typing import Any
 
 from hacrl.algorithms.capability import Capability
 from hacrl.policy.update import UpdateReport
-from hacrl.replies import FIRST_FAILURE
+from hacrl.replies import FIRST_FAILURE, mean_parts
 from hacrl.training.plan import Plan
 from hacrl.types import Finish, Rollout, Sample, Status, Update
 from hacrl.verify.protocol import first_failure
@@ -32,8 +32,10 @@ def rollout_metrics(rollouts: Sequence[Rollout], too_long: int) -> dict[str, Any
     """Own rewards, verdicts and lengths."""
     verdicts = [r.verdict for r in rollouts if r.verdict is not None]
     counts = Counter(v.status for v in verdicts)
+    parts = [part for verdict in verdicts for part in verdict.parts]
     return {
         "reward": _mean(v.reward for v in verdicts if v.judged),
+        **{f"reward/{name}": mean for name, mean in mean_parts(parts).items()},
         "rollouts": len(rollouts),
         "not_attempted": too_long,
         **{f"verdict/{status.value}": counts[status] for status in Status},

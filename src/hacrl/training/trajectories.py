@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hacrl.types import Finish, Problem, Rollout, Sampling, Tokens, Trajectory, Turn
 
@@ -37,7 +38,7 @@ def make_trajectories(
             finish=r.completion.finish,
             mean_logprob=r.mean_logprob,
             num_tokens=len(r.completion.token_ids),
-            verdict=r.verdict,
+            verdict=r.verdict and replace(r.verdict, parts=()),
             verifier=verifier,
             sampling=sampling,
             shareable=r.shareable,

@@ -144,8 +144,9 @@ class WorkerProcess:
         if isinstance(answer, dict) and "error" in answer:
             self.error, self.alive = str(answer["error"]), False
         elif self.hello is not None:
-            reward, status, detail = answer
-            verdicts[self.calls[0]] = Verdict(float(reward), Status(status), str(detail))
+            reward, status, detail, given = answer
+            parts = tuple((str(name), float(value)) for name, value in given)
+            verdicts[self.calls[0]] = Verdict(float(reward), Status(status), str(detail), parts)
             self.calls.popleft()
             self.clock = time.monotonic()
         else:

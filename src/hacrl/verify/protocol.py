@@ -92,7 +92,8 @@ def guarded_judge(
                 f"reward {reward:g} is outside the declared range [{low:g}, {high:g}]: change "
                 f"reward_range of verifier {verifier.name!r}, or its rewards"
             )
-        return Verdict(reward, Status(verdict.status), str(verdict.detail)[:DETAIL_LIMIT])
+        parts = tuple((str(name), float(value)) for name, value in verdict.parts)
+        return Verdict(reward, Status(verdict.status), str(verdict.detail)[:DETAIL_LIMIT], parts)
     except BaseException as error:
         if raise_memory and exit_code(error) == EXIT_OUT_OF_MEMORY:
             raise

@@ -21,6 +21,7 @@ from hacrl.verify.function import FunctionVerifier
 from hacrl.verify.math_answers import MathVerifier
 from hacrl.verify.number import NumberVerifier
 from hacrl.verify.protocol import Verifier
+from hacrl.verify.weighted import Part, SumVerifier
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
@@ -29,10 +30,34 @@ VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "math": MathVerifier,
     "function": FunctionVerifier,
 }
+SUM = "sum"
+"""The kind of several rewards, which `VerifierConfig.rewards` lists."""
 CORES = "HACRL_CORES"
 """Environment variable: the number of cores for this process, if several run side by side."""
 MAX_DEFAULT_WORKERS = 16
 """A verifier seldom needs more, and a `math` worker takes about 100 MB."""
+
+
+class RewardConfig(BaseModel):
+    """One reward of `verifier.kind = "sum"`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    kind: str
+    """As verifier.kind."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the kind."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    name: str = Field(default="", pattern=r"^[\w.-]*$")
+    """Its name in metrics (reward/NAME). Unset: the kind, or the name of the function."""
+
+    @property
+    def label(self) -> str:
+        path = str(self.options.get("path", "")) if self.kind == "function" else self.kind
+        return self.name or path.rpartition(":")[2] or self.kind
 
 
 class VerifierConfig(BaseModel):
@@ -41,10 +66,12 @@ class VerifierConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     kind: str
-    """exact, number, choice, math, function, or the import path "package.module:factory" of your
-    own verifier."""
+    """exact, number, choice, math, function, sum (several rewards), or the import path
+    "package.module:factory" of your own verifier."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the kind, e.g. { which = "first" } for `number`; see the class of each kind."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """sum: the rewards to add. The first one decides whether a reply is right."""
     timeout: float = Field(default=5.0, gt=0)
     """Wall-clock seconds per call; a slower call is TIMEOUT and its process is killed."""
     workers: int | None = Field(default=None, ge=0)
@@ -57,13 +84,18 @@ class VerifierConfig(BaseModel):
 
     @model_validator(mode="after")
     def _known(self) -> VerifierConfig:
-        if self.kind in VERIFIERS:
-            _make_builtin(self.kind, self.options)
-        elif ":" not in self.kind:
-            raise ValueError(
-                f"verifier.kind {self.kind!r} is unknown: choose one of {', '.join(VERIFIERS)}, "
-                'or give the import path "package.module:factory" of your own'
-            )
+        if self.kind != SUM:
+            if self.rewards:
+                raise ValueError('verifier.rewards needs verifier.kind = "sum"')
+            _check_kind(self, "verifier", SUM)
+            return self
+        if not self.rewards or self.options:
+            raise ValueError('verifier.kind = "sum" needs verifier.rewards, and has no options')
+        for i, reward in enumerate(self.rewards):
+            _check_kind(reward, f"verifier.rewards.{i}")
+        labels = [reward.label for reward in self.rewards]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"verifier.rewards: {twice[0]!r} comes twice; give each a name")
         return self
 
     @property
@@ -90,10 +122,29 @@ def usable_cores() -> int:
 def make_verifier(config: VerifierConfig) -> Verifier:
     """Make and prepare the verifier of a config in this process, without limits (see VerifierPool).
     UserError for a mistake in the config."""
-    verifier = (_make_builtin if config.kind in VERIFIERS else _import)(config.kind, config.options)
+    verifier: Verifier
+    if config.kind == SUM:
+        verifier = SumVerifier([Part(r.label, r.weight, _make(r)) for r in config.rewards])
+    else:
+        verifier = _make(config)
     if prepare := getattr(verifier, "prepare", None):
         prepare()
     return verifier
+
+
+def _make(config: VerifierConfig | RewardConfig) -> Verifier:
+    return (_make_builtin if config.kind in VERIFIERS else _import)(config.kind, config.options)
+
+
+def _check_kind(config: VerifierConfig | RewardConfig, field: str, *others: str) -> None:
+    if config.kind in VERIFIERS:
+        _make_builtin(config.kind, config.options)
+    elif ":" not in config.kind:
+        raise ValueError(
+            f"{field}.kind {config.kind!r} is unknown: choose one of "
+            f"{', '.join((*VERIFIERS, *others))}, "
+            'or give the import path "package.module:factory" of your own'
+        )
 
 
 def _make_builtin(kind: str, options: dict[str, Any]) -> Verifier:

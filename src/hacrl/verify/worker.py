@@ -67,7 +67,7 @@ def _serve(
 
 
 def _judge(verifier: Verifier, payload: bytes) -> list[object] | dict[str, str]:
-    """Reward, status and detail, or {"error": ...} when this process has no memory left."""
+    """The fields of a verdict, or {"error": ...} when this process has no memory left."""
     try:
         reply, problem = pickle.loads(payload)
         verdict = guarded_judge(verifier, reply, problem, raise_memory=True)
@@ -76,7 +76,7 @@ def _judge(verifier: Verifier, payload: bytes) -> list[object] | dict[str, str]:
             return {"error": describe(error)}
         # the class of a column's value cannot be imported here
         verdict = failed(f"the problem's columns cannot be read: {describe(error)}")
-    return [verdict.reward, verdict.status.value, verdict.detail]
+    return [verdict.reward, verdict.status.value, verdict.detail, verdict.parts]
 
 
 def _messages(connection: socket.socket) -> Iterator[bytes]:
