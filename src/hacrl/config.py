@@ -31,6 +31,7 @@ from hacrl.config_file import (
     resolve_paths,
 )
 from hacrl.errors import UserError
+from hacrl.logs.aliases import Trainer
 from hacrl.tasks.settings import TaskConfig
 from hacrl.trust import TrustConfig
 from hacrl.verify.settings import VerifierConfig
@@ -131,9 +132,15 @@ class RuntimeConfig(Table):
 
 class LogConfig(Table):
     tensorboard: bool = True
-    """Write TensorBoard event files into the run directory."""
+    """Write TensorBoard event files into the run directory, one folder per agent."""
     wandb: str | None = None
     """Project name at Weights & Biases; needs the extra hacrl[wandb]."""
+    trackio: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Project name in trackio's local folder (TRACKIO_DIR); needs the extra hacrl[trackio]."""
+    table_rows: int = Field(8, ge=0)
+    """Held-out replies per agent and evaluation in tables of TensorBoard, W&B and trackio."""
+    aliases: tuple[Trainer, ...] = ("trl",)
+    """Log training metrics also under the names of these trainers: trl, verl (docs/logging.md)."""
     samples: bool = True
     """Store advantage, weight and ratio of every training sample for `hacrl samples RUN`."""
 

@@ -353,13 +353,14 @@ def test_tensorboard_of_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path)
 
     config = team(member("wren"), log={"tensorboard": True}, evaluation={"every": 1, "problems": 6})
     run = hacrl.train(config, tmp_path / "run", steps=2)
-    (first,) = (run.path / "tensorboard").iterdir()
+    folder = run.path / "tensorboard" / "wren"
+    (first,) = folder.iterdir()
     before = first.read_bytes()
     hacrl.resume(run.path, steps=3)
     assert first.read_bytes() == before  # history is not written again
-    assert len(list((run.path / "tensorboard").iterdir())) == 2
-    events = EventAccumulator(str(run.path / "tensorboard"))
+    assert len(list(folder.iterdir())) == 2
+    events = EventAccumulator(str(folder))
     events.Reload()
     steps = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert steps["evaluation/wren/accuracy"] == [0, 1, 2, 3]
-    assert steps["train/wren/reward"] == [0, 1, 2]
+    assert steps["evaluation/accuracy"] == [0, 1, 2, 3]
+    assert steps["train/reward"] == [0, 1, 2]

@@ -1,1 +1,1 @@
-"""Where metrics go while a run trains: metrics.jsonl, TensorBoard and W&B, the screen, warnings."""
+"""Where metrics go while a run trains: metrics.jsonl, TensorBoard, W&B, trackio, screen, warnings."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hacrl.config import Config
-from hacrl.logs.loggers import Logger, open_loggers
+from hacrl.logs.loggers import Logger, open_loggers, some_replies
 from hacrl.logs.observer import Observer
 from hacrl.store.rundir import RunDirectory
 
@@ -42,12 +42,13 @@ class MetricsLog:
         self.run, self.observer, self._make_watches = run, observer, watches
         self.loggers: list[Logger] = []
         self.watches: list[Watch] = []
+        self._table_rows = 0
         self._pages: dict[tuple[str, int], _Page] = {}
         self._known: set[tuple[str, int, str]] = set()
 
     def open(self, config: Config) -> None:
         """Open the loggers and read which rows a resumed run has already."""
-        self.loggers = open_loggers(self.run, config)
+        self.loggers, self._table_rows = open_loggers(self.run, config), config.log.table_rows
         self.watches = [make(self.run) for make in self._make_watches]
         self._known = {(row["kind"], row["step"], row["agent"]) for row in self.run.metrics()}
 
@@ -97,9 +98,10 @@ class MetricsLog:
 
     def _write(self, rows: Sequence[Row]) -> None:
         self.run.add_metrics(rows)
-        for logger in self.loggers:
-            for row in rows:
-                logger.log(row)
+        for row in rows if self.loggers else ():
+            replies = some_replies(self.run, row, self._table_rows)
+            for logger in self.loggers:
+                logger.log(row, replies)
         for watch in self.watches:
             for warning in watch.look(rows):
                 self.observer.note(warning)

@@ -42,6 +42,7 @@ EXTRAS = {
     "ray": ("ray", "runtime.kind = 'ray'"),
     "vllm": ("vllm", "sampler.kind = 'vllm'"),
     "wandb": ("wandb", "log.wandb"),
+    "trackio": ("trackio", "log.trackio"),
     "bench": ("trl", "make bench"),
 }
 """Extra -> (package that shows whether it is installed, what needs it)."""
@@ -129,6 +130,8 @@ def check(config: Config) -> Iterator[Finding]:
         yield _extra("ray", "runtime.kind = 'ray'")
     if config.log.wandb:
         yield _extra("wandb", "log.wandb")
+    if config.log.trackio:
+        yield _extra("trackio", "log.trackio")
     yield from memory_findings(config)
 
 

@@ -1,0 +1,170 @@
+"""TensorBoard, W&B and trackio, each for real and offline: one run, then a resume."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from team import member, rows, team
+
+import hacrl
+from hacrl.logs.aliases import ALIASES, with_aliases
+from hacrl.logs.loggers import COLUMNS, _markdown
+from hacrl.store.rundir import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def two_agents(**log: Any) -> dict[str, Any]:
+    log = {"tensorboard": False, "table_rows": 2, **log}
+    evaluation = {"every": 1, "problems": 3}
+    return team(member("wren"), member("finch"), steps=1, log=log, evaluation=evaluation)
+
+
+def expected(run: RunDirectory) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of two metrics and an alias of every agent, from metrics.jsonl."""
+    found = {}
+    for agent in ("wren", "finch"):
+        trained, asked = rows(run, agent), rows(run, agent, "evaluation")
+        found |= {
+            f"train/{agent}/loss": [(r["step"], r["loss"]) for r in trained],
+            f"train/{agent}/completions/mean_length": [
+                (r["step"], r["reply_tokens"]) for r in trained
+            ],
+            f"evaluation/{agent}/accuracy": [(r["step"], r["accuracy"]) for r in asked],
+        }
+    return found
+
+
+def table(run: RunDirectory, step: int) -> list[dict[str, Any]]:
+    """The first two replies of wren, as the tables show them."""
+    path = run.evaluation(step, "wren") / "replies.jsonl"
+    replies = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: reply[name] for name in COLUMNS} for reply in replies[:2]]
+
+
+def test_tensorboard_has_the_agents_of_a_team_in_one_chart(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    run = hacrl.train(two_agents(tensorboard=True), tmp_path / "run")
+    hacrl.resume(run.path, steps=2)
+    for key, values in expected(run).items():
+        kind, agent, name = key.split("/", 2)
+        events = EventAccumulator(str(run.path / "tensorboard" / agent))
+        events.Reload()
+        scalars = events.Tensors(f"{kind}/{name}")
+        found = [(e.step, make_ndarray(e.tensor_proto).item()) for e in scalars]
+        assert found == [(step, pytest.approx(value)) for step, value in values], key
+        texts = events.Tensors("evaluation/replies/text_summary")
+        assert [event.step for event in texts] == [0, 1, 2]
+        assert texts[0].tensor_proto.string_val[0].decode().startswith("| problem | question |")
+
+
+def test_a_table_of_hostile_replies_is_plain_text() -> None:
+    reply = "<script>x</script> | [a](javascript:b) `c` **d**\n\x1b[31m"
+    cells = dict.fromkeys(COLUMNS, "1") | {"reply": reply, "reward": 0.5}
+    lines = _markdown([cells]).splitlines()
+    assert len(lines) == 3 and lines[2].count("|") == len(COLUMNS) + 1
+    assert not any(mark in lines[2] for mark in ("<script", "](", "`", "**", "\x1b"))
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "HF_HUB_OFFLINE": "1",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The records of an offline file of W&B: blocks of 32 KiB, each with pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):  # the last piece
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_offline(offline: Path) -> None:
+    pytest.importorskip("wandb")
+    run = hacrl.train(two_agents(wandb="birds"), offline / "run")
+    hacrl.resume(run.path, steps=2)
+    files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
+    assert len(files) == 2 and len({path.name for path in files}) == 1  # one run at W&B
+    found: dict[str, list[tuple[int, float]]] = {}
+    tables = []
+    for record in (record for path in files for record in records(path)):
+        items = record.history.item
+        values = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+        for key, value in values.items():
+            if isinstance(value, float | int):
+                found.setdefault(key, []).append((values["step"], value))
+        if any(key.startswith("evaluation/wren/replies") for key in values):
+            tables.append(values["step"])
+    assert {key: found.get(key) for key in expected(run)} == expected(run)
+    assert tables == [0, 1, 2]
+    stored = sorted(run.path.glob("wandb/offline-run-*/files/media/table/evaluation/wren/*.json"))
+    assert len(stored) == 3
+    wanted = [list(row.values()) for row in table(run, 0)]
+    assert any(json.loads(path.read_text())["data"] == wanted for path in stored)
+
+
+READ = """
+import json, sys, trackio
+run, = trackio.Api().runs("birds")
+from trackio.sqlite_storage import SQLiteStorage
+print(json.dumps(SQLiteStorage.get_logs("birds", run.name), default=str))
+"""
+
+
+def test_trackio_in_a_local_folder(offline: Path) -> None:
+    """In processes of their own: trackio reads its folder from the environment when imported."""
+    pytest.importorskip("trackio")
+    config = offline / "team.json"
+    config.write_text(json.dumps(two_agents(trackio="birds")))
+    start = f"import hacrl, json; hacrl.train(json.load(open({str(config)!r})), 'run')"
+    for code in (start, "import hacrl; hacrl.resume('run', steps=2)"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=offline, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""  # trackio's messages are not mixed with results
+    printed = subprocess.run([sys.executable, "-c", READ], capture_output=True, check=True).stdout
+    logs = json.loads(printed)
+    run = RunDirectory.open(offline / "run")
+    found = {key: [(row["step"], row[key]) for row in logs if key in row] for key in expected(run)}
+    assert found == expected(run)
+    tables = [row["evaluation/wren/replies"] for row in logs if "evaluation/wren/replies" in row]
+    assert [t["_value"] for t in tables] == [table(run, step) for step in range(3)]
+
+
+def test_every_alias_is_documented() -> None:
+    text = (ROOT / "docs" / "logging.md").read_text()
+    for names in ALIASES.values():
+        assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in names.items())
+
+
+def test_aliases() -> None:
+    values = {"reward": 0.5, "reward/brief": 0.25, "truncated": 0.1}
+    assert with_aliases(values, ["trl"]) == {
+        **values, "rewards/brief/mean": 0.25, "completions/clipped_ratio": 0.1,
+    }  # fmt: skip
+    assert with_aliases(values, ["verl"])["critic/rewards/mean"] == 0.5
+    assert with_aliases(values, []) == values
