@@ -15,6 +15,7 @@ METRICS: dict[str, dict[str, str]] = {
     },
     "Own replies of a training step": {
         "reward": "Mean reward of the agent's judged replies.",
+        "reward/NAME": 'Mean of one reward of verifier.kind = "sum", before its weight.',
         "rollouts": "Replies that the agent sampled.",
         "not_attempted": "Problems whose prompt is longer than max_prompt_tokens.",
         "absent": "True in a step without this agent (`away`, or past the deadline).",

@@ -39,7 +39,7 @@ def numbers(row: Row, trainers: Sequence[Trainer] = ()) -> dict[str, float]:
     return with_aliases(found, trainers) if row["kind"] == "train" else found
 
 
-def some_replies(run: RunDirectory, row: Row, count: int) -> list[Row]:
+def some_replies(run: RunDirectory, row: Row, count: int) -> Sequence[Row]:
     """The first replies to the first `count` problems of an evaluation: the same problems every time.
     Empty for other rows."""
     folder = run.evaluation(row["step"], row["agent"])
