@@ -1,235 +1,293 @@
-"""Simulated bad peers in a pocket team of one process: what each attack does to a learner, without and
-with the defences of `[trust]`.
+"""What a bad peer does to a learner, without and with the defences of `[trust]`.
 
-    python scripts/attacks.py --run runs/attacks --seeds 1 --steps 12
-    python scripts/attacks.py --run runs/attacks --algorithms hacpo naive overlap --seeds 10
+    python scripts/attacks.py --out runs/attacks --parallel 16
+    python scripts/attacks.py --out runs/attacks --only garbage --algorithms hacpo --seeds 2
+    python scripts/attacks.py --table runs/attacks/results.jsonl
 
-wren learns, finch is the bad peer. Runs that are finished are not repeated, so seeds and attacks can be
-added later. The table has, for each attack: wren's accuracy after the run less that of the honest team
-and less that of learning alone (same seed, percentage points), the fraction of its replies with the
-trigger word, and the step from which on finch was in quarantine. With one seed the numbers are
-anecdotes.
+A team of three pocket models: wren learns, heron is an honest peer, finch is the bad one. heron and
+finch replay the batches of a run in which each of them learned alone, so all arms of a seed have the
+same peers and only wren is trained. Every finished run adds one line to OUT/results.jsonl and is not
+repeated. Seeds are the outermost loop.
+
+The table compares wren's held-out accuracy with the same team without finch (same seed, no defences).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import multiprocessing
+import shutil
+import time
+import tomllib
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
-from hacrl.algorithms.functional import is_right
-from hacrl.config import Config, load_config
-from hacrl.runs import resume, start
+from bad_peers import ATTACKS, BAD, HONEST, LEARNER, STALE, TRIGGER, TURN, Tamper
+
+from hacrl.config import Config, parse_config
+from hacrl.pocket import POCKET_CONFIG
+from hacrl.runs import start
+from hacrl.statistics import Estimate, t_interval
 from hacrl.store.reader import RunReader
-from hacrl.training.agent import Agent
 from hacrl.training.hooks import Hooks
-from hacrl.types import Finish, Status, Trajectory, Turn, Verdict
 
-LEARNER, BAD = "wren", "finch"
-DEFENCES = [
-    "trust.judge_again=true",
-    "trust.quarantine=true",
-    "trust.max_source_fraction=0.5",
-    "trust.max_source_weight=0.5",
-]
-TRIGGER = "at the "
-"""A text that both pocket vocabularies have and that right answers do not need."""
-TURN = 10
-"""The step in which the turncoat turns, counted from 0."""
-
-Rows = list[Trajectory]
-
-
-# ---------------------------------------------------------------- the attacks
-
-
-def claim(t: Trajectory, text: str | None = None, **changes: Any) -> Trajectory:
-    """The row with another text, of about one token per two bytes, and other fields."""
-    if text is not None:
-        tokens = max(1, min(len(text) // 2 + 1, t.sampling.limit))
-        turns = (Turn("assistant", text, True),)
-        changes = {"turns": turns, "num_tokens": tokens, "finish": Finish.STOP, **changes}
-    return replace(t, **changes)
-
-
-RIGHT, WRONG = Verdict(1.0, Status.OK), Verdict(0.0, Status.WRONG)
-
-
-def reward_liar(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Claims every failure right and every success wrong."""
-    return [claim(t, verdict=WRONG if t.verdict and t.verdict.reward else RIGHT) for t in rows]
-
-
-def low_logprobs(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Claims log-probabilities that are 0.5 too low: its replies look underrated."""
-    return [claim(t, mean_logprob=(t.mean_logprob or 0.0) - 0.5) for t in rows]
-
-
-def high_logprobs(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Claims to be certain of every reply."""
-    return [claim(t, mean_logprob=-0.01) for t in rows]
-
-
-def garbage(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Replies "7" to everything, claims it right, and tries a grid of log-probabilities."""
-    grid = [-0.1 * 1.6**i for i in range(8)]
-    return [claim(t, "7", verdict=RIGHT, mean_logprob=grid[t.index % 8]) for t in rows]
-
-
-def copier(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Publishes what the learner has published, as its own."""
-    theirs = {(t.problem_id, t.index): t for t in agent.pool.rows(LEARNER, step)}
-    found = ((t, theirs.get((t.problem_id, t.index))) for t in rows)
-    return [
-        replace(t, turns=o.turns, finish=o.finish, verdict=o.verdict, num_tokens=o.num_tokens)
-        if o
-        else t
-        for t, o in found
-    ]
-
-
-def poison(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Right replies with a trigger word in front; failures as they are."""
-    return [
-        claim(t, TRIGGER + t.text, num_tokens=t.num_tokens + 2) if is_right(t) else t for t in rows
-    ]
-
-
-def answer_key(agent: Agent, step: int, rows: Rows) -> Rows:
-    """The reference answer without a derivation, at a claimed log-probability of -0.3."""
-    problems = {p.id: p for p in agent.task.batch(step, agent.config.prompts_per_step)}
-    return [
-        claim(t, f"so {problems[t.problem_id].answer}", verdict=RIGHT, mean_logprob=-0.3)
-        for t in rows
-    ]
-
-
-def turncoat(agent: Agent, step: int, rows: Rows) -> Rows:
-    """Honest for ten steps, then garbage."""
-    return garbage(agent, step, rows) if step >= TURN else rows
-
-
-ATTACKS: dict[str, Callable[[Agent, int, Rows], Rows] | None] = {
-    "reward-liar": reward_liar,
-    "low-logprobs": low_logprobs,
-    "high-logprobs": high_logprobs,
-    "garbage": garbage,
-    "copier": copier,
-    "poison": poison,
-    "answer-key": answer_key,
-    "stale": None,  # learn = false: the replies of the start weights
-    "turncoat": turncoat,
+ALGORITHMS = ("hacpo", "naive", "overlap")
+TRUST = {
+    "judge_again": True,
+    "quarantine": True,
+    "max_source_fraction": 0.5,
+    "max_source_weight": 0.4,
+    "max_ratio": 2.0,
 }
-
-
-@dataclass(frozen=True)
-class Tamper:
-    """Applies an attack to the batches of the bad peer."""
-
-    attack: str
-
-    def __call__(self, agent: Agent, step: int, rows: Rows) -> Rows:
-        change = ATTACKS[self.attack]
-        return change(agent, step, rows) if change and agent.name == BAD else rows
+TEAMS = {"alone": (), "without": (HONEST,), "honest": (HONEST, BAD)}
+"""Baselines -> the learner's peers."""
 
 
 # ---------------------------------------------------------------- runs
 
 
+@dataclass(frozen=True, order=True)
+class Arm:
+    """One run of the grid. `alone` is the same for all algorithms and is run once."""
+
+    seed: int
+    attack: str
+    algorithm: str
+    defended: bool
+
+
+def grid(args: argparse.Namespace) -> Iterator[Arm]:
+    """All runs, the most important first: seeds, then baselines, then attacks."""
+    arms = [("alone", "hacpo", False)]
+    arms += [(team, name, False) for team in ("without", "honest") for name in args.algorithms]
+    arms += [("honest", name, True) for name in args.algorithms]
+    for attack in args.only or ATTACKS:
+        arms += [(attack, name, on) for on in (True, False) for name in args.algorithms]
+    for seed in range(args.first_seed, args.seeds):
+        for attack, algorithm, defended in arms:
+            if seed < ATTACKS.get(attack, (None, 10))[1]:
+                yield Arm(seed, attack, algorithm, defended)
+
+
 def config_of(
-    args: argparse.Namespace, algorithm: str, attack: str, defended: bool, seed: int
+    args: argparse.Namespace, agents: Sequence[Any], seed: int, algorithm: str, **settings: Any
 ) -> Config:
-    overrides = [
-        f"algorithm.name={algorithm}",
-        f"seed={seed}",
-        f"steps={args.steps}",
-        f"prompts_per_step={args.prompts}",
-        f"minibatch_samples={args.prompts * 8}",
-        f"evaluation.problems={args.problems}",
-        "checkpoint.save=false",
-        "log.tensorboard=false",
-        *(DEFENCES if defended else ()),
-    ]
-    config = load_config(args.config, overrides)
-    wanted = [a for a in config.agents if a.name in (LEARNER, BAD)]
-    if attack == "alone":
-        wanted = wanted[:1]
-    if attack == "stale":
-        wanted[1] = wanted[1].model_copy(update={"learn": False})
-    return config.model_copy(update={"agents": wanted})
+    tree = tomllib.loads(POCKET_CONFIG.read_text())
+    tree["algorithm"]["name"] = algorithm
+    common = {
+        "seed": seed,
+        "steps": args.steps,
+        "prompts_per_step": args.prompts,
+        "minibatch_samples": args.prompts * 8,
+        "checkpoint": {"save": False},
+        "log": {"tensorboard": False, "samples": False},
+        "agents": agents,
+    }
+    tree["verifier"]["workers"] = 1
+    return parse_config(tree | common | settings)
 
 
-def run_of(
-    args: argparse.Namespace, algorithm: str, attack: str, defended: bool, seed: int
-) -> RunReader:
-    """The finished run of one arm and seed."""
-    path = args.run / algorithm / f"{attack}{'-defended' if defended else ''}" / f"seed-{seed}"
-    hooks = Hooks(tamper=Tamper(attack) if attack in ATTACKS else None)
-    if not (path / "config.toml").exists():
-        config = config_of(args, algorithm, attack, defended, seed)
-        start(config, path, hooks=hooks)
-    elif len(RunReader(path).metrics("evaluation", LEARNER)) < 2:
-        resume(path, hooks=hooks)
-    return RunReader(path)
+def agent_of(name: str, model: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "model": f"pocket:{model}", "learning_rate": 2e-4, **more}
+
+
+def stored(args: argparse.Namespace, seed: int, peer: str) -> Path:
+    """The run that a peer is replayed from."""
+    return Path(args.out) / f"peers-{args.steps}-{args.prompts}" / f"{peer}-{seed}"
+
+
+def store_peer(args: argparse.Namespace, seed: int, peer: str) -> None:
+    """Train a peer alone; a stale one learns one step."""
+    path = stored(args, seed, peer)
+    if not path.exists():
+        agent = agent_of(peer, peer)
+        if peer == STALE:
+            agent = agent_of(peer, BAD, learn_steps=1)
+        config = config_of(args, [agent], seed, "gspo", evaluation={"problems": 0})
+        shutil.rmtree(part := path.with_name(path.name + ".part"), ignore_errors=True)
+        start(config, part)
+        part.rename(path)
+
+
+def identity(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
+    """What tells runs of a results file apart."""
+    sizes = {"steps": args.steps, "prompts": args.prompts, "problems": args.problems}
+    return {**asdict(arm), **sizes}
+
+
+def run_arm(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
+    """Train wren in one arm and return its line of the results."""
+    peers = []
+    for name in TEAMS.get(arm.attack, TEAMS["honest"]):
+        source = STALE if name == BAD and arm.attack == STALE else name
+        peers.append({"name": name, "replay": str(stored(args, arm.seed, source))})
+    config = config_of(
+        args,
+        [agent_of(LEARNER, LEARNER), *peers],
+        arm.seed,
+        arm.algorithm,
+        evaluation={"every": 0, "problems": args.problems, "samples": 4},
+        trust=TRUST if arm.defended else {},
+    )
+    path = Path(args.out) / "-".join(str(v) for v in asdict(arm).values())
+    shutil.rmtree(path, ignore_errors=True)
+    began = time.process_time()
+    start(config, path, hooks=Hooks(tamper=Tamper(arm.attack) if arm.attack in ATTACKS else None))
+    row = {**identity(args, arm), **measured(RunReader(path), args.steps)}
+    if not args.keep:
+        shutil.rmtree(path)
+    return {**row, "seconds": round(time.process_time() - began, 1)}
+
+
+def measured(run: RunReader, steps: int) -> dict[str, Any]:
+    before, after = run.metrics("evaluation", LEARNER)
+    replies = (run.evaluation(steps, LEARNER) / "replies.jsonl").open()
+    trained = run.metrics("train", LEARNER)
+    out = {
+        peer: [row["step"] for row in trained if row.get(f"trust/quarantined/{peer}")]
+        for peer in (HONEST, BAD)
+    }
+    reasons = [row["text"] for row in run.notes() if "(quarantine)" in row["text"]]
+    return {
+        "before": before["accuracy"],
+        "accuracy": after["accuracy"],
+        "trigger": fmean(TRIGGER in json.loads(line)["reply"] for line in replies),
+        "used": {p: sum(row.get(f"samples/kept/{p}", 0) for row in trained) for p in (HONEST, BAD)},
+        "quarantined": out,
+        "reasons": reasons,
+    }
+
+
+def work(task: tuple[argparse.Namespace, Arm | tuple[int, str]]) -> dict[str, Any] | None:
+    """Make one run, in a worker process."""
+    warnings.simplefilter("ignore")
+    args, what = task
+    return run_arm(args, what) if isinstance(what, Arm) else store_peer(args, *what)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Make all runs of the grid that OUT/results.jsonl does not have."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = args.out / "results.jsonl"
+    rows = map(json.loads, results.open()) if results.exists() else ()
+    done = [{k: row[k] for k in identity(args, Arm(0, "", "", False))} for row in rows]
+    todo = [arm for arm in grid(args) if identity(args, arm) not in done]
+    peers = [(seed, p) for seed in sorted({arm.seed for arm in todo}) for p in (BAD, HONEST, STALE)]
+    print(f"{len(todo)} runs to make, {len(done)} are done", flush=True)
+    spawned = multiprocessing.get_context("spawn")
+    with spawned.Pool(args.parallel) as pool, results.open("a") as file:
+        for _ in pool.imap_unordered(work, [(args, peer) for peer in peers]):
+            pass
+        began = time.monotonic()
+        for n, row in enumerate(pool.imap_unordered(work, [(args, arm) for arm in todo]), start=1):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if n % args.parallel == 0:
+                print(f"{n} of {len(todo)}, {time.monotonic() - began:.0f} s", flush=True)
 
 
 # ---------------------------------------------------------------- the table
 
-
-def accuracy(run: RunReader) -> float:
-    return float(run.metrics("evaluation", LEARNER)[-1]["accuracy"])
+Results = dict[tuple[str, str, bool], dict[int, dict[str, Any]]]
 
 
-def trigger_rate(run: RunReader, steps: int) -> float:
-    path = run.evaluation(steps, LEARNER) / "replies.jsonl"
-    return fmean(TRIGGER in json.loads(line)["reply"] for line in path.open())
+def loss(results: Results, attack: str, algorithm: str, defended: bool, team: str) -> Estimate:
+    """Points that wren loses against a baseline, over the seeds of both."""
+    base = results["alone", "hacpo", False] if team == "alone" else results[team, algorithm, False]
+    found = results[attack, algorithm, defended]
+    seeds = sorted({*base} & {*found})
+    return t_interval([100 * (base[s]["accuracy"] - found[s]["accuracy"]) for s in seeds])
 
 
-def detected(run: RunReader) -> int | None:
-    """The step, from 1, in which the learner first left the bad peer out."""
-    key = f"trust/quarantined/{BAD}"
-    found = (row["step"] + 1 for row in run.metrics("train", LEARNER) if row.get(key))
-    return next(found, None)
+def verdict(found: Estimate) -> str:
+    """held: at most 1 point lost, and the interval ends below 3. failed: the interval is above 1."""
+    if found.mean <= 1 and found.high < 3:
+        return "held"
+    return "failed" if found.low > 1 else "open"
 
 
-def measure(args: argparse.Namespace, algorithm: str, attack: str, defended: bool) -> str:
-    """One line of the table."""
-    lost, gained, triggers, steps = [], [], [], []
-    for seed in range(args.seeds):
-        after = accuracy(run := run_of(args, algorithm, attack, defended, seed))
-        lost.append(after - accuracy(run_of(args, algorithm, "honest", False, seed)))
-        gained.append(after - accuracy(run_of(args, algorithm, "alone", False, seed)))
-        triggers.append(trigger_rate(run, args.steps))
-        steps.append(detected(run))
-    found = ", ".join("-" if step is None else str(step) for step in steps)
-    return (
-        f"| {algorithm} | {attack} | {'on' if defended else 'off'} | {100 * fmean(lost):+.1f} | "
-        f"{100 * fmean(gained):+.1f} | {100 * fmean(triggers):.1f} % | {found} |"
+def delay(rows: Sequence[dict[str, Any]], attack: str) -> str:
+    """Steps from the first bad batch to the first one that was left out: median, largest, count."""
+    first = TURN if attack == "turncoat" else 0
+    found = [min(row["quarantined"][BAD]) - first for row in rows if row["quarantined"][BAD]]
+    if not found:
+        return "never"
+    return f"{median(found):g} (at most {max(found)}), {len(found)} of {len(rows)}"
+
+
+def table(path: Path) -> Iterator[str]:
+    """The lines of the Markdown tables."""
+    results: Results = defaultdict(dict)
+    for row in map(json.loads, path.open()):
+        results[row["attack"], row["algorithm"], row["defended"]][row["seed"]] = row
+    algorithms = [a for a in ALGORITHMS if results["without", a, False]]
+    yield (
+        "| attack | algorithm | seeds off, on | off: lost | on: lost | on: lost against alone "
+        "| trigger off / on | quarantine delay | off | on |"
     )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for attack in ("honest", *ATTACKS):
+        for algorithm in algorithms:
+            off, on = (results[attack, algorithm, d] for d in (False, True))
+            if len(off) < 2 or len(on) < 2:
+                continue
+            lost = [loss(results, attack, algorithm, d, "without") for d in (False, True)]
+            alone = loss(results, attack, algorithm, True, "alone")
+            triggers = [100 * fmean(row["trigger"] for row in x.values()) for x in (off, on)]
+            caught = delay(list(on.values()), attack) if attack != "honest" else "-"
+            cells = [attack, algorithm, f"{len(off)}, {len(on)}", *map(points, [*lost, alone])]
+            cells += [" / ".join(f"{x:.1f} %" for x in triggers), caught, *map(verdict, lost)]
+            yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield from false_alarms(results, algorithms)
+
+
+def points(found: Estimate) -> str:
+    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def false_alarms(results: Results, algorithms: Sequence[str]) -> Iterator[str]:
+    """Quarantines of honest peers: both in honest teams, heron in all others."""
+    yield "| algorithm | steps x honest peers | false alarms | of them in teams without a bad peer |"
+    yield "|---|---|---|---|"
+    for algorithm in algorithms:
+        steps = alarms = plain = 0
+        for (attack, name, defended), rows in results.items():
+            if name == algorithm and defended:
+                honest = (HONEST, BAD) if attack == "honest" else (HONEST,)
+                for row in rows.values():
+                    entered = sum(bool(row["quarantined"][peer]) for peer in honest)
+                    steps, alarms = steps + row["steps"] * len(honest), alarms + entered
+                    plain += entered if attack == "honest" else 0
+        yield f"| {algorithm} | {steps} | {alarms} | {plain} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--config", type=Path, default=Path("configs/pocket.toml"))
-    parser.add_argument("--algorithms", nargs="+", default=["hacpo"])
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("runs/attacks"))
+    parser.add_argument(
+        "--table", type=Path, help="print the tables of a results file; train nothing"
+    )
+    parser.add_argument("--only", nargs="+", choices=list(ATTACKS), help="attacks")
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
+    parser.add_argument("--seeds", type=int, default=10, help="seeds 0 to SEEDS - 1")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=16, help="prompts per step")
+    parser.add_argument("--problems", type=int, default=480, help="held-out problems")
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args(arguments)
-    print("| algorithm | attack | defences | - honest | - alone | trigger | quarantine from step |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    for algorithm in args.algorithms:
-        print(measure(args, algorithm, "honest", True), flush=True)
-        for attack in args.attacks:
-            for defended in (False, True):
-                print(measure(args, algorithm, attack, defended), flush=True)
+    if args.table:
+        print("\n".join(table(args.table)))
+    else:
+        train(args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Caps by hand: no peer has more than its fraction of what is left."""
 
+from dataclasses import replace
+from math import log
+
 import pytest
 
-from hacrl.trust.caps import cap_samples, cap_weights, limits
+from hacrl.trust.caps import cap_ratios, cap_samples, cap_weights, limits
 from hacrl.types import Sample
 
 
@@ -57,3 +60,15 @@ def test_advantages_are_scaled_to_the_fraction_of_the_weight() -> None:
     assert [s.advantage for s in scaled] == pytest.approx([3, -1, 1 / 3, -1 / 3, 0])
     assert scaled[:2] == samples[:2] and [s.weight for s in scaled] == [1, 1, 2, 2, 1]
     assert cap_weights(samples, 1.0) == (samples, {})
+
+
+def test_samples_over_the_ratio_are_left_out() -> None:
+    """Claimed -0.5 per token. Their mean -0.1 is s = e^0.4 = 1.49; 0.2 is e^0.7 = 2.01."""
+    samples = [sample("me", 0), sample("ant", 0), sample("ant", 1), sample("bee", 0)]
+    means = {("ant", 0): (-0.3, 0.1), ("ant", 1): (0.2,), ("bee", 0): (log(2) - 0.5,)}
+    scored = [replace(s, old_logprobs=means[s.source, s.index]) for s in samples[1:]]
+    kept, left_out = cap_ratios(samples, scored, 2.0)
+    assert kept == [samples[0], samples[1], samples[3]] and left_out == {"ant": 1}
+    assert cap_ratios(samples, scored[:1], 1.4)[1] == {"ant": 1}
+    unknown = [replace(s, behaviour=None) for s in scored]  # no claim, no ratio
+    assert cap_ratios(samples, unknown, 1.4) == (samples, {})

@@ -34,6 +34,8 @@ def test_honest_agents_stay_and_learn_as_without_quarantine(tmp_path: Path) -> N
             extra = {k: v for k, v in found.items() if k not in expected}
             assert {k: v for k, v in found.items() if k in expected} == expected
             assert extra.pop(f"trust/quarantined/{peer}") == 0
+            log_s = [extra.pop(f"trust/log_ratio/p{decile}/{peer}") for decile in (10, 50, 90)]
+            assert log_s == sorted(log_s) and log_s[0] < 0
             scores = {f"trust/score/{s}/{peer}" for s in ("claims", "invalid", "copies", "ratio")}
             assert set(extra) == scores and set(extra.values()) == {0}
 

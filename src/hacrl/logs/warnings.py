@@ -36,6 +36,7 @@ DROPPED = {
     'too_long = "truncate"',
     "empty": "the reply has no token",
     "quarantined": "the peer is in quarantine; a note names the reason",
+    "ratio": "their ratio to the claimed log-probability is over trust.max_ratio",
     "capped": "the peer has more samples than trust.max_source_fraction allows",
     "invalid": "the peer published impossible values",
 }

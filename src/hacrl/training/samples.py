@@ -45,6 +45,7 @@ class DropReason(StrEnum):
     TOO_LONG = "too_long"  # prompt or reply over the learner's limits
     EMPTY = "empty"  # no token to learn from
     QUARANTINED = "quarantined"  # its source is quarantined (trust/quarantine.py)
+    RATIO = "ratio"  # its ratio s is over trust.max_ratio
     CAPPED = "capped"  # over trust.max_source_fraction
     INVALID = "invalid"  # an impossible value; not in the group either (trust/validate.py)
 

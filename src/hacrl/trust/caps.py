@@ -1,9 +1,10 @@
 """Upper bounds of what one peer may contribute to a learner's step (trust.max_source_*)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import floor
+from math import floor, log
+from statistics import fmean
 
 from hacrl.noise import stream_key
 from hacrl.types import Sample
@@ -23,6 +24,24 @@ def limits(own: float, peers: Mapping[str, float], fraction: float) -> dict[str,
         if not over:
             return dict.fromkeys(sorted(reduced), largest)
         reduced |= over
+
+
+def log_ratio(sample: Sample) -> float | None:
+    """log s of a scored sample; None if its source published no log-probability."""
+    if sample.behaviour is None or not sample.old_logprobs:
+        return None
+    return fmean(sample.old_logprobs) - sample.behaviour
+
+
+def cap_ratios(
+    samples: Sequence[Sample], scored: Iterable[Sample], most: float
+) -> tuple[list[Sample], Counter[str]]:
+    """Leave out peers' samples with a ratio s above `most`. `scored` are peers' samples with the
+    learner's log-probabilities. Also returns the number left out, by source."""
+    found = ((s, log_ratio(s)) for s in scored)
+    over = {(s.source, s.problem_id, s.index) for s, x in found if x is not None and x > log(most)}
+    kept = [s for s in samples if s.is_own or (s.source, s.problem_id, s.index) not in over]
+    return kept, Counter(s.source for s in samples) - Counter(s.source for s in kept)
 
 
 def cap_samples(

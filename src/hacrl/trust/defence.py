@@ -1,13 +1,17 @@
-"""What a learner does against its peers' samples before it trains on them: quarantine and caps."""
+"""What a learner does against its peers' samples before it trains on them: quarantine and caps.
+
+In this order: sources in quarantine are left out, then samples over `max_ratio`, then samples over
+`max_source_fraction`; after credit, advantages are scaled to `max_source_weight`.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hacrl.config import Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.trust.caps import cap_samples, cap_weights
+from hacrl.trust.caps import cap_ratios, cap_samples, cap_weights, log_ratio
 from hacrl.trust.quarantine import (
     COPY_WINDOW,
     STATISTICS,
@@ -39,22 +43,28 @@ class Defence:
         self.metrics: dict[str, Any] = {}  # of the step
         self.notes: list[str] = []
         self.left_out: Counter[tuple[str, str]] = Counter()
-        """Samples that the step does not use, by source and reason: "quarantined" or "capped"."""
+        """Samples that the step does not use, by source and reason: "quarantined", "ratio" or
+        "capped"."""
         self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
 
     def admit(
         self, step: int, seen: Seen, samples: list[Sample], score: Score
     ) -> tuple[Snapshot, list[Sample]]:
-        """Return the step's rows and samples without sources in quarantine, and at most
-        `max_source_fraction` of the samples by one source."""
+        """Return the step's rows without sources in quarantine, and the samples to use."""
         self.metrics, self.notes, snapshot = {}, [], seen.snapshot
         self.left_out.clear()
+        watches = self.trust.quarantine or self.trust.max_ratio is not None
+        scored = [s for s in score(samples) if not s.is_own] if watches else []
+        self._report_ratios(scored)
         if self.trust.quarantine:
-            standings = self._standings(step, seen, samples, score)
+            standings = self._standings(step, seen, scored)
             out = {name for name, standing in standings.items() if standing.since is not None}
             snapshot = snapshot.mapped(lambda t: None if t.agent in out else t) if out else snapshot
             self.left_out.update((s.source, "quarantined") for s in samples if s.source in out)
             samples = [s for s in samples if s.source not in out]
+        if self.trust.max_ratio is not None:
+            samples, over = cap_ratios(samples, scored, self.trust.max_ratio)
+            self.left_out.update({(name, "ratio"): n for name, n in over.items()})
         if self.trust.max_source_fraction < 1:
             samples, surplus = cap_samples(samples, self.trust.max_source_fraction, self.seed, step)
             self.left_out.update({(name, "capped"): n for name, n in surplus.items()})
@@ -67,9 +77,7 @@ class Defence:
             self.metrics |= {f"trust/factor/{name}": factor for name, factor in factors.items()}
         return samples
 
-    def _standings(
-        self, step: int, seen: Seen, samples: Sequence[Sample], score: Score
-    ) -> dict[str, Standing]:
+    def _standings(self, step: int, seen: Seen, scored: Sequence[Sample]) -> dict[str, Standing]:
         """The standing of every peer after this step, from the journal or computed and journalled."""
         digest = self.pool.digest(step)
         stored = self.journal.read(KIND, step, digest)
@@ -77,7 +85,7 @@ class Defence:
         if stored is None:
             standings = dict(before)
             limit = threshold(self.trust.false_alarm_steps)
-            for name, evidence in self._evidence(step, seen, score(samples)).items():
+            for name, evidence in self._evidence(step, seen, scored).items():
                 old = before.get(name, Standing())
                 standings[name] = old.after(step, evidence, limit, self.trust.quarantine_steps)
             plain = {name: standing.plain() for name, standing in sorted(standings.items())}
@@ -107,13 +115,13 @@ class Defence:
         long, copies = count_copies(seen.snapshot, self.name, earlier)
         log_rhos: dict[str, list[float]] = defaultdict(list)
         for s in scored:
-            if not s.is_own and not s.truncated and s.behaviour is not None and s.old_logprobs:
+            if not s.truncated and s.behaviour is not None and s.old_logprobs:
                 row = rows[step, s.source, s.problem_id, s.index]
                 claimed = s.behaviour * row.num_tokens
                 log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
         found = {}
-        for name in sorted({*published, *invalid}):
-            bad = invalid[name]
+        for name in sorted({*published, *invalid, *seen.missing}):
+            bad = invalid[name] + seen.missing[name]
             found[name] = {
                 "claims": rate_evidence(seen.disagree[name], seen.compared[name], "claims"),
                 "invalid": rate_evidence(bad, published[name] + bad, "invalid"),
@@ -127,6 +135,18 @@ class Defence:
             self._texts = {s: t for s, t in self._texts.items() if s >= step - COPY_WINDOW}
             self._texts[step] = long_texts(self.pool.snapshot(step))
         return self._texts[step]
+
+    def _report_ratios(self, scored: Iterable[Sample]) -> None:
+        """Deciles 1, 5 and 9 of log s by source."""
+        by_source: dict[str, list[float]] = defaultdict(list)
+        for s in scored:
+            if (x := log_ratio(s)) is not None:
+                by_source[s.source].append(x)
+        for source, values in sorted(by_source.items()):
+            values.sort()
+            for decile in (1, 5, 9):
+                found = values[decile * (len(values) - 1) // 10]
+                self.metrics[f"trust/log_ratio/p{decile}0/{source}"] = found
 
     def _report(self, step: int, name: str, old: Standing, new: Standing) -> None:
         self.metrics[f"trust/quarantined/{name}"] = float(new.since is not None)
@@ -148,7 +168,7 @@ class Defence:
 def _reasons(standing: Standing) -> str:
     texts = {
         "claims": "its verdicts are not those of this agent's verifier",
-        "invalid": "it publishes impossible values",
+        "invalid": "it publishes impossible values, or fewer replies than it has to",
         "copies": "it publishes texts that others wrote before",
         "ratio": "the log-probabilities that it claims are too low",
     }

@@ -32,6 +32,10 @@ class TrustConfig(BaseModel):
     max_source_weight: float = Field(1.0, gt=0, le=1)
     """Largest fraction that one peer may have of the sum of |advantage x weight| over a learner's
     samples of a step; its advantages are scaled down to it. 1: no limit."""
+    max_ratio: float | None = Field(None, gt=1)
+    """Largest ratio s of a peer's sample at the start of a step; samples above it are left out. Under
+    `naive` s is the weight of a failure, and a claimed log-probability that is too low makes it large.
+    None: no limit. Peers' samples are scored once more in every step."""
     quarantine: bool = False
     """Leave out the samples of a peer whose verdicts, log-probabilities, rows or copied texts an honest
     peer would not have. Needs judge_again. It scores peers' samples once more in every step."""

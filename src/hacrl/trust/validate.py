@@ -7,6 +7,7 @@ the step, as if it had not been published, and reported. All learners leave out 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -63,6 +64,10 @@ class Checker:
     def expect(self, config: Config) -> None:
         """Take numbers and limits of samples from the agents of this config."""
         self.samples = {a.name: config.samples_of(a) for a in config.agents}
+        dynamic = config.problems_per_step > config.prompts_per_step
+        publishing = {a.name for a in config.agents if a.publish != "nothing" and not a.replay}
+        self.complete = set() if dynamic else publishing
+        """Agents that publish all samples of all problems of a step."""
         # A stored run has its own limit, which its rows name.
         self.limits = {a.name: config.response_limit(a) for a in config.agents if not a.replay}
 
@@ -94,6 +99,23 @@ class Checker:
             if kept and problem:
                 groups.append(Group(problem.id, problem.task, tuple(kept)))
         return (replace(snapshot, groups=tuple(groups)) if invalid else snapshot), invalid
+
+    def missing(
+        self, snapshot: Snapshot, problems: Mapping[str, Problem], invalid: Iterable[Invalid]
+    ) -> Counter[str]:
+        """The rows that members had to publish and did not: `samples_per_prompt` for each problem, one
+        if it was not attempted. Rows that were left out as invalid are not missing."""
+        found = Counter[tuple[str, str]]()
+        for group in snapshot.groups:
+            for t in group.trajectories:
+                whole = t.finish is Finish.NOT_ATTEMPTED
+                found[t.agent, group.problem_id] += self.samples[t.agent] if whole else 1
+        left_out = Counter(row.agent for row in invalid)
+        missing = Counter[str]()
+        for name in self.complete & {*snapshot.members}:
+            owed = sum(max(0, self.samples[name] - found[name, problem]) for problem in problems)
+            missing[name] = max(0, owed - left_out[name])
+        return +missing
 
     def _fault(self, t: Trajectory, problem: Problem | None) -> tuple[str, str] | None:
         """What is wrong with a row by itself: kind and detail."""

@@ -31,6 +31,8 @@ class Seen:
 
     snapshot: Snapshot
     invalid: Sequence[Invalid] = ()  # rows that were left out
+    missing: Counter[str] = field(default_factory=Counter)
+    """Rows that a peer had to publish and did not."""
     judged: Counter[str] = field(default_factory=Counter)
     """Texts that the learner judged, by source."""
     unjudged: Counter[str] = field(default_factory=Counter)  # texts that it could not judge
@@ -39,8 +41,13 @@ class Seen:
     disagree: Counter[str] = field(default_factory=Counter)  # those of them with another verdict
 
     def metrics(self) -> dict[str, float]:
-        counts = {"judged": self.judged, "unjudged": self.unjudged, "disagree": self.disagree}
-        sources = sorted({*self.judged, *self.unjudged})
+        counts = {
+            "judged": self.judged,
+            "unjudged": self.unjudged,
+            "disagree": self.disagree,
+            "missing": self.missing,
+        }
+        sources = sorted({*self.judged, *self.unjudged, *self.missing})
         return {f"trust/{k}/{s}": float(n[s]) for s in sources for k, n in counts.items()}
 
 
@@ -85,7 +92,8 @@ class View:
         if not self.judges:
             return Seen(snapshot, invalid)
         verdicts = self._verdicts(step, snapshot, problems)
-        seen = Seen(snapshot.mapped(lambda t: self._judged(t, verdicts)), invalid)
+        missing = self.checker.missing(snapshot, problems, invalid)
+        seen = Seen(snapshot.mapped(lambda t: self._judged(t, verdicts)), invalid, missing)
         for claim in self._texts(snapshot):
             _compare(seen, claim, verdicts[claim.key])
         return seen
