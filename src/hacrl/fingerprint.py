@@ -127,7 +127,7 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
     train = getattr(task, "train", None) or task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
     return {
-        "config": _by_key(config),
+        "config": config_by_key(config),
         "files": {str(p): _stat(p, known.get(str(p))) for p in files if p.is_file()},
         "versions": versions,
         "problems": {"training": _hash(train), "held-out": _hash(held_out)},
@@ -145,7 +145,9 @@ def changes(old: Inputs, new: Inputs) -> list[Change]:
             if is_agents and not any(key.startswith(f"agents.{name}.") for name in both):
                 continue  # the key `agents` names those that came or left
             if before != now:
-                found.append(Change(key, _kind(key), f"{key}: {_value(before)} -> {_value(now)}"))
+                found.append(
+                    Change(key, change_kind(key), f"{key}: {_value(before)} -> {_value(now)}")
+                )
     for path in sorted(old["files"].keys() | new["files"].keys()):
         before, now = (inputs["files"].get(path, {}).get("sha256") for inputs in (old, new))
         if before != now:
@@ -161,7 +163,7 @@ def changes(old: Inputs, new: Inputs) -> list[Change]:
 def digest(inputs: Inputs) -> str:
     """The hash of all inputs but those that may change freely."""
     kept: dict[str, Any] = {
-        part: {k: v for k, v in inputs[part].items() if _kind(k) != "free"}
+        part: {k: v for k, v in inputs[part].items() if change_kind(k) != "free"}
         for part in ("config", "versions", "problems")
     }
     kept["files"] = {path: entry["sha256"] for path, entry in inputs["files"].items()}
@@ -194,7 +196,7 @@ def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:
     return {**facts, "sha256": known["sha256"] if known and same else sha256(path)}
 
 
-def _by_key(config: Config) -> dict[str, Any]:
+def config_by_key(config: Config) -> dict[str, Any]:
     """Dotted key -> value, e.g. agents.wren.model, and the names of the agents. Secrets are masked: a
     new password is no change. The end of a learning-rate schedule is listed as it applies: without
     schedule_steps, another number of steps changes it."""
@@ -213,7 +215,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _kind(key: str) -> Kind:
+def change_kind(key: str) -> Kind:
+    """What a change of the key affects: nothing, rounding, or results."""
     if any(fnmatch(key, pattern) for pattern in FREE.split()):
         return "free"
     return "rounding" if any(fnmatch(key, p) for p in ROUNDING.split()) else "results"

@@ -97,6 +97,22 @@ def test_the_ceiling_of_peers_is_a_setting() -> None:
     assert gradient(none, b) == [pytest.approx([-s * s / 3]) for s in (0.5, 1.2, 1.5)]
 
 
+def test_a_floor_for_failures_only() -> None:
+    """Peers of s = 0.5, alpha 1, floor 0.8. A = 1: J = s^2, gradient -s^2 / 4 by log pi. A = -1 is
+    refused. s = 0.9 stays for both signs."""
+    b = batch_of(
+        [[-1.0]] * 4,
+        [False] * 4,
+        behaviour=[-1 - log(s) for s in (0.5, 0.5, 0.9, 0.9)],
+        advantage=[1.0, -1.0, 1.0, -1.0],
+    )
+    one_sided = rule("hacpo", floor_for="failures").loss(b, FIRST)
+    assert one_sided.weight_B.tolist() == pytest.approx([0.25, 0.0, 0.81, 0.81])
+    expected = (-0.25 / 4, 0.0, -0.81 / 4, 0.81 / 4)
+    assert gradient(one_sided, b) == [pytest.approx([g], abs=1e-7) for g in expected]
+    assert rule("hacpo").loss(b, FIRST).weight_B.tolist() == pytest.approx([0, 0, 0.81, 0.81])
+
+
 def test_unjudged_samples_leave_the_credit() -> None:
     """A timed-out peer must not move mean or std: a: 1, 0 alone remain."""
     lost = (reply("b", 0.0, 0, status=Status.TIMEOUT), reply("b", 0.0, 1, status=Status.ERROR))

@@ -49,6 +49,23 @@ def test_a_weaker_peer_lowers_the_baseline_and_the_advantages_sum_to_zero() -> N
     assert sum(s.weight * s.advantage for s in credited) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_ratio_of_successes_has_its_own_length() -> None:
+    """Two tokens, each half as likely to a: rho = 1/4. With success_tokens 1 a right reply has
+    rho^(1/2) = 1/2, a wrong one 1/4; by default both have 1/4."""
+    half = -0.5 - log(2)  # the author's two tokens have -0.5 each
+    groups = groups_of({"q": {"a": "10", "b": "10"}})
+    twice = [
+        s
+        if s.is_own
+        else replace(s, token_ids=(1, 2, 3), loss_mask=(0, 1, 1), old_logprobs=(half, half))
+        for s in seen_by(groups, "a")
+    ]
+    step = step_of(groups, twice)
+    for settings, weights in (({"success_tokens": 1}, [0.5, 0.25]), ({}, [0.25, 0.25])):
+        credited = overlap(**settings).credit(step)
+        assert [s.weight for s in credited if not s.is_own] == pytest.approx(weights)
+
+
 def test_a_better_peer_leaves_the_own_mean() -> None:
     """a: 1, 0. b: 1, 1, as likely to a. The mean of all, 3/4, lies above a's own 1/2, which stays.
     Four squares of 1/4 over 4 - 1: sqrt(1/3), and 1/2 over it."""

@@ -36,6 +36,9 @@ class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
     5 prints this floor, 0.8 or 0.9, as delta."""
     last_floor: float = Field(0.875, gt=0)
     """Floor of the last planned update; floors rise in equal steps (eq. 14; the paper: 0.025)."""
+    floor_for: Literal["all", "failures"] = "all"
+    """Whose ratios the floor clips. failures: only those of samples with a negative advantage. A success
+    that the learner finds unlikely then counts by its ratio, J = s * stopgrad(s)^alpha * w * A."""
     ceiling: float = Field(1.0, ge=1)
     """Clip of peers' ratios above (eq. 13: 1). Far above 1, with a floor near 0: no clipping."""
     peer_advantage: Literal["learner", "source"] = "learner"
@@ -108,13 +111,17 @@ class Hacpo(Algorithm):
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)  # (11)
         own_B, left_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
-        t_B = s_B.clamp(update.floor, self.settings.ceiling)  # (13, 14)
+        floor_B = s_B.new_full(s_B.shape, update.floor)  # (14)
+        if self.settings.floor_for == "failures":
+            floor_B = floor_B.where(batch.advantage_B < 0, 0.0)
+        ceiling_B = s_B.new_full(s_B.shape, self.settings.ceiling)
+        t_B = s_B.clamp(floor_B, ceiling_B)  # (13)
         exponential_B = t_B * t_B.detach() ** self.settings.alpha  # (12)
         peer_B = exponential_B * batch.weight_B * batch.advantage_B  # (10, 50-52)
         objective_B = own_B.where(batch.is_own_B, peer_B)
         paper = self.settings.normaliser == "paper" and update.part == "mixed" and batch.num_own
         divisor = batch.num_own if paper else batch.num_samples  # (53)
-        inside_B = (s_B >= update.floor) & (s_B <= self.settings.ceiling)
+        inside_B = (s_B >= floor_B) & (s_B <= ceiling_B)
         peer_weight_B = exponential_B * batch.weight_B * inside_B
         weight_B = s_B.where(left_B, 0.0).where(batch.is_own_B, peer_weight_B)
         loss = -objective_B.sum() / divisor

@@ -49,6 +49,9 @@ class OverlapSettings(PeerSettings, GspoSettings):
     """Exponent of the ratio of whole texts: 1 is the exact ratio, 0 gives all samples weight 1."""
     ratio_tokens: int = Field(32, ge=1)
     """The ratio of a longer reply is scaled to this number of tokens; the exact one is nearly 0."""
+    success_tokens: int | None = Field(None, ge=1)
+    """`ratio_tokens` of right replies of trusted peers. 1: the ratio of the average token, as in hacpo,
+    so that a success counts although the learner would hardly write it. Unset: ratio_tokens."""
     follow: bool = True
     """Where all own replies to a problem failed, a peer's success has weight 1. Off, or for a peer that
     is not trusted: its ratio."""
@@ -89,7 +92,10 @@ class Overlap(Gspo):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
-        tempered = min(1.0, self.settings.ratio_tokens / sample.num_reply_tokens)
+        tokens = self.settings.ratio_tokens
+        if is_right(reply) and step.trusts(sample.source):
+            tokens = self.settings.success_tokens or tokens
+        tempered = min(1.0, tokens / sample.num_reply_tokens)
         return exp(min(0.0, log_rho * tempered * self.settings.power))
 
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:

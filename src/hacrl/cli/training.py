@@ -100,6 +100,13 @@ def compare(
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Runs to train at a time.")] = None,
     only: Annotated[str, typer.Option(help="Train only these arms (comma-separated).")] = "",
+    teams: Annotated[str, typer.Option(help="Train only these teams (comma-separated).")] = "",
+    kept: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write finished runs to this small file; do not train those in it again."
+        ),
+    ] = None,
     against: Annotated[
         str, typer.Option(help="Write a second report with this arm as the reference.")
     ] = "",
@@ -121,9 +128,9 @@ def compare(
             return _print_plan(suite, folder, overrides or [], as_json)
         from hacrl.study.compare import compare as run_suite
 
-        arms = [name for name in only.split(",") if name]
+        arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
         results = run_suite(
-            suite, folder, overrides or [], parallel, arms, against, report_only=report
+            suite, folder, overrides or [], parallel, arms, against, report, kept, chosen
         )
         if as_json:
             from hacrl.study.compare.report import as_json as results_json

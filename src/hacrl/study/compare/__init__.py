@@ -19,6 +19,7 @@ from hacrl.errors import UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.store.files import write_config
 from hacrl.study.compare.benchmarks import check_data, evaluate_runs
+from hacrl.study.compare.kept import keeper
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import load_suite, make_runs
 
@@ -34,12 +35,14 @@ def compare(
     only: Sequence[str] = (),
     against: str = "",
     report_only: bool = False,
+    kept: Path | None = None,
+    teams: Sequence[str] = (),
 ) -> Results:
     """Train the runs of the suite at `path` that are not finished, and write the report into `out`.
 
-    `only` trains only these arms; `report_only` trains nothing. The report always covers every
-    finished run. With `against` a second report has that arm as its reference; the results returned
-    are then those of the second report.
+    `only` and `teams` train only these arms and teams; `report_only` trains nothing. The report always
+    covers every finished run. `kept` is a file of finished runs (study/compare/kept.py). With `against`
+    a second report has that arm as its reference, and its results are returned.
     """
     suite = load_suite(path, changes)
     if against:
@@ -49,22 +52,30 @@ def compare(
             f"{out / 'cells'} holds runs of hacrl 0.1, which this version does not read. Choose "
             "another folder with --out"
         )
-    runs = make_runs(suite, out, changes)
+    runs, keep = keeper(kept, make_runs(suite, out, changes))
     for name in only:
         suite.arm(name, "--only")
     for run in runs:
         run.check_stored()
-    wanted = [run for run in runs if not only or run.arm in only]
+    names = [team.name for team in suite.all_teams]
+    if unknown := [name for name in teams if name not in names]:
+        raise UserError(f"--teams {unknown[0]}: no such team; teams: {', '.join(names)}")
+    wanted = [
+        run for run in runs if run.arm in (only or [run.arm]) and run.team in (teams or [run.team])
+    ]
     failed: list[Failed] = []
     if not report_only:
         if suite.benchmarks:
             check_data(suite.benchmarks)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
-        failed = train_runs(wanted, parallel or suite.parallel)
+        failed = train_runs(wanted, parallel or suite.parallel, keep)
         if suite.benchmarks:
             evaluate_runs(suite.benchmarks, wanted, PlainConsole(stderr=True).print)
     if not any(run.finished for run in runs):
         raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())
+    for run in runs:
+        if run.finished:
+            keep(run)
     from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
     from hacrl.study.compare.results import collect
 

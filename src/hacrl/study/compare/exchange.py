@@ -19,6 +19,7 @@ from typing import Any, Literal
 from hacrl.config import Config
 from hacrl.statistics import CROSSED_RESAMPLES, Z95, resample_counts, t_quantile
 from hacrl.study.compare.reading import AgentRun
+from hacrl.study.compare.suite import uses_peers
 
 Parity = Literal["shown", "open", "refuted", "not identifiable"]
 
@@ -93,9 +94,7 @@ def exchange_rate(mine: Sequence[AgentRun], alone: Sequence[Sequence[AgentRun]])
 
 def team_rollouts(config: Config, agent: str) -> float:
     """Rollouts of the whole team for one rollout of the agent; 1 if the algorithm uses no peers."""
-    from hacrl.algorithms import make_algorithm
-
-    if make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers == "none":
+    if not uses_peers(config):
         return 1.0
     samples = {a.name: config.samples_of(a) for a in config.agents}
     return sum(samples.values()) / samples[agent]

@@ -25,7 +25,7 @@ from hacrl.study.compare.budget import limited_by
 from hacrl.study.compare.checks import TheoryChecks, theory_checks
 from hacrl.study.compare.exchange import Exchange, exchange_rate
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, read_run
-from hacrl.study.compare.suite import Run, Suite
+from hacrl.study.compare.suite import Run, Suite, make_config, uses_peers
 
 Verdict = Literal["better", "worse", "open"]
 
@@ -179,6 +179,7 @@ def collect(
     """Read every finished run and compare with the reference arm (default: the suite's)."""
     reference = reference or suite.reference
     agent_runs = _read_all(suite, runs)
+    agent_runs += _alone_elsewhere(suite, agent_runs, changes)
     if not agent_runs:
         raise UserError(
             f'budget = "time" needs a finished run of the reference {suite.reference!r}'
@@ -209,7 +210,7 @@ def collect(
         min(len(r.scores) for r in agent_runs),
         runs[0].config.evaluation.samples,
         _start_gap(agent_runs),
-        agent_runs[0].run.reader.environment(),
+        agent_runs[0].run.environment,
         tuple(benchmark_rows(suite, runs)),
     )
 
@@ -233,6 +234,29 @@ def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
             limits = {a: (field, getattr(p, field) * ratio) for a, p in spent[pair].items()}
             found += read_run(run, limits)
     return found
+
+
+def _alone_elsewhere(
+    suite: Suite, found: Sequence[AgentRun], changes: Sequence[str]
+) -> list[AgentRun]:
+    """Runs of agents that learn alone, for the teams in which their arm is not trained: those of another
+    team with the same agent."""
+    borrowed = []
+    for arm in suite.arms:
+        mine = [r for r in found if r.run.arm == arm.name]
+        teams = [t for t in suite.all_teams if arm.teams is not None and t.name not in arm.teams]
+        for team, seed in ((team, seed) for team in teams for seed in suite.seeds):
+            config = make_config(suite, team, arm, seed, changes)
+            if uses_peers(config):
+                break
+            agents = {agent.name: agent for agent in config.agents}
+            same = {
+                r.agent: replace(r, run=replace(r.run, team=team.name))
+                for r in mine
+                if r.run.seed == seed and agents.get(r.agent) in r.run.config.agents
+            }
+            borrowed += same.values()
+    return borrowed
 
 
 def _row(

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +46,12 @@ class Process:
     """Whether another run was training at the same time."""
 
 
-def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
-    """Train the unfinished runs, at most `parallel` at a time; return the failed ones. A failure does
-    not stop the others. A run that runs out of memory beside others is retried later, and from then
-    on fewer runs train at a time."""
+def train_runs(
+    runs: Sequence[Run], parallel: int, on_finish: Callable[[Run], None] = lambda run: None
+) -> list[Failed]:
+    """Train the unfinished runs, at most `parallel` at a time; return the failed ones. `on_finish` is
+    called with every run that ends well. A failure does not stop the others. A run that runs out of
+    memory beside others is retried later, and from then on fewer runs train at a time."""
     waiting = [run for run in runs if not run.finished]
     active: list[Process] = []
     failed: list[Failed] = []
@@ -65,7 +67,7 @@ def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
                         waiting.insert(0, process.run)
                         progress.postponed(process.run, _NO_MEMORY[code], slots)
                     else:
-                        failed += _ended(process, progress)
+                        failed += _ended(process, progress, on_finish)
                 locked = 0
                 for run in list(waiting):
                     if len(active) >= slots:
@@ -94,10 +96,13 @@ def train_runs(runs: Sequence[Run], parallel: int) -> list[Failed]:
     return failed
 
 
-def _ended(process: Process, progress: SuiteProgress) -> list[Failed]:
+def _ended(
+    process: Process, progress: SuiteProgress, on_finish: Callable[[Run], None]
+) -> list[Failed]:
     run, log = process.run, process.run.folder.with_suffix(".log")
     if process.popen.returncode == 0 and run.finished:
         progress.finished(run)
+        on_finish(run)
         return []
     last = (read_whole_lines(log) or ["(the log is empty)"])[-1]
     if process.popen.returncode == -signal.SIGKILL:

@@ -15,21 +15,25 @@ factor = 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from hacrl.algorithms import make_algorithm
 from hacrl.config import Config, Table, parse_config
 from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml, set_key
 from hacrl.errors import UserError
 from hacrl.store.reader import RunReader
 from hacrl.study.benchmarks.catalogue import PROMPT
 from hacrl.study.compare.budget import match_steps
+
+if TYPE_CHECKING:
+    from hacrl.study.compare.reading import AgentRun
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -44,7 +48,8 @@ class Arm(Table):
     factor: float = Field(1.0, gt=0)
     """Budget of this arm as a multiple of the suite's: 2 for twice the rollouts."""
     teams: list[str] | None = None
-    """Train only these teams (default: all), e.g. when a method needs equal vocabularies."""
+    """Train only these teams (default: all), e.g. when a method needs equal vocabularies. An agent that
+    learns alone has the same run in every team, so other teams with it use the runs of an arm alone."""
 
 
 class SuiteTeam(Table):
@@ -135,8 +140,6 @@ class Suite(Table):
             )
         if self.reference not in named["arms"]:
             raise ValueError(f"reference = {self.reference!r} is no arm; arms: {named['arms']}")
-        if self.arm(self.reference).teams is not None:
-            raise ValueError(f"reference = {self.reference!r} must train every team")
         self._check_alone(named["arms"])
         known = {t.name for t in self.all_teams}
         for arm in self.arms:
@@ -177,7 +180,8 @@ class Suite(Table):
 
     def check_reference(self, name: str) -> None:
         """Raise a UserError if the arm cannot be the reference of a second report."""
-        if self.arm(name, "--against").teams is not None:
+        arm = self.arm(name, "--against")
+        if arm.teams is not None and name not in (self.reference, *self.alone):
             raise UserError(f"--against {name}: this arm does not train every team")
         if self.budget == "time" and name != self.reference:
             raise UserError(
@@ -198,6 +202,9 @@ class Run:
     seed: int
     folder: Path
     config: Config
+    kept: tuple[AgentRun, ...] | None = None
+    """The results of a finished run from a file (study/compare/kept.py)."""
+    kept_environment: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -208,19 +215,26 @@ class Run:
         return RunReader(self.folder)
 
     @property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions and hardware of a finished run."""
+        return self.kept_environment or self.reader.environment()
+
+    @property
     def learners(self) -> list[str]:
         return [a.name for a in self.config.agents if a.learns]
 
     @property
     def finished(self) -> bool:
         """Whether the metrics contain the final evaluation of every learner."""
+        if self.kept is not None:
+            return True
         rows = self.reader.metrics("evaluation")
         done = {row["agent"] for row in rows if row["step"] == self.config.steps}
         return done >= set(self.learners)
 
     def check_stored(self) -> None:
         """Raise a UserError if the folder holds a run with other settings."""
-        if not self.reader.config_path.is_file():
+        if self.kept is not None or not self.reader.config_path.is_file():
             return
         stored = self.reader.config()
         if changed := first_difference(stored.model_dump(), self.config.model_dump()):
@@ -262,14 +276,18 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
     """All runs with their resolved configs and steps. They are ordered by seed, so that an
     interrupted suite has complete pairs."""
     reference = suite.arm(suite.reference)
+    if reference.teams is not None and uses_peers(
+        make_config(suite, suite.all_teams[0], reference, suite.seeds[0], changes)
+    ):
+        raise UserError(f"{suite.path}: reference = {suite.reference!r} must train every team")
     runs: list[Run] = []
     for seed in suite.seeds:
         for team in suite.all_teams:
-            against = _config(suite, team, reference, seed, changes)
+            against = make_config(suite, team, reference, seed, changes)
             for arm in suite.arms:
                 if arm.teams is not None and team.name not in arm.teams:
                     continue
-                config = _config(suite, team, arm, seed, changes)
+                config = make_config(suite, team, arm, seed, changes)
                 where = f"{suite.path}: arm {arm.name!r}, team {team.name!r}"
                 ratio = arm.factor / reference.factor
                 steps = match_steps(suite.budget, config, against, ratio, where)
@@ -278,6 +296,11 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
                 runs.append(Run(team.name, arm.name, seed, folder, config))
     _check_agent_names(suite, runs)
     return runs
+
+
+def uses_peers(config: Config) -> bool:
+    """Whether the algorithm uses anything of peers' replies."""
+    return make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
 
 
 def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
@@ -291,7 +314,10 @@ def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
             )
 
 
-def _config(suite: Suite, team: SuiteTeam, arm: Arm, seed: int, changes: Sequence[str]) -> Config:
+def make_config(
+    suite: Suite, team: SuiteTeam, arm: Arm, seed: int, changes: Sequence[str]
+) -> Config:
+    """The config of one run; its steps are those of the base."""
     tree = deepcopy(suite.base)
     apply_overrides(tree, suite.overrides, suite.folder)
     if team.agents is not None:

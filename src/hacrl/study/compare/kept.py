@@ -1,0 +1,138 @@
+"""`hacrl compare --kept FILE`: finished runs as one small file.
+
+FILE has JSON lines. A run takes a few kilobytes: learning curves, the scores of the last evaluation by
+problem, mean metrics, theory checks, settings and versions. A run in FILE is finished for `compare`: it
+is not trained again, and the report reads it from there. So a suite can be trained in several sittings
+or on several machines; `cat A B > FILE` merges two files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import hacrl
+from hacrl.config import Config
+from hacrl.config_file import first_difference
+from hacrl.errors import UserError
+from hacrl.fingerprint import change_kind, config_by_key
+from hacrl.study.compare.reading import AgentRun, Point, read_run
+from hacrl.study.compare.suite import Run
+
+_AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
+"""Fields of AgentRun that are stored as they are."""
+
+
+class Kept:
+    """The file of finished runs.
+
+    Example: Kept(Path("docs/results/real-pair.jsonl")).mark(runs)
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, if it exists."""
+        self.path = path
+        self._runs: dict[str, dict[str, Any]] = {}
+        self._problems: dict[str, list[str]] = {}
+        for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
+            try:
+                row = json.loads(line)
+                if "problems" in row:
+                    self._problems[row["id"]] = row["problems"]
+                else:
+                    self._runs[row["run"]] = row
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"--kept {path}: line {number} is not a run of `hacrl compare` ({error}). Delete "
+                    "the line, or choose another file."
+                ) from error
+
+    def mark(self, runs: Iterable[Run]) -> list[Run]:
+        """The runs; those in the file know their stored results. UserError for other settings."""
+        return [self._marked(run) for run in runs]
+
+    def add(self, run: Run) -> None:
+        """Append a finished run that is not in the file yet."""
+        if run.name in self._runs or run.kept is not None:
+            return
+        agents = read_run(run)
+        row = {
+            "run": run.name,
+            "settings": settings(run.config),
+            "environment": run.environment,
+            "source": source_digest(),
+            "agents": {a.agent: self._stored(a) for a in agents},
+        }
+        self._runs[run.name] = row
+        self._append(row)
+
+    def _marked(self, run: Run) -> Run:
+        row = self._runs.get(run.name)
+        if row is None:
+            return run
+        if changed := first_difference(row["settings"], settings(run.config)):
+            raise UserError(
+                f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
+                "or delete its line."
+            )
+        if missing := set(run.learners) - row["agents"].keys():
+            raise UserError(f"--kept {self.path}: {run.name} has no agent {min(missing)!r}.")
+        run = replace(run, kept_environment=row["environment"])
+        stored = [self._agent(run, name, row["agents"][name]) for name in run.learners]
+        return replace(run, kept=tuple(stored))
+
+    def _agent(self, run: Run, agent: str, stored: dict[str, Any]) -> AgentRun:
+        ids = self._problems[stored["problems"]]
+        curve = tuple(Point(**{**p, "judged": tuple(p["judged"])}) for p in stored["curve"])
+        scores = {p: s for p, s in zip(ids, stored["scores"], strict=True) if s is not None}
+        fields = {name: stored[name] for name in _AGENT_FIELDS}
+        fields["checks"] = tuple(fields["checks"])
+        return AgentRun(run, agent, curve, scores, **fields)
+
+    def _stored(self, agent: AgentRun) -> dict[str, Any]:
+        ids = list(agent.scores)
+        name = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
+        if name not in self._problems:
+            self._problems[name] = ids
+            self._append({"id": name, "problems": ids})
+        scores = [int(s) if s == int(s) else s for s in agent.scores.values()]
+        fields = {name: getattr(agent, name) for name in _AGENT_FIELDS}
+        curve = [asdict(point) for point in agent.curve]
+        return {"curve": curve, "problems": name, "scores": scores, **fields}
+
+    def _append(self, row: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def keeper(path: Path | None, runs: Sequence[Run]) -> tuple[list[Run], Callable[[Run], None]]:
+    """The runs with their stored results, and what to call with a finished run."""
+    if path is None:
+        return list(runs), lambda run: None
+    kept = Kept(path)
+    return kept.mark(runs), kept.add
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The settings that change results, by dotted key. A model folder counts by its name, because its
+    place differs between machines."""
+    found = {k: v for k, v in config_by_key(config).items() if change_kind(k) == "results"}
+    for key, value in found.items():
+        if key.endswith(".model"):
+            found[key] = Path(value).name
+    found |= {"steps": config.steps, "evaluation.every": config.evaluation.every}
+    return dict(json.loads(json.dumps(found)))
+
+
+def source_digest() -> str:
+    """A hash of the package's Python files: which code trained a run."""
+    root = Path(hacrl.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
