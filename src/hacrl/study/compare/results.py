@@ -241,7 +241,7 @@ def _alone_elsewhere(
 ) -> list[AgentRun]:
     """Runs of agents that learn alone, for the teams in which their arm is not trained: those of another
     team with the same agent."""
-    borrowed = []
+    borrowed: list[AgentRun] = []
     for arm in suite.arms:
         mine = [r for r in found if r.run.arm == arm.name]
         teams = [t for t in suite.all_teams if arm.teams is not None and t.name not in arm.teams]
