@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-owners test test-engines test-hub check clean bench
+.PHONY: demo demo-owners test test-engines test-hub test-page check clean bench
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -17,11 +17,17 @@ demo-owners: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-	@echo "not in these: agents on Ray, replies by vLLM (make test-engines), hubs (make test-hub)"
+	@echo "not in these: agents on Ray, replies by vLLM (make test-engines), hubs (make test-hub), the web page (make test-page)"
 
 # Hubs of teams across owners, as processes, on SQLite and PostgreSQL.
 test-hub: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hub tests/owners tests/storms
+
+# The page of `hacrl view` in Chromium. Screenshots of every view are kept in build/page.
+test-page: $(VENV)/.dev
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+		(apt-get update -q && apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m page tests/view
 
 # Ray and vLLM for the CPU, in an environment of their own: .venv stays light. Nothing is skipped there.
 test-engines: $(ENGINES)/.ready

@@ -1,6 +1,7 @@
 """Import directions between the packages of hacrl, read from the source (see docs/architecture.md).
 
     cli, hacrl/__init__  ->  runs, study  ->  cluster  ->  training  ->  the other packages
+    cli, study  ->  view  ->  store, tasks
 
 An import under `if TYPE_CHECKING` is not counted; one inside a function is.
 """
@@ -18,16 +19,17 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "hacrl"
 LIBRARIES = {"text", "tasks", "verify", "algorithms", "store", "policy", "sampling", "logs"}
-TOP = {"training", "cluster", "runs", "study", "cli", "owners"}
+TOP = {"training", "cluster", "runs", "study", "cli", "owners", "view"}
 FORBIDDEN = {
     **dict.fromkeys(LIBRARIES, TOP | {"trust"}),
     "trust": TOP,
     **{name: TOP | {"trust", "policy"} for name in ("text", "tasks", "verify")},
     "training": TOP - {"training"},
-    "cluster": {"study", "cli", "runs", "owners"},
-    "runs.py": {"study", "cli", "owners"},
+    "cluster": {"study", "cli", "runs", "owners", "view"},
+    "runs.py": {"study", "cli", "owners", "view"},
     "study": {"cli", "owners"},
     "owners": {*LIBRARIES - {"store"}, *TOP - {"owners"}},
+    "view": {*LIBRARIES - {"store", "tasks"}, *TOP - {"view"}},
 }
 """Package or module -> what it must not import. Other modules of the top level import none of TOP."""
 PUBLIC = {"__init__.py", "__main__.py"}
@@ -79,7 +81,11 @@ def test_package_data_is_complete() -> None:
     assert files - packed == set()
 
 
-def test_a_hub_needs_no_torch() -> None:
-    """A hub runs on a small machine."""
-    code = "import sys, hacrl.owners.hub.server, hacrl.owners.client; assert 'torch' not in sys.modules"
+@pytest.mark.parametrize(
+    "modules",
+    ["hacrl.owners.hub.server, hacrl.owners.client", "hacrl.view.server, hacrl.cli.viewing"],
+)
+def test_a_hub_and_a_page_need_no_torch(modules: str) -> None:
+    """A hub runs on a small machine; a page starts quickly."""
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

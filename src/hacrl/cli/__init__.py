@@ -4,6 +4,7 @@ training.py    train, resume, demo, compare
 results.py     show, samples, eval, export
 setup.py       init, schema, doctor, models fetch, data fetch
 owners.py      hub, key, charter
+viewing.py     view
 terminal.py    errors, hints and arguments that several commands use
 progress.py    the line shown while a run is training
 
@@ -20,7 +21,7 @@ from typing import Annotated
 import typer
 
 from hacrl import __version__
-from hacrl.cli import owners, results, setup, training
+from hacrl.cli import owners, results, setup, training, viewing
 from hacrl.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from hacrl.stopping import remember_ctrl_c
 
@@ -31,7 +32,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (training.commands, results.commands, setup.commands, owners.commands):
+for commands in (
+    training.commands,
+    results.commands,
+    setup.commands,
+    owners.commands,
+    viewing.commands,
+):
     app.add_typer(commands)
 
 

@@ -1,6 +1,7 @@
 """What every metric in metrics.jsonl means. `scripts/make_reference.py` writes docs/metrics.md from it.
 
-A word in capitals stands for a name: SOURCE and AGENT for an agent, TASK for a task, B for a baseline.
+A word in capitals stands for a name: SOURCE and AGENT for an agent, TASK for a task, B for a baseline,
+REASON for an entry of the same table.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ METRICS: dict[str, dict[str, str]] = {
         "samples/drop/quarantined": "Dropped: the source is in quarantine.",
         "samples/drop/capped": "Dropped: over `trust.max_source_fraction`.",
         "samples/drop/invalid": "Dropped: a value that an honest source cannot publish.",
+        "samples/drop/REASON/SOURCE": "Replies of the source dropped for this reason, if any.",
     },
     "Trust": {
         "trust/judged/SOURCE": "Texts of the source that the learner judged again.",

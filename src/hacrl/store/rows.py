@@ -11,6 +11,7 @@ Files that grow are counted in the run's counts.json. Reading verifies and remov
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -96,11 +97,12 @@ def read_rows(path: Path, way: str) -> list[Row]:
 
 
 def _verified(
-    path: Path, lines: Sequence[str], before: str, way: str
+    path: Path, lines: Sequence[str], before: str, way: str, first: int = 1
 ) -> tuple[list[Row], UserError | None]:
-    """The rows of a chain up to the first that does not verify, and the error that names it."""
+    """The rows of a chain up to the first that does not verify, and the error that names it by its line,
+    counted from `first`."""
     rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         try:
             rows.append(json.loads(unseal(line, before)))
         except ValueError as error:
@@ -157,3 +159,38 @@ class RowLog:
 
     def _size_now(self) -> int:
         return self.path.stat().st_size if self.path.is_file() else -1
+
+
+class RowTail:
+    """Reads a file that grows, each row once, while another process writes it.
+
+    Example: tail = RowTail(run / "metrics.jsonl", "Delete it."); tail.update(); tail.rows
+    """
+
+    def __init__(self, path: Path, way: str) -> None:
+        self.path, self.way = path, way
+        self.rows: list[Row] = []
+        self._file: tuple[int, int] = (0, 0)  # inode and bytes read
+        self._last = ""
+
+    def update(self) -> UserError | None:
+        """Append the new rows to `rows`. A file that was replaced or became shorter is read again from
+        its start. Return the error that names the first damaged row; it and later rows are left out."""
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._file[0] or found.st_size < self._file[1]:
+                    self.rows, self._file, self._last = [], (found.st_ino, 0), ""
+                file.seek(self._file[1])
+                data = file.read()
+        except FileNotFoundError:
+            self.rows, self._file, self._last = [], (0, 0), ""
+            return None
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.decode(errors="replace").split("\n")[:-1]
+        rows, damage = _verified(self.path, lines, self._last, self.way, len(self.rows) + 1)
+        if damage is None:
+            self._file = (found.st_ino, self._file[1] + len(whole))
+            self._last = _check(lines[-1]) if lines else self._last
+            self.rows = self.rows + rows if rows else self.rows  # readers keep the list they have
+        return damage

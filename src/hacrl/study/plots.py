@@ -1,12 +1,9 @@
-"""Figures with matplotlib: the curves of one run as a PNG file, and the figures of a comparison."""
+"""The curves of one run: as a PNG file with matplotlib, and as text."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import BytesIO
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hacrl.statistics import Estimate
 
 if TYPE_CHECKING:
-    from hacrl.study.compare.results import Row
     from hacrl.study.inspect.summary import RunSummary
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#777777")
@@ -65,71 +61,13 @@ def write_png(summary: RunSummary, path: Path) -> None:
         figure.savefig(path, dpi=150, format="png")
 
 
-def comparison_figure(rows: Sequence[Row], reference: str) -> str:
-    """One agent under every arm, as the data URI of an SVG image: learning curves with a band from
-    the lowest to the highest seed, and the difference of each arm to the reference."""
-    others = [(i, row.difference) for i, row in enumerate(rows) if row.difference]
-    with _figure(11, max(3.4, 1.2 + 0.3 * len(rows))) as (figure, (left, right)):
-        for number, row in enumerate(rows):
-            x = [band.rollouts for band in row.curve]
-            bands = [Estimate(100 * b.mean, 100 * b.low, 100 * b.high, 0) for b in row.curve]
-            _curve(left, x, bands, number, row.arm)
-        _label(left, "learning curves", "own rollouts", "held-out accuracy in %")
-        left.xaxis.set_major_formatter("{x:,.0f}")
-        for y, (number, found) in enumerate(others):
-            e = found.interval
-            ends = (
-                [[100 * (e.mean - e.low)], [100 * (e.high - e.mean)]] if isfinite(e.low) else None
-            )
-            right.errorbar(
-                100 * e.mean, y, xerr=ends, fmt="o", capsize=3, color=_style(number)["color"]
-            )
-        right.axvline(0, color="black", linewidth=0.8)
-        right.set_yticks(range(len(others)), [rows[number].arm for number, _ in others])
-        right.set_ylim(max(1, len(others)) - 0.5, -0.5)
-        _label(right, f"difference to {reference}", "points, with 95 % interval", "")
-        return _data_uri(figure)
-
-
-def exchange_figure(rows: Sequence[Row]) -> str:
-    """Exchange rates with their intervals and n, as the data URI of an SVG image; "" if there are none.
-    Arrows: the interval goes on beyond the curve of learning alone. Rates that are not identifiable have
-    no point."""
-    found = [(row, row.exchange) for row in rows if row.exchange]
-    if not found:
-        return ""
-    arms = list(dict.fromkeys(row.arm for row, _ in found))
-    with _figure(8, 1.2 + 0.3 * len(found), columns=1) as (figure, axes):
-        for y, (row, rate) in enumerate(found):
-            color = _style(arms.index(row.arm))["color"]
-            axes.plot(rate.n, y, marker="|", markersize=12, color="black")
-            if rate.flat:
-                axes.text(rate.multiples[0], y, " not identifiable", va="center", color=color)
-                continue
-            low, f, high = (
-                min(max(value, rate.multiples[0]), rate.multiples[-1])
-                for value in (rate.low, rate.f, rate.high)
-            )
-            axes.plot([low, high], [y, y], color=color)
-            axes.plot(low, y, marker="|" if rate.low else "<", color=color)
-            axes.plot(high, y, marker="|" if isfinite(rate.high) else ">", color=color)
-            axes.plot(f, y, marker="o", color=color)
-        axes.set_yticks(range(len(found)), [f"{row.name}, {row.arm}" for row, _ in found])
-        axes.set_ylim(len(found) - 0.5, -0.5)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="f, with 95 % interval; black: n")
-        axes.grid(alpha=0.3)
-        return _data_uri(figure)
-
-
 @contextmanager
 def _figure(width: float, height: float, columns: int = 2) -> Iterator[tuple[Any, Any]]:
-    """A figure with one axes or several, without a display; fixed ids make its SVG reproducible."""
+    """A figure with axes side by side, without a display."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": "hacrl", "font.size": 9}):
+    with matplotlib.rc_context({"font.size": 9}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(1, columns)
 
@@ -156,9 +94,3 @@ def _style(number: int) -> dict[str, str]:
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": "-" if number < len(COLOURS) else "--",
     }
-
-
-def _data_uri(figure: Any) -> str:
-    file = BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -113,7 +113,7 @@ class SampleReport:
         return self.learner_tokens[source] / spent if spent else float("nan")
 
     def metrics(self) -> dict[str, float]:
-        """All counts as flat metrics; a reason that did not occur is 0."""
+        """All counts as flat metrics. A reason that did not occur is 0; by source it is missing."""
         result = {
             "samples/kept": float(self.kept.total()),
             "samples/truncated": float(self.truncated.total()),
@@ -121,6 +121,8 @@ class SampleReport:
         for why in DropReason:
             lost = sum(n for (_, reason), n in self.drops.items() if reason is why)
             result[f"samples/drop/{why}"] = float(lost)
+        for (source, why), lost in sorted(self.drops.items()):
+            result[f"samples/drop/{why}/{source}"] = float(lost)
         for reason, number in sorted(self.filtered.items()):
             result[f"samples/filtered/{reason}"] = float(number)
         for source in sorted({*self.kept, *(s for s, _ in self.drops)}):

@@ -12,7 +12,7 @@ from hacrl.config import parse_config
 from hacrl.statistics import Estimate
 from hacrl.study.compare.checks import theory_checks
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, mean_metrics
-from hacrl.study.compare.report import as_json, render, verdicts
+from hacrl.study.compare.report import as_json, render, render_page, verdicts
 from hacrl.study.compare.results import Difference, Results, _corrected, _row, difference
 from hacrl.study.compare.suite import Run, Suite
 
@@ -73,7 +73,7 @@ def test_replies_that_are_not_judged_are_in_the_report() -> None:
     """FIRST_HOUR 1: counts over the seeds beside the accuracy, and the first message."""
     runs = [agent_run("team", seed, 1, 0, failure="f failed on 1 of 4") for seed in (1, 2)]
     runs = [replace(r, curve=(r.curve[0], replace(r.last, judged=(3, 1)))) for r in runs]
-    text = render(results(*runs, agent_run("alone", 1, 0, 1)), "md")
+    text = render(results(*runs, agent_run("alone", 1, 0, 1)))
     assert "50.0 [50.0, 50.0] (of 6 judged, 2 not) |" in text or "50.0±0.0 (of 6 judged" in text
     assert "pair / ant, team, last evaluation: f failed on 1 of 4. These replies are" in text
     assert text.count("judged,") == 1  # not beside arms whose replies were all judged
@@ -82,7 +82,7 @@ def test_replies_that_are_not_judged_are_in_the_report() -> None:
 @pytest.mark.parametrize(("used", "reported"), [(0.003, True), (0.06, False)])
 def test_an_arm_that_used_almost_no_peers_is_reported(used: float, reported: bool) -> None:
     team = agent_run("team", 1, 1, 1, metrics={"peers/used": used})
-    text = render(results(team, agent_run("alone", 1, 0, 1, metrics={})), "md")
+    text = render(results(team, agent_run("alone", 1, 0, 1, metrics={})))
     assert ("ant (pair) under team used 0.3 % of its peers' samples" in text) == reported
 
 
@@ -191,9 +191,10 @@ def test_learning_curves_by_hand() -> None:
 def test_html_is_escaped_and_paths_in_markdown_are_relative() -> None:
     found = results(*seeds("alone", 0, 0), *seeds("team", 1, 2))
     found.suite._path = Path("<script>alert(1)</script>.toml")
-    text = render(found, "html")
-    assert "<script>" not in text and "&lt;script&gt;" in text
-    assert "(../../runs/pair/team/seed-2)" in render(found, "md", "../../")
+    text = render_page(found)
+    assert "<script>" not in text and "Comparison: script&gt;" in text
+    assert "\\u003cscript\\u003ealert(1)" in text
+    assert "(../../runs/pair/team/seed-2)" in render(found, "../../")
 
 
 def test_secrets_do_not_reach_the_reports() -> None:
@@ -202,7 +203,7 @@ def test_secrets_do_not_reach_the_reports() -> None:
     changes = ("sampler.options.api_key=hunter2", "task.train=https://me:hunter2@host/data")
     found = replace(found, changes=changes)
     found.suite.arms[0].overrides.append("sampler.options.api_key=hunter2")
-    texts = [render(found, "html"), render(found, "md"), json.dumps(as_json(found))]
+    texts = [render_page(found), render(found), json.dumps(as_json(found))]
     for text in texts:
         assert "hunter2" not in text and "https://***@host/data" in text
 
@@ -269,13 +270,13 @@ def test_the_section_of_the_report() -> None:
     """Seed 2 has three checks at -0.01 +- 0.001: bee hurts there."""
     both = (checked(1, 0.01, 0.01, 0.01), checked(2, -0.01, -0.01, -0.01))
     found = results(*both, reference="hacpo")
-    text = render(found, "html")
-    assert "<td>1 of 2</td>" in text
+    text = render(found)
+    assert "| 1 of 2 |" in text
     assert "pair / ant, hacpo, seed 2: bee hurts ant: at 3 checks" in text
     assert "+0.00 [-12.71, +12.71]" in text  # mean of +1 and -1 points; half 12.7062 x 1
-    assert "<td>25%</td>\n<td>20%</td>" in text
-    assert "<td>10.0</td>" in text and "<td>0.0</td>" in text  # root of 0.01; below zero is 0
+    assert "| 25% | 20% |" in text
+    assert "| 10.0 |" in text and "| 0.0 |" in text  # root of 0.01; below zero is 0
     row = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"][0]
     assert [w["peer"] for w in row["theory"]["warnings"]] == ["bee"]
     without = results(replace(checked(1), checks=()), reference="hacpo")
-    assert "diagnostics.every is 0" in render(without, "html")
+    assert "diagnostics.every is 0" in render(without)

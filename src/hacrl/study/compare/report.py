@@ -1,7 +1,7 @@
 """report.md, report.html, results.json and the table for the terminal, all from the same Results.
 
-The text is in templates/report.j2. report.md.j2 and report.html.j2 define how a heading, paragraph,
-list, table, link and figure look in their format, and include it.
+The text is in templates/report.md.j2. report.html is the page of `hacrl view` as one file; it shows the
+numbers of results.json as figures, and the text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hacrl.study.compare.checks import TheoryChecks
 from hacrl.study.compare.exchange import Exchange, Parity
 from hacrl.study.compare.results import Reach, Results, Row
 from hacrl.study.diagnostics.baseline import BASELINES
-from hacrl.study.plots import comparison_figure, exchange_figure
 from hacrl.study.tables import duration, percent, plain_table, points_text
+from hacrl.view.suite import report_page
 
 Line = dict[str, str]
 """One row of a table: column -> text."""
@@ -39,8 +39,8 @@ def write_report(results: Results, out: Path, below: str = "") -> None:
     """Write results.json, report.md and report.html into the suite's folder, or a folder `below`."""
     folder, up = out / below, "../" * len(Path(below).parts)
     write_atomic(folder / "results.json", json.dumps(as_json(results), indent=1) + "\n")
-    write_atomic(folder / "report.md", render(results, "md", up))
-    write_atomic(folder / "report.html", render(results, "html", up))
+    write_atomic(folder / "report.md", render(results, up))
+    write_atomic(folder / "report.html", render_page(results, up))
 
 
 def as_json(results: Results) -> dict[str, Any]:
@@ -76,33 +76,30 @@ def as_json(results: Results) -> dict[str, Any]:
     return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
 
-def render(results: Results, form: str, up: str = "") -> str:
-    """The report as "md" or "html"; only HTML has figures. `up` leads to the suite's folder."""
+def render(results: Results, up: str = "") -> str:
+    """The text of the report as Markdown. `up` leads to the suite's folder."""
     environment = Environment(
         loader=PackageLoader("hacrl.study.compare"),
-        autoescape=form == "html",
+        autoescape=False,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["mask"] = mask_override
     checked = [(row, row.theory) for row in results.rows if row.theory]
-    agents = results.by_agent().values() if form == "html" else []
-    text = environment.get_template(f"report.{form}.j2").render(
+    text = environment.get_template("report.md.j2").render(
         title_text=f"Comparison: {results.suite.path.stem}",
         results=results,
         suite=results.suite,
         rule=RULES[results.suite.budget],
         level=LEVEL,
         verdicts=list(verdicts(results)),
-        figures={rows[0].name: comparison_figure(rows, results.reference) for rows in agents},
         scores=_scores(results),
         accuracies=[_accuracy_line(results, row) for row in results.rows],
         curves=[_curve_line(results, row) for row in results.rows],
         exchange=[_exchange_line(row, row.exchange) for row in results.rows if row.exchange],
         parity=_parity_counts(results),
         benchmarks=table_lines(results.suite, results.benchmarks),
-        exchange_image=exchange_figure(results.rows) if form == "html" else "",
         diagnostics=_diagnostics_lines(results.rows),
         unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
         baselines=[_baseline_line(row, found) for row, found in checked],
@@ -115,6 +112,12 @@ def render(results: Results, form: str, up: str = "") -> str:
         links=_links(results, up),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def render_page(results: Results, up: str = "") -> str:
+    """The report as one HTML file: the figures of results.json and the text."""
+    title = f"Comparison: {results.suite.path.stem}"
+    return report_page(title, as_json(results), render(results, up), up)
 
 
 def results_table(results: Results) -> rich.table.Table:

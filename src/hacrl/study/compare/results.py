@@ -109,6 +109,8 @@ class Row:
     seeds: tuple[int, ...]
     before: Estimate
     after: Estimate
+    accuracies: tuple[float, ...]
+    """Accuracy behind `after`, by seed."""
     judged: tuple[str, str]
     """Text beside `before` and `after`: how many replies were judged; "" if all were."""
     failure: str
@@ -275,6 +277,7 @@ def _row(
         seeds=tuple(r.run.seed for r in mine),
         before=_accuracy([r.curve[0].accuracy for r in mine]),
         after=_accuracy([r.last.accuracy for r in mine]),
+        accuracies=tuple(r.last.accuracy for r in mine),
         judged=(_judged([r.curve[0] for r in mine]), _judged([r.last for r in mine])),
         failure=next((r.failure for r in mine if r.failure), ""),
         difference=pairs,

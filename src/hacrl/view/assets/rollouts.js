@@ -1,0 +1,80 @@
+// The replies of a run: filters, full-text search, links. The address holds the whole state.
+
+import { badge, h, link, notice, number, select, table } from "./dom.js";
+import { exported, get } from "./data.js";
+import { runTabs } from "./run.js";
+
+const REWARDS = [["", "any"], ["positive", "above 0"], ["zero", "0 or less"], ["none", "not judged"]];
+const FINISHES = [["", "any"], ["stop", "stop"], ["length", "token limit"], ["not_attempted", "not attempted"], ["withheld", "withheld"]];
+const USED = [["", "any"], ["used", "used"], ["clipped", "no gradient"], ["zero", "advantage 0"], ["none", "no sample"]];
+export const USE_NAMES = Object.fromEntries(USED.slice(1));
+
+export function verdict(reply) {
+  if (reply.reward === null) return badge(reply.status || "not judged", "warn");
+  const usual = reply.reward === (reply.status === "ok" ? 1 : 0);
+  const text = usual ? reply.status : `${reply.status} ${number(reply.reward)}`;
+  return badge(text, reply.reward > 0 ? "good" : "bad");
+}
+
+export function useBadge(use) {
+  return badge(USE_NAMES[use], { used: "good", clipped: "warn" }[use] || "");
+}
+
+function progress(index) {
+  if (!index || index.done >= index.total) return index?.error ? notice(index.error, "bad") : "";
+  const bar = h("progress", { max: index.total, value: index.done });
+  return h("p", { class: "notice", role: "status" }, bar, ` Indexing: ${number(index.done)} of ${number(index.total)} steps, newest first. The list grows until it is complete.`);
+}
+
+export async function rolloutsView(params, page) {
+  const { id } = params;
+  const run = await get("run", { id });
+  const agents = run.agents.map((a) => a.name), learners = run.agents.filter((a) => a.learns).map((a) => a.name);
+  const learner = params.learner || learners[0];
+  const state = h("div"), list = h("div"), more = h("div", { class: "bar" }), count = h("p", { class: "hint" });
+  page.title(run.id, run.path, runTabs(id));
+  const set = (key) => (value) => page.go("rollouts", { ...params, [key]: value, offset: "" });
+  const steps = h("input", { type: "number", min: 1, max: run.steps, name: "step", value: params.step || "", placeholder: "all", onchange: (e) => set("step")(e.target.value) });
+  const search = h("input", { type: "search", name: "search", value: params.q || "", placeholder: "words in replies and messages", onchange: (e) => set("q")(e.target.value) });
+  const form = h("div", { class: "bar filters" },
+    h("label", { class: "field" }, h("span", {}, "step"), steps),
+    select("author", params.author || "", [["", "any"], ...agents], set("author")),
+    select("reward", params.reward || "", REWARDS, set("reward")),
+    select("finish", params.finish || "", FINISHES, set("finish")),
+    select("learner", learner, learners, set("learner")),
+    select("used", params.used || "", USED, set("used")),
+    h("label", { class: "field grow" }, h("span", {}, "search (/)"), search),
+    h("button", { type: "button", onclick: () => page.go("rollouts", { id }) }, "clear"));
+  let complete = false;
+
+  async function refresh(event) {
+    if (event?.index) state.replaceChildren(progress(event.index));
+    if (event && complete && !(run.state === "running" && !params.offset)) return;
+    const found = await get("rollouts", { ...params, learner });
+    state.replaceChildren(progress(found.index), exported?.partial ? notice(exported.partial) : "");
+    complete = !found.index || found.index.done >= found.index.total;
+    const focused = document.activeElement?.getAttribute?.("href");
+    const last = found.offset + found.rows.length;
+    count.textContent = found.total ? `${number(found.offset + 1)} to ${number(last)} of ${number(found.total)} replies` : "";
+    list.replaceChildren(found.rows.length ? rows(found.rows) : notice(complete ? "No reply matches." : "No reply matches yet."));
+    more.replaceChildren(
+      h("button", { type: "button", disabled: !found.offset, onclick: () => page.go("rollouts", { ...params, offset: Math.max(0, found.offset - 50) || "" }) }, "← previous"),
+      h("button", { type: "button", disabled: last >= found.total, onclick: () => page.go("rollouts", { ...params, offset: last }) }, "next →"));
+    if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  function rows(found) {
+    return table([
+      { title: "step", cell: (r) => r.step },
+      { title: "problem", left: true, cell: (r) => h("a", { href: link("problem", { id, step: r.step, problem: r.problem, reply: `${r.author}-${r.number}` }), "data-row": "" }, r.problem) },
+      { title: "author", left: true, cell: (r) => [h("i", { class: `key c${agents.indexOf(r.author) % 8}` }), `${r.author} `, h("span", { class: "hint" }, `#${r.number}`)] },
+      { title: "verdict", left: true, cell: (r) => verdict(r) },
+      { title: "tokens", cell: (r) => [number(r.tokens), r.finish === "length" ? h("span", { class: "hint", title: "reached the token limit" }, " ⤓") : ""] },
+      { title: `for ${learner}`, left: true, cell: (r) => r.uses[learner] ? useBadge(r.uses[learner]) : "" },
+      { title: "reply", left: true, cell: (r) => h("span", { class: "preview" }, r.text.replace(/\n/g, " ⏎ ")) },
+    ], found, { class: "replies" });
+  }
+
+  await refresh();
+  return { node: h("div", {}, form, state, count, list, more), refresh, pulse: (e) => e.index && refresh(e), watch: { id } };
+}

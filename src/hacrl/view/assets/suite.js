@@ -1,0 +1,64 @@
+// A comparison of `hacrl compare`: verdicts, differences, learning curves, exchange rates, the report.
+
+import { card, h, notice, number, percent } from "./dom.js";
+import { get } from "./data.js";
+import { lineChart } from "./chart.js";
+import { markdown } from "./markdown.js";
+import { exchangePlot, forestPlot } from "./plots.js";
+
+/** The reported interval in points: both intervals together, or over problems only for one seed. */
+function interval(difference) {
+  const { seeds, crossed } = difference, points = (v) => (v === null ? null : 100 * v);
+  if (seeds.count < 2) return { mean: points(crossed.mean), low: points(crossed.low), high: points(crossed.high) };
+  return { mean: points(seeds.mean), low: points(Math.min(seeds.low, crossed.low)), high: points(Math.max(seeds.high, crossed.high)) };
+}
+
+function byAgent(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const name = `${row.team} / ${row.agent}`;
+    found.set(name, [...(found.get(name) || []), row]);
+  }
+  return found;
+}
+
+export async function suiteView(params, page) {
+  const { results, report, links } = await get("suite", { id: params.id || "" });
+  page.title(params.id || results?.suite || "Comparison", report ? null : "not finished");
+  if (!results) return { node: notice("This comparison has no report yet: `hacrl compare` writes it when a run is finished.") };
+  const arms = [...new Set(results.rows.map((r) => r.arm))], color = (arm) => arms.indexOf(arm) % 8;
+  const href = (row, seed) => links[`${row.team}/${row.arm}/${seed}`];
+  const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
+    h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, color, href))));
+  const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), ...r.exchange }));
+  const known = (path) => links[path.replace(/^(\.\.\/)*runs\//, "").replace("/seed-", "/")] || path;
+  const text = markdown(report || "", known);
+  const missing = results.missing.length ? notice(`Not finished and not counted: ${results.missing.join(", ")}`, "warn") : null;
+  const node = h("div", {}, missing,
+    card("Verdicts", `against ${results.reference}; ${number(results.problems)} problems × ${results.replies} replies; seeds ${results.seeds.join(", ")}`,
+      h("ul", {}, results.verdicts.map((v) => h("li", {}, v)))),
+    plots,
+    rates.length ? exchangePlot("Exchange rate f", "rollouts alone that reach the same accuracy, as a multiple of own rollouts, with 95 % interval", rates) : null,
+    text.length ? h("details", { class: "card report", open: true }, h("summary", {}, h("b", {}, "Report")), text.slice(1)) : null);
+  return { node };
+}
+
+function forest(rows, results, color, href) {
+  const reference = rows.find((r) => r.arm === results.reference);
+  const base = Object.fromEntries((reference?.seeds || []).map((seed, i) => [seed, reference.accuracies?.[i]]));
+  const shown = rows.filter((r) => r.difference).map((r) => ({
+    label: r.arm, color: color(r.arm), verdict: r.verdict, ...interval(r.difference),
+    seeds: r.seeds.map((seed, i) => ({ seed, value: 100 * (r.accuracies?.[i] - base[seed]), href: href(r, seed) })).filter((x) => Number.isFinite(x.value)),
+  }));
+  if (!shown.length) return card("Difference", null, h("p", { class: "empty" }, "no arm to compare yet"));
+  return forestPlot(`Difference to ${results.reference}`, "held-out accuracy in points, 95 % interval; dots: seeds, linked to their runs", shown);
+}
+
+function curves(rows, color, href) {
+  const chart = lineChart({ title: "Learning curves", hint: "held-out accuracy by own rollouts; band: lowest to highest seed", points: true, format: (v) => percent(v, 0), xLabel: "own rollouts", height: 240, legend: true });
+  chart.update(rows.map((r) => ({
+    name: r.arm, color: color(r.arm), href: href(r, r.seeds[0]),
+    x: r.curve.map((b) => b.rollouts), y: r.curve.map((b) => b.mean), low: r.curve.map((b) => b.low), high: r.curve.map((b) => b.high),
+  })));
+  return chart;
+}

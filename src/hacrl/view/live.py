@@ -1,0 +1,78 @@
+"""One run, read while another process may write it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hacrl.config import Config
+from hacrl.store.reader import GROWING, METRICS, RunReader
+from hacrl.store.rows import Row, RowTail
+
+LOCK_SECONDS = 1.0
+"""How long the answer to "is a process training this run?" is kept."""
+
+
+class LiveRun(RunReader):
+    """A run whose growing files are read once; later reads add only the new rows.
+
+    Example: LiveRun.open(Path("runs/team")).metrics("train")
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._tails: dict[str, RowTail] = {}
+        self._reading = threading.Lock()
+        self._config: tuple[object, Config] | None = None
+        self._running = (0.0, False)
+
+    def version(self) -> tuple[object, ...]:
+        """Changes when one of the growing files, the config or the state does."""
+        return (*(_stamp(self.path / name) for name in (*GROWING, "config.toml")), self.running())
+
+    def changed_at(self) -> float:
+        """Time of the last change, in seconds since the epoch."""
+        return max(_stamp(self.path / name)[2] for name in (*GROWING, "config.toml")) / 1e9
+
+    def config(self) -> Config:
+        stamp = _stamp(self.config_path)
+        if self._config is None or self._config[0] != stamp:
+            self._config = (stamp, super().config())
+        return self._config[1]
+
+    def running(self) -> bool:
+        now = time.monotonic()
+        if now >= self._running[0]:
+            self._running = (now + LOCK_SECONDS, super().running())
+        return self._running[1]
+
+    def state(self) -> str:
+        """running, finished or stopped."""
+        return "running" if self.running() else "finished" if self.finished() else "stopped"
+
+    def _read(self, name: str) -> list[Row]:
+        with self._reading:
+            least = self._counts().get(
+                name, 0
+            )  # before the rows: another process may be adding some
+            log = self._log(name)
+            tail = self._tails.setdefault(name, RowTail(log.path, log.way))
+            if error := tail.update():
+                raise error
+            if len(tail.rows) < least and (name == METRICS or log.path.is_file()):
+                log_error = log.read(least)[1]
+                if log_error:
+                    raise log_error
+            return tail.rows
+
+
+def _stamp(path: Path) -> tuple[Any, ...]:
+    """Identity, size and time of a file; zeros without the file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

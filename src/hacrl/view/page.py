@@ -1,0 +1,97 @@
+"""The HTML page, and the same page as one file with its data.
+
+The server sends the page, the modules and the style sheet as separate files. `one_file` puts all of
+them and the data into one file that opens without a server: the modules are joined into one script,
+and data.js reads the embedded data instead of asking the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+MODULES = (
+    "dom.js",
+    "data.js",
+    "chart.js",
+    "plots.js",
+    "markdown.js",
+    "runs.js",
+    "run.js",
+    "teach.js",
+    "rollouts.js",
+    "problem.js",
+    "suite.js",
+    "app.js",
+)
+"""Each module imports only modules before it."""
+STYLE, ICON = "style.css", "icon.svg"
+
+CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'"
+POLICY = (
+    f"{CLOSED}; frame-ancestors 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'"
+)
+"""The Content-Security-Policy of the server."""
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+_EXPORT = re.compile(r"^export (?=(?:async )?function|const|class|let)", re.MULTILINE)
+
+
+def asset(name: str) -> str:
+    """The text of a file in assets/."""
+    return files("hacrl.view").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def server_page() -> str:
+    """The page that the server sends."""
+    head = (
+        f'<link rel="icon" href="/assets/{ICON}"><link rel="stylesheet" href="/assets/{STYLE}">'
+        '<script type="module" src="/assets/app.js"></script>'
+    )
+    return _page("hacrl", head, "")
+
+
+def one_file(title: str, data: dict[str, Any]) -> str:
+    """The page with `data` as one HTML file. It makes no request; its policy allows its own script and
+    style only, by their digests."""
+    script = "\n".join(_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in MODULES)
+    style = asset(STYLE)
+    policy = f"{CLOSED}; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:"
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<link rel="icon" href="data:,"><style>{style}</style>'
+    )
+    body = (
+        f'<script type="application/json" id="data">{_embedded(data)}</script>'
+        f'<script type="module">{script}</script>'
+    )
+    return _page(title, head, body)
+
+
+def _page(title: str, head: str, body: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
+        f"<title>{_escape(title)}</title>{head}</head>\n"
+        '<body><div id="app"><noscript>This page needs JavaScript.</noscript></div>'
+        f"{body}</body></html>\n"
+    )
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """JSON that cannot end its script element or start a comment in it."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

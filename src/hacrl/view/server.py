@@ -1,0 +1,212 @@
+"""The web server of `hacrl view`: addresses, access and events. It answers GET and HEAD only."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from typing import Any
+
+from hacrl.errors import UserError, explain
+from hacrl.store.files import to_json
+from hacrl.view.page import ICON, MODULES, POLICY, STYLE, asset, server_page
+from hacrl.view.source import Source
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import (
+        PlainTextResponse,
+        RedirectResponse,
+        Response,
+        StreamingResponse,
+    )
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+except ImportError as error:
+    raise UserError(
+        f"`hacrl view` needs more packages: pip install 'hacrl[view]' ({error})"
+    ) from error
+
+COOKIE = "hacrl-view"
+POLL = 0.5
+"""Seconds between two looks at the files of a run that is open in a page."""
+TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """Refuses requests under a foreign Host name (DNS rebinding), from other sites, and without the
+    token where one is needed; adds HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp, host: str, token: str) -> None:
+        self.app, self.host, self.token = app, host, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        request = Request(scope)
+        answer = self._refusal(request)
+        await (answer or self.app)(scope, receive, with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not host_allowed(request.headers.get("host", ""), self.host):
+            return PlainTextResponse("unknown Host name; use the address that was printed", 421)
+        own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        if not own and request.url.path != "/":
+            return PlainTextResponse("requests from other sites are refused", 403)
+        if not self.token:
+            return None
+        given = request.query_params.get("token", "")
+        if request.url.path == "/" and self._right(given):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+            return answer
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._right(request.cookies.get(COOKIE, "")) or self._right(bearer):
+            return None
+        return PlainTextResponse("open the address with ?token=... that `hacrl view` printed", 401)
+
+    def _right(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def host_allowed(header: str, listening: str) -> bool:
+    """Whether a Host header names this server. A loopback server answers to loopback names; another one
+    to addresses, to the name it listens on and to the machine's name. No DNS name of an attacker is
+    among them."""
+    try:
+        name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
+        address = ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        names = {"localhost"}
+        if not loopback(listening):
+            names |= {listening.lower(), socket.gethostname().lower()}
+        return name.lower() in names
+    return address.is_loopback or not loopback(listening)
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_app(source: Source, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
+    """The application."""
+    page = server_page()
+    assets = {name: asset(name) for name in (*MODULES, STYLE, ICON)}
+
+    async def index(_: Request) -> Response:
+        return Response(page, media_type="text/html")
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in assets:
+            return PlainTextResponse("not found", 404)
+        return Response(assets[name], media_type=TYPES[name.rpartition(".")[2]])
+
+    async def answer(request: Request) -> Response:
+        """/api/NAME?...: the data of a view."""
+        try:
+            call = source.calls.get(request.path_params["name"])
+            if call is None:
+                return PlainTextResponse("not found", 404)
+            value = await run_in_threadpool(call, dict(request.query_params))
+        except Exception as error:
+            if (message := explain(error)) is None:
+                raise
+            return _json({"error": message}, 422)
+        return _json(value)
+
+    async def events(request: Request) -> Response:
+        stream = _changes(source, dict(request.query_params), request.is_disconnected)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    routes = [
+        Route("/", index),
+        Route("/assets/{name}", static),
+        Route("/api/events", events),
+        Route("/api/{name}", answer),
+    ]
+    return Guard(Starlette(routes=routes), host, token)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(to_json(value), status, media_type="application/json")
+
+
+async def _changes(
+    source: Source, query: dict[str, str], gone: Callable[[], Any]
+) -> AsyncIterator[str]:
+    """Server-sent events: one now, and one whenever the watched thing changes."""
+    last = None
+    silent = 0.0
+    while not await gone():
+        try:
+            now = to_json(await run_in_threadpool(source.pulse, query))
+        except Exception as error:
+            now = to_json({"error": explain(error) or "the run cannot be read"})
+        if now != last or silent >= 15:  # a comment keeps the connection open
+            yield f"data: {now}\n\n" if now != last else ": still here\n\n"
+            last, silent = now, 0.0
+        await asyncio.sleep(POLL)
+        silent += POLL
+
+
+def serve(
+    source: Source,
+    host: str,
+    port: int,
+    token: str,
+    ready: Callable[[str], None],
+) -> None:
+    """Run the server until it is stopped. `ready` is called with the address to open."""
+    token = token or ("" if loopback(host) else secrets.token_urlsafe(24))
+    with closing(_listening(host.strip("[]"), port)) as listener:
+        port = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host and "[" not in host else host
+        config = uvicorn.Config(
+            make_app(source, host, token),
+            log_level="error",
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            limit_concurrency=200,
+        )
+        ready(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise UserError(
+            f"--host {host} --port {port}: {reason}; choose another, e.g. --port 0 for a free port"
+        ) from error
