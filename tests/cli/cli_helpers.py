@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from team import member
+from team import team as pocket_team
 from typer.testing import CliRunner
 
 from hacrl.cli import app
@@ -17,26 +19,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def team(**settings: Any) -> dict[str, Any]:
-    return {
+    small: dict[str, Any] = {
+        "seed": 0,
         "steps": 2,
         "prompts_per_step": 4,
-        "samples_per_prompt": 4,
         "minibatch_samples": 16,
-        "max_prompt_tokens": 64,
         "max_response_tokens": 16,
-        "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number", "workers": 1, "timeout": 300},
-        "algorithm": {"name": "hacpo", "epsilon_low": 3e-3, "epsilon_high": 4e-3},
         "evaluation": {"every": 1, "problems": 6, "samples": 2},
-        "checkpoint": {"every": 1},
-        "runtime": {"threads": 1, "device": "cpu"},
-        "log": {"tensorboard": False},
-        "agents": [
-            {"name": "wren", "model": "pocket:wren", "learning_rate": 2e-4},
-            {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4},
-        ],
-        **settings,
     }
+    return pocket_team(member("wren"), member("finch"), **{**small, **settings})
 
 
 def write(path: Path, **settings: Any) -> Path:

@@ -39,12 +39,16 @@ CODE: dict[str, Any] = {
 }
 
 
+def copied(run: Path, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A copy of the run, and its config."""
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    return folder, tomllib.loads((folder / "config.toml").read_text())
+
+
 @pytest.fixture
 def evil(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose config names code for everything; the code is in the working directory too."""
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    config = tomllib.loads((folder / "config.toml").read_text())
+    folder, config = copied(run, tmp_path)
     (folder / "config.toml").write_text(tomli_w.dumps(config | CODE))
     for place in (folder, tmp_path):
         (place / "evil_code.py").write_text(EVIL)
@@ -75,9 +79,7 @@ def test_reading_commands_run_no_code_of_a_run(evil: Path, tmp_path: Path) -> No
 
 
 def test_workers_of_eval_run_no_code_of_a_run(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    config = tomllib.loads((folder / "config.toml").read_text())
+    folder, config = copied(run, tmp_path)
     (folder / "other_evil_code.py").write_text(EVIL)
     verifier = CODE["verifier"] | {"options": {"path": "other_evil_code:score"}}
     (folder / "config.toml").write_text(tomli_w.dumps(config | {"verifier": verifier}))
@@ -91,9 +93,7 @@ def test_workers_of_eval_run_no_code_of_a_run(run: Path, tmp_path: Path) -> None
 
 
 def test_remote_code_of_a_model_is_refused(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    config = tomllib.loads((folder / "config.toml").read_text())
+    folder, config = copied(run, tmp_path)
     config["agents"][0]["trust_remote_code"] = True
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     assert "trust_remote_code = true names code" in refused(
@@ -190,12 +190,12 @@ def test_no_number_is_cut_at_80_and_60_columns(run: Path, monkeypatch: pytest.Mo
     for columns in ("80", "60"):
         monkeypatch.setenv("COLUMNS", columns)
         shown = re.sub("\x1b\\[[0-9;]*m", "", hacrl("show", run)[1])
-        accuracy = json.loads(hacrl("show", run, "--json")[1])["agents"][0]["scores"][-1][
-            "accuracy"
-        ]
-        assert f"{100 * accuracy['mean']:.1f}" in shown and "…" not in shown
+        agent = json.loads(hacrl("show", run, "--json")[1])["agents"][0]
+        accuracy = agent["scores"][-1]["accuracy"]["mean"]
+        assert f"{100 * accuracy:.1f}" in shown and "…" not in shown
+        samples = hacrl("samples", run, "--limit", "16")[1]
         for row in json.loads(hacrl("samples", run, "--json", "--limit", "8")[1]):
             mine = row["learners"]["wren"]
             if mine and mine["ratio"] is not None:
-                assert f"{mine['ratio']:.4f}" in hacrl("samples", run, "--limit", "16")[1]
+                assert f"{mine['ratio']:.4f}" in samples
         assert max(map(len, shown.splitlines())) <= int(columns)
