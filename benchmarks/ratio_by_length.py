@@ -8,8 +8,6 @@ line: the learner, the source, the range of reply lengths in the source's tokens
 the 10th, 50th and 90th percentile of s, and the percentage inside hacpo's [0.8, 1].
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections import defaultdict

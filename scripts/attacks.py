@@ -12,8 +12,6 @@ repeated. Seeds are the outermost loop.
 The table compares wren's held-out accuracy with the same team without finch (same seed, no defences).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Simulated bad peers for attacks.py: what each of them publishes."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ whether metrics, evaluations and weights of every member equal, byte for byte, t
 team in one process with the same [trust] and publish settings. Exits with 1 if they differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

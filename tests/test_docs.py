@@ -1,7 +1,5 @@
 """The documents: their code runs, their names exist, their defaults are the code's."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util
@@ -139,7 +137,7 @@ def test_the_verifiers_of_the_page_judge(folder: Path, name: str, label: str) ->
     run = hacrl.train(tiny(**table), "run")
     judged = [t for g in first_cut(run).groups for t in g.judged]
     assert {t.verifier for t in judged} == {label}
-    assert len(judged) == 48  # none failed
+    assert len(judged) == 48  # None failed
     assert 1.0 in {t.reward for t in judged}
     assert {t.reward for t in judged} <= {0.0, 0.5, 1.0}
 

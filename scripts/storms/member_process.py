@@ -1,7 +1,5 @@
 """Members of a team across owners as processes (`hacrl join`), and the same team in one process."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

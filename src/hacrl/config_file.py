@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes of a config: `key=value` texts as on the command line, or dotted key -> value."""
-ARMS = "arms"
-"""The folder with arm files, beside the config file."""
-MAX_DEPTH = 20
-"""Most levels of tables and lists in a config."""
+ARMS = "arms"  # the folder with arm files, beside the config file
+MAX_DEPTH = 20  # most levels of tables and lists in a config
 
 RENAMED: dict[str, str] = {
     "pool": "no longer exists: trajectories are files in RUN/pool; delete the table [pool]",

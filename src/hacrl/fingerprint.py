@@ -8,8 +8,6 @@ RUN/fingerprint.json keeps them, and `hacrl resume` compares them with those it 
 The manifest of a checkpoint has the digest of the inputs that the checkpoint was trained with.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

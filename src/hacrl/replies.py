@@ -1,7 +1,5 @@
 """Figures of an evaluation, counted from the rows of replies.jsonl: avg@k, best@k, maj@k, pass@k."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +10,7 @@ from hacrl.safe_text import printable
 from hacrl.statistics import Estimate, best_at_k, estimate, majority_at_k, pass_at_k
 from hacrl.types import Finish, Status
 
-Row = Mapping[str, Any]
-"""A line of replies.jsonl."""
+Row = Mapping[str, Any]  # a line of replies.jsonl
 
 FIRST_FAILURE = "verdict/first_failure"
 """Key of a metrics row: status and message of the first reply that was not judged, if there is one."""
@@ -29,32 +26,21 @@ class Evaluation:
     """
 
     problems: int
-    samples: int
-    """k: replies to each problem."""
+    samples: int  # k: replies to each problem
     replies: int
-    avg: Estimate | None
-    """avg@k: mean reward of a problem's replies."""
-    best: Estimate | None
-    """best@k: largest reward of a problem's replies."""
-    majority: Estimate | None
-    """maj@k: reward of a problem's most frequent answer."""
+    avg: Estimate | None  # avg@k: mean reward of a problem's replies
+    best: Estimate | None  # best@k: largest reward of a problem's replies
+    majority: Estimate | None  # maj@k: reward of a problem's most frequent answer
     passes: Mapping[int, float]
     """pass@j for j = 1, 2, 4, ... and k: unbiased estimates, over problems with j judged replies."""
-    by_task: Mapping[str, float]
-    """avg@k of each task."""
-    verdicts: Mapping[str, int]
-    """Number of replies by status: ok, wrong, unparsed, timeout, error."""
-    not_attempted: int
-    """Problems whose prompt was too long."""
-    unjudged: int
-    """Problems without a judged reply, left out of all means."""
-    reply_tokens: float
-    """Mean length of a reply."""
+    by_task: Mapping[str, float]  # avg@k of each task
+    verdicts: Mapping[str, int]  # number of replies by status: ok, wrong, unparsed, timeout, error
+    not_attempted: int  # problems whose prompt was too long
+    unjudged: int  # problems without a judged reply, left out of all means
+    reply_tokens: float  # mean length of a reply
     reply_tokens_median: float
-    truncated: float
-    """Fraction of replies truncated at the limit."""
-    first_failure: str = ""
-    """Status and message of the first reply that was not judged."""
+    truncated: float  # fraction of replies truncated at the limit
+    first_failure: str = ""  # status and message of the first reply that was not judged
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean of each reward of verifier.kind = "sum" over judged replies, before its weight."""
 

@@ -1,7 +1,5 @@
 """Start and resume runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA = 1
-"""Version of the stored form of a trajectory; the pool refuses other versions."""
+SCHEMA = 1  # version of the stored form of a trajectory; the pool refuses other versions
 
 STORED = {"extra": "forbid", "allow_inf_nan": False, "revalidate_instances": "always"}
 """How pydantic validates stored values (store/codec.py); nested dataclasses inherit it."""
@@ -59,8 +58,7 @@ class Problem:
     Example: Problem(id="add-17-25", messages=(Message("user", "17+25"),), answer="42", task="add")
     """
 
-    id: str
-    """Unique in its task; the same problem has the same id for every agent."""
+    id: str  # unique in its task; the same problem has the same id for every agent
     messages: tuple[Message, ...]
     """The conversation up to the reply, without any agent's system text."""
     answer: str  # the gold answer, as text
@@ -76,11 +74,9 @@ class Verdict:
     Example: Verdict(reward=1.0, status=Status.OK, detail="42")
     """
 
-    reward: float
-    """Defined only if judged."""
+    reward: float  # defined only if judged
     status: Status
-    detail: str = ""
-    """The extracted answer, or the error."""
+    detail: str = ""  # the extracted answer, or the error
     parts: tuple[tuple[str, float], ...] = ()
     """Name and reward of each part of a sum, before its weight. Not published."""
 
@@ -99,10 +95,8 @@ class Completion:
 
     text: str
     """Decoded reply without the end token and without `reply_start`, which is part of the prompt."""
-    token_ids: tuple[int, ...]
-    """Exactly as sampled, including the end token if finish is STOP."""
-    logprobs: tuple[float, ...]
-    """One per token, of logits / temperature."""
+    token_ids: tuple[int, ...]  # exactly as sampled, including the end token if finish is STOP
+    logprobs: tuple[float, ...]  # one per token, of logits / temperature
     finish: Finish
 
 
@@ -117,16 +111,12 @@ class Rollout:
     __pydantic_config__ = STORED
 
     problem_id: str
-    index: int
-    """0 .. samples_per_prompt - 1."""
+    index: int  # 0 .. samples_per_prompt - 1.
     step: int
     prompt_ids: tuple[int, ...]
-    completion: Completion
-    """Its logprobs are the trainer's, at the weights that sampled."""
-    verdict: Verdict | None = None
-    """None until verified."""
-    shareable: bool = True
-    """False if the text does not determine the ids (rendering law)."""
+    completion: Completion  # its logprobs are the trainer's, at the weights that sampled
+    verdict: Verdict | None = None  # None until verified
+    shareable: bool = True  # False if the text does not determine the ids (rendering law)
 
     @property
     def mean_logprob(self) -> float:
@@ -183,22 +173,18 @@ class Trajectory:
     agent: str
     index: int
     step: int
-    policy_version: int
-    """Number of steps that the sampling weights had learned."""
+    policy_version: int  # number of steps that the sampling weights had learned
     turns: tuple[Turn, ...]
     """One generated turn, after `reply_start` if the agent has one. Empty without a text."""
     finish: Finish
     mean_logprob: float | None
     """Mean over the source's tokens; None for a source without log-probabilities, or if withheld."""
     num_tokens: int
-    verdict: Verdict | None
-    """None if not attempted."""
-    verifier: str
-    """Name and version of the verifier."""
+    verdict: Verdict | None  # None if not attempted
+    verifier: str  # name and version of the verifier
     sampling: Sampling
     shareable: bool
-    tokenizer: str = ""
-    """Hash of the source's vocabulary."""
+    tokenizer: str = ""  # hash of the source's vocabulary
     tokens: Tokens | None = None
     schema: int = SCHEMA
 
@@ -281,13 +267,10 @@ class Sample:
 
     problem_id: str
     index: int
-    source: str
-    """The agent that wrote it."""
+    source: str  # the agent that wrote it
     is_own: bool
-    token_ids: tuple[int, ...]
-    """Prompt and reply."""
-    loss_mask: tuple[int, ...]
-    """1 for tokens of the reply."""
+    token_ids: tuple[int, ...]  # prompt and reply
+    loss_mask: tuple[int, ...]  # 1 for tokens of the reply
     behaviour: float | None
     """The source's mean log-probability over its tokens, at the weights that sampled."""
     old_logprobs: tuple[float, ...] | None = None
@@ -296,11 +279,9 @@ class Sample:
     source_logprobs: tuple[float, ...] | None = None
     """The source's log-probabilities of the same tokens; only for algorithms with Needs("tokens")."""
     advantage: float = 0.0
-    weight: float = 1.0
-    """1 for own samples; for peers' w(source, learner) in hacpo, v in overlap."""
+    weight: float = 1.0  # 1 for own samples; for peers' w(source, learner) in hacpo, v in overlap
     finish: Finish = Finish.STOP
-    truncated: bool = False
-    """Only the beginning of a peer's reply that is too long for the learner."""
+    truncated: bool = False  # only the beginning of a peer's reply that is too long for the learner
 
     @property
     def num_reply_tokens(self) -> int:
@@ -318,16 +299,12 @@ class Update:
     Example: Update(index=2, floor=0.85, part="peers", problems=("add-17-25", ...))
     """
 
-    index: int
-    """m of the paper: the number of updates planned before this one in the step."""
+    index: int  # m of the paper: the number of updates planned before this one in the step
     floor: float
     """Lower end of the trust interval for peers' ratios at this update; 0 without a floor."""
-    part: str
-    """own, peers or mixed."""
-    problems: tuple[str, ...]
-    """In seeded order; an update takes whole groups."""
-    rate: float = 1.0
-    """Factor of the learning rate (training/schedule.py)."""
+    part: str  # own, peers or mixed
+    problems: tuple[str, ...]  # in seeded order; an update takes whole groups
+    rate: float = 1.0  # factor of the learning rate (training/schedule.py)
 
 
 @dataclass(frozen=True)
@@ -338,20 +315,15 @@ class MicroBatch:
     Example: tests/algorithms/by_hand.py builds some by hand.
     """
 
-    logprobs_BT: Tensor
-    """The learner's current log-probabilities, with gradient; 0 where padded."""
-    mask_BT: Tensor
-    """1.0 for a reply token, 0.0 for padding."""
-    behaviour_B: Tensor
-    """The source's mean log-probability; nan where it published none."""
-    old_logprobs_BT: Tensor | None
-    """nan in rows of samples without them; None if no row has any."""
+    logprobs_BT: Tensor  # the learner's current log-probabilities, with gradient; 0 where padded
+    mask_BT: Tensor  # 1.0 for a reply token, 0.0 for padding
+    behaviour_B: Tensor  # the source's mean log-probability; nan where it published none
+    old_logprobs_BT: Tensor | None  # nan in rows of samples without them; None if no row has any
     ref_logprobs_BT: Tensor | None
     """At the start weights; None without KL term or without own samples in the minibatch."""
     advantage_B: Tensor
     weight_B: Tensor
-    is_own_B: Tensor
-    """Boolean."""
+    is_own_B: Tensor  # Boolean
     num_samples: int  # of the whole minibatch, like the counts below
     num_own: int
     num_tokens: int  # reply tokens
@@ -373,12 +345,9 @@ class LossOutput:
     Example: LossOutput(loss=tensor(0.12), ratio_B=tensor([1.0, 0.9]), weight_B=tensor([1.0, 0.0]))
     """
 
-    loss: Tensor
-    """A scalar with gradient; the other fields have none."""
-    ratio_B: Tensor
-    """s of every row, for metrics and `hacrl samples`."""
+    loss: Tensor  # a scalar with gradient; the other fields have none
+    ratio_B: Tensor  # s of every row, for metrics and `hacrl samples`
     weight_B: Tensor
     """The factor of each row's gradient beside its advantage; for token-wise losses a mean over tokens.
     Exactly 0 if a clip removes the gradient."""
-    kl: Tensor | float = 0.0
-    """This micro-batch's part of the KL, before beta."""
+    kl: Tensor | float = 0.0  # this micro-batch's part of the KL, before beta

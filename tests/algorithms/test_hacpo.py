@@ -1,7 +1,5 @@
 """The open points of hacpo by hand. Rewards 1, 0, 1, 1 or 1, 0, 0, 0 have the std 1/2 (ddof 1)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log, sqrt
 

@@ -1,7 +1,5 @@
 """Overlap by hand: the ratio of whole texts, the baseline, and which successes are followed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt

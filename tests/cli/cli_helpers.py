@@ -1,7 +1,5 @@
 """A small team, and hacrl as a command in this process or in a new one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

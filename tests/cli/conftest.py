@@ -1,7 +1,5 @@
 """A finished run for all tests of the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Commands run in this process, through the same app and error handling. test_proc
 that need a process: exit codes, signals, full disks, imported modules.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

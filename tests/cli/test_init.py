@@ -1,7 +1,5 @@
 """`hacrl init` and `hacrl schema`: from a data file to a config that doctor accepts and that trains."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

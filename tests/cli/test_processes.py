@@ -1,7 +1,5 @@
 """hacrl in real processes: imported modules, exit codes, a full disk, Ctrl-C."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import time

@@ -1,7 +1,5 @@
 """The progress line, errors as messages, and the command that hints name."""
 
-from __future__ import annotations
-
 import errno
 import io
 import sys

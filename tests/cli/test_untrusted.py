@@ -1,7 +1,5 @@
 """Runs and configs of others: no code is run, no secret is shown, no terminal code gets through."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """TensorBoard, W&B and trackio, each for real and offline: one run, then a resume."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

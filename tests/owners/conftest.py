@@ -1,7 +1,5 @@
 """Databases and hubs for the tests of teams across owners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

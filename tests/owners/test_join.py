@@ -1,7 +1,5 @@
 """Members as processes: `hacrl join` trains what the same team trains in one process."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """verifier.kind = "sum": several rewards with weights, worked by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -20,8 +20,6 @@ explains baseline, divisor and `follow`. With one agent it equals gspo. No signa
 rewards are all equal, nor from a reply truncated for the learner.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

@@ -11,8 +11,6 @@ progress.py    the line shown while a run is training
 Commands import torch and transformers only when they need them, so `hacrl --help` is quick.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

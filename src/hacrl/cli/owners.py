@@ -1,7 +1,5 @@
 """Commands for teams across owners: key, charter, hub, join."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands that use finished runs and models: show, samples, eval, export."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Commands that prepare training: init, schema, doctor, models fetch, data fetch."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Errors, hints, arguments and JSON that several commands use."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Metrics under the names of other trainers, for charts that users already have (docs/logging.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

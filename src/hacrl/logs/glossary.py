@@ -4,8 +4,6 @@ A word in capitals stands for a name: SOURCE and AGENT for an agent, TASK for a 
 REASON for an entry of the same table.
 """
 
-from __future__ import annotations
-
 import re
 
 METRICS: dict[str, dict[str, str]] = {

@@ -1,7 +1,5 @@
 """Where metrics go besides metrics.jsonl. One dict; each logger is made from the config or not."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import html

@@ -28,8 +28,7 @@ from hacrl.types import Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py
 _CHUNK = 1 << 16
-EMPTY = sha256(b"")
-"""Digest of a part without rows."""
+EMPTY = sha256(b"")  # digest of a part without rows
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -77,8 +76,7 @@ class Batch:
     """
 
     envelope: Signed
-    outcomes: bytes
-    """Lines."""
+    outcomes: bytes  # lines
     texts: bytes
 
     @classmethod
@@ -135,8 +133,7 @@ class Layout:
 
     signed: Signed
     envelope: Envelope
-    sizes: tuple[int, int]
-    """Compressed bytes of outcomes and texts."""
+    sizes: tuple[int, int]  # compressed bytes of outcomes and texts
 
 
 def read_layout(line: bytes) -> Layout:

@@ -9,8 +9,6 @@
 While the hub cannot be reached, requests are repeated for `patience` seconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

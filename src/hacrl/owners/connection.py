@@ -1,7 +1,5 @@
 """HTTP to a hub: requests are signed, answers are bounded, and a hub that is away is waited for."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
@@ -17,12 +15,9 @@ try:
 except ImportError as error:
     raise UserError(f"this needs more packages: pip install 'hacrl[owners]' ({error})") from error
 
-PATIENCE = 3600.0
-"""Seconds to wait for a hub that cannot be reached."""
-POLL = 5.0
-"""Seconds that the hub holds a request for a snapshot that does not exist yet."""
-MOST = 1 << 30
-"""Largest answer in bytes."""
+PATIENCE = 3600.0  # seconds to wait for a hub that cannot be reached
+POLL = 5.0  # seconds that the hub holds a request for a snapshot that does not exist yet
+MOST = 1 << 30  # largest answer in bytes
 _AGAIN = {"rate", "busy", "database", "restarted", "slow", "incomplete"}
 """Codes of refusals after which the request is signed and sent again."""
 
@@ -66,10 +61,8 @@ class Connection:
 
     url: str
     note: Callable[[str], None] = lambda text: None
-    patience: float = 0.0
-    """Seconds to repeat a request while the hub cannot be reached."""
-    verify: str | bool = True
-    """A file with the certificate of a hub that signs its own."""
+    patience: float = 0.0  # seconds to repeat a request while the hub cannot be reached
+    verify: str | bool = True  # a file with the certificate of a hub that signs its own
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:

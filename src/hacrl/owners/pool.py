@@ -6,8 +6,6 @@ the commands that read runs need no hub. A row whose text was not published, or 
 as an outcome (Finish.WITHHELD).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

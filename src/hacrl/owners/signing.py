@@ -37,8 +37,7 @@ except ImportError as error:
         f"keys and hubs need more packages: pip install 'hacrl[owners]' ({error})"
     ) from error
 
-PROTOCOL = 1
-"""Version of the records and of the hub's endpoints."""
+PROTOCOL = 1  # version of the records and of the hub's endpoints
 
 KINDS = ("request", "envelope", "skip", "snapshot", "charter", "amendment", "receipt")
 

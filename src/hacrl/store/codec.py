@@ -5,8 +5,6 @@ bytes: sorted keys, no spaces). Decoding refuses unknown keys, wrong types, othe
 and numbers that are not finite; the error names the field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar

@@ -14,8 +14,6 @@ All writes are atomic and none needs a file lock, so the agents may run on diffe
 share the run directory. Reading writes nothing. Steps count from 0 here, as in the journals.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re
@@ -44,8 +42,7 @@ class _Record:
 
     schema: int
     step: int
-    batches: dict[str, str]
-    """Agent -> digest of its batch, in the order of the team."""
+    batches: dict[str, str]  # agent -> digest of its batch, in the order of the team
 
 
 _RECORD = Codec(_Record)
@@ -59,8 +56,7 @@ class Pool:
     Example: pool = Pool(Path("runs/team/pool")); pool.publish(0, "ant", trajectories)
     """
 
-    waited = 0.0
-    """Seconds spent waiting for other owners since they were last read."""
+    waited = 0.0  # seconds spent waiting for other owners since they were last read
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder

@@ -8,8 +8,6 @@ of a file that is written at once begins with the number of its rows: a missing 
 Files that grow are counted in the run's counts.json. Reading verifies and removes the check values.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -120,8 +118,7 @@ class RowLog:
 
     def __init__(self, path: Path, way: str) -> None:
         self.path, self.way = path, way
-        self.count = 0
-        """Rows in the file, after `open` or `replace`."""
+        self.count = 0  # rows in the file, after `open` or `replace`
         self._size: int | None = None
         self._last = ""
 

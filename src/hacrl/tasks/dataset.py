@@ -4,8 +4,6 @@ Training and held-out problems never overlap. Problems are compared by their tex
 the same text with other white space or letter case is the same problem.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import unicodedata
@@ -48,8 +46,7 @@ class DatasetTask:
         self.kept_out = tuple(held_out)
         self.facts = {**facts, "train": len(self.train), "held_out": len(self.kept_out)}
         """Counts of the problems read, left out and kept."""
-        self.notes = tuple(notes)
-        """Sentences about the data for the user; a run shows them."""
+        self.notes = tuple(notes)  # sentences about the data for the user; a run shows them
         self._deck = Deck([problem.id for problem in self.train], seed)
 
     def batch(self, step: int, count: int) -> list[Problem]:

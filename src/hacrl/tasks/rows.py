@@ -23,10 +23,8 @@ class Row:
     Example: Row("train.jsonl, line 7", 6, {"id": "a", "question": "1 + 1?", "answer": "2"})
     """
 
-    where: str
-    """For error messages."""
-    number: int
-    """Counted from 0."""
+    where: str  # for error messages
+    number: int  # counted from 0
     values: dict[str, Any]
 
 

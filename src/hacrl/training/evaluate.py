@@ -5,8 +5,6 @@ does not depend on the step, so two evaluations of an agent differ only by its w
 compared problem by problem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,8 +20,7 @@ from hacrl.store.rows import write_object, write_rows
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
 
-EVALUATION = -1
-"""Stands for the step in the noise streams of evaluations."""
+EVALUATION = -1  # stands for the step in the noise streams of evaluations
 
 
 def evaluate(

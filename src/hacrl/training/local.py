@@ -1,7 +1,5 @@
 """All agents in one process, one call at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from contextlib import ExitStack

@@ -7,8 +7,6 @@ an agent out: in this process, one after the other (local.py), or in Ray actors,
 (cluster/executor.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,11 +22,9 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.mend import damaged_batches, first_step, present
 
-MAX_LOSSES = 5
-"""An agent that is lost this often in one step is not restarted again."""
+MAX_LOSSES = 5  # an agent that is lost this often in one step is not restarted again
 
-START = -1
-"""The barrier before the first step: every agent is loaded."""
+START = -1  # the barrier before the first step: every agent is loaded
 
 ABSENT = {"reward": None, "rollouts": 0, "not_attempted": 0, "absent": True}
 """Rollout metrics of an agent that is not in the step's snapshot."""
@@ -59,8 +55,7 @@ class Barrier:
     is_open: bool = False
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     """Set just after `is_open`, so that all agents continue in the order of their arrival."""
-    overdue: bool = False
-    """Whether the deadline has passed."""
+    overdue: bool = False  # whether the deadline has passed
 
 
 class Team:
@@ -85,8 +80,7 @@ class Team:
         self.improved: dict[str, set[int]] = defaultdict(set)
         """Steps after which an agent was better than ever before; they are saved."""
         self.pruned = dict.fromkeys(self.learners, self.first)
-        self.done = dict.fromkeys(self.names, self.first)
-        """Steps that an agent has finished."""
+        self.done = dict.fromkeys(self.names, self.first)  # steps that an agent has finished
         self.losses = dict.fromkeys(self.names, 0)
         """How often an agent was lost since it last finished a step."""
         self.barriers: dict[int, Barrier] = defaultdict(Barrier)

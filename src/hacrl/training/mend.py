@@ -4,8 +4,6 @@ Batches come from the journals, snapshots from the batches, best marks from the 
 the checkpoint are measured again anyway; if older ones are damaged, an older checkpoint is used.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 

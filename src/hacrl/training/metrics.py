@@ -4,8 +4,6 @@ All are functions of rollouts, samples and update reports, so a resumed run writ
 Times are in a separate file.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,8 +70,7 @@ class _Row:
     sample: Sample
     floor: float
     ratio: float
-    weight: float
-    """The factor of its gradient, beside the advantage."""
+    weight: float  # the factor of its gradient, beside the advantage
 
     @property
     def used(self) -> bool:

@@ -81,10 +81,8 @@ class SampleReport:
     Example: report.drops[("bee", DropReason.TOO_LONG)] == 3
     """
 
-    end_token: int
-    """The id appended to peers' finished replies."""
-    kept: Counter[str] = field(default_factory=Counter)
-    """Samples by source."""
+    end_token: int  # the id appended to peers' finished replies
+    kept: Counter[str] = field(default_factory=Counter)  # samples by source
     drops: Counter[tuple[str, DropReason]] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)
     """Usable peers' replies that `algorithm.peers` leaves out, by reason

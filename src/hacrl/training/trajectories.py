@@ -1,7 +1,5 @@
 """Rollouts -> trajectories: what an agent publishes of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

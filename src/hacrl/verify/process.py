@@ -6,8 +6,6 @@ of JSON: a hello, then one verdict per call. A worker may run anyone's code, so 
 unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -33,8 +31,7 @@ from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.protocol import MARK
 from hacrl.verify.settings import VerifierConfig
 
-MAX_UNREAD = 1 << 20
-"""Bytes; more unread output than this means that the worker is broken."""
+MAX_UNREAD = 1 << 20  # bytes; more unread output than this means that the worker is broken
 
 
 class WorkerProcess:
@@ -55,8 +52,7 @@ class WorkerProcess:
         self.error = ""
         """Before the hello: why the verifier cannot be built, as a message to the user. After it:
         why the worker ends (out of memory)."""
-        self.used = False
-        """Whether calls were sent to it."""
+        self.used = False  # whether calls were sent to it
         self._timeout, self._mark = settings.timeout, uuid.uuid4().hex
         self._received = b""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)

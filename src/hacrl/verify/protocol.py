@@ -5,8 +5,6 @@ into TIMEOUT and ERROR. It must depend on (reply, problem) alone: a call runs ag
 if its worker died, ran out of memory or was killed for an earlier call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any, Protocol

@@ -30,12 +30,10 @@ VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "math": MathVerifier,
     "function": FunctionVerifier,
 }
-SUM = "sum"
-"""The kind of several rewards, which `VerifierConfig.rewards` lists."""
+SUM = "sum"  # the kind of several rewards, which `VerifierConfig.rewards` lists
 CORES = "HACRL_CORES"
 """Environment variable: the number of cores for this process, if several run side by side."""
-MAX_DEFAULT_WORKERS = 16
-"""A verifier seldom needs more, and a `math` worker takes about 100 MB."""
+MAX_DEFAULT_WORKERS = 16  # a verifier seldom needs more, and a `math` worker takes about 100 MB
 
 
 class RewardConfig(BaseModel):

@@ -12,8 +12,6 @@ options = { path = "rewards:brief" }
 weight = 0.2
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ thread watches the parent; if the call holds the interpreter lock, so that no th
 alarm ends the process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`hacrl compare --kept FILE`: finished runs in one small file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -16,8 +16,6 @@
 A refusal is {"error": CODE, "message": SENTENCE, "time": TIME OF THE HUB}.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -44,8 +42,7 @@ MAX_LINE = 1 << 18
 """Most bytes of an envelope with the snapshot of a large team, of a skip or of an amendment."""
 MAX_WAIT = 60.0
 UPLOAD_SECONDS = 600.0
-WORKERS = 4
-"""Batches that are unpacked at a time; more would need more memory."""
+WORKERS = 4  # batches that are unpacked at a time; more would need more memory
 
 
 class Hub:
@@ -57,8 +54,7 @@ class Hub:
         self.store, self.data_files, self.note = store, data_files, note
         self.gate = Gate(store.charter.hub, store.clock)
         self.counts: Counter[str] = Counter()
-        self.wake = asyncio.Event()
-        """Set, and replaced, whenever a step closes or a batch arrives."""
+        self.wake = asyncio.Event()  # set, and replaced, whenever a step closes or a batch arrives
         self.working = asyncio.Semaphore(WORKERS)
         self.uploading: set[str] = set()
 

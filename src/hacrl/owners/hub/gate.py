@@ -19,8 +19,7 @@ from hacrl.owners.charter import TeamRecord
 from hacrl.owners.hub.store import Refused
 from hacrl.owners.signing import is_hex, request_content, verify
 
-WINDOW = 120.0
-"""Seconds that the clocks of member and hub may differ."""
+WINDOW = 120.0  # seconds that the clocks of member and hub may differ
 HEADERS = ("member", "time", "nonce", "body", "signature")
 
 

@@ -3,8 +3,6 @@
 DATA/parts/ab/SHA256.jsonl.gz    outcomes and texts, named by the sha256 of their lines
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

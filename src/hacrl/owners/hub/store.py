@@ -5,8 +5,6 @@ members have sent a batch or a skip, or at the deadline; its snapshot is committ
 receives it. The methods are called from several threads; changes happen under one lock.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +51,7 @@ class HubStore(Records):
             )
         super().__init__(team, engine, data, keep_steps)
         self.key, self.clock, self.charter = key, clock, team.charter
-        self.on_close: Callable[[], None] = lambda: None
-        """Called after a step was closed."""
+        self.on_close: Callable[[], None] = lambda: None  # called after a step was closed
         self.close_if_due()
         self.prune()
 

@@ -6,8 +6,6 @@ is not trained again, and the report reads it from there. So a suite can be trai
 or on several machines; `cat A B > FILE` merges two files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence

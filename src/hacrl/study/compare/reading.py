@@ -1,7 +1,5 @@
 """One agent of one finished run, up to the evaluation that the report uses."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,8 +22,7 @@ SHOWN = re.compile(
 """Metrics of a step that the report shows, if the run has them. `diagnostics/NAME` are metrics of
 custom algorithms."""
 
-Points = Sequence[tuple[float, float]]
-"""(rollouts or seconds spent, accuracy), in ascending order."""
+Points = Sequence[tuple[float, float]]  # (rollouts or seconds spent, accuracy), in ascending order
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,10 @@ class Point:
     """
 
     step: int
-    rollouts: int
-    """Own rollouts drawn so far."""
-    seconds: float
-    """Training seconds of the whole team so far, without evaluation and checkpoints."""
+    rollouts: int  # own rollouts drawn so far
+    seconds: float  # training seconds of the whole team so far, without evaluation and checkpoints
     accuracy: float
-    judged: tuple[int, int] = (0, 0)
-    """Replies that were judged and that were not."""
+    judged: tuple[int, int] = (0, 0)  # replies that were judged and that were not
 
 
 @dataclass(frozen=True)
@@ -52,13 +46,10 @@ class AgentRun:
     run: Run
     agent: str
     curve: tuple[Point, ...]
-    scores: Mapping[str, float]
-    """Problem id -> mean reward of its replies, at the last point."""
+    scores: Mapping[str, float]  # problem id -> mean reward of its replies, at the last point
     updates: int
-    metrics: Mapping[str, float]
-    """Means over the steps, see `mean_metrics`."""
-    checks: tuple[Mapping[str, Any], ...] = ()
-    """Metrics rows of the steps with a theory check."""
+    metrics: Mapping[str, float]  # means over the steps, see `mean_metrics`
+    checks: tuple[Mapping[str, Any], ...] = ()  # metrics rows of the steps with a theory check
     failure: str = ""
     """What the verifier did with the replies that are not judged at the last point."""
     check_seconds: float = 0.0

@@ -4,8 +4,6 @@ The text is in templates/report.md.j2. report.html is the page of `hacrl view` a
 numbers of results.json as figures, and the text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -31,8 +29,7 @@ from hacrl.study.diagnostics.baseline import BASELINES
 from hacrl.study.tables import duration, percent, plain_table, points_text
 from hacrl.view.suite import report_page
 
-Line = dict[str, str]
-"""One row of a table: column -> text."""
+Line = dict[str, str]  # one row of a table: column -> text
 
 
 def write_report(results: Results, out: Path, below: str = "") -> None:

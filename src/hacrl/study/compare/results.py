@@ -9,8 +9,6 @@ the t test's p value is at most 0.05 after Holm's correction for all comparisons
 Otherwise the comparison is open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,16 +36,12 @@ class Difference:
              "crossed bootstrap"), above=5, below=0, p=0.01, corrected=0.04)
     """
 
-    seeds: Estimate
-    """Interval over seeds by Student's t: other seeds, the same held-out problems."""
-    crossed: Estimate
-    """Interval by the bootstrap over seeds and problems."""
-    above: int
-    """Number of seeds in which the arm was above the reference."""
+    seeds: Estimate  # interval over seeds by Student's t: other seeds, the same held-out problems
+    crossed: Estimate  # interval by the bootstrap over seeds and problems
+    above: int  # number of seeds in which the arm was above the reference
     below: int
     p: float
-    corrected: float = 1.0
-    """p after Holm's correction for all comparisons of the suite."""
+    corrected: float = 1.0  # p after Holm's correction for all comparisons of the suite
 
     @property
     def interval(self) -> Estimate:
@@ -115,10 +109,8 @@ class Row:
     """Text beside `before` and `after`: how many replies were judged; "" if all were."""
     failure: str
     """What the verifier did with replies that are not judged, in the first seed that has some."""
-    difference: Difference | None
-    """None for the reference, and if no seed is finished in both arms."""
-    area: Estimate | None
-    """Mean accuracy along the learning curve."""
+    difference: Difference | None  # None for the reference, and if no seed is finished in both arms
+    area: Estimate | None  # mean accuracy along the learning curve
     rollouts_to_target: Reach
     seconds_to_target: Reach
     rollouts: float
@@ -130,8 +122,7 @@ class Row:
     diagnostics: Mapping[str, float]
     files: tuple[str, ...]
     """Evaluation folders with the replies behind `after`, relative to the suite's folder."""
-    theory: TheoryChecks | None = None
-    """None if diagnostics were off."""
+    theory: TheoryChecks | None = None  # None if diagnostics were off
     exchange: Exchange | None = None
     """None for the suite's arms `alone`, and if it names none or they share no finished seed."""
 
@@ -148,20 +139,15 @@ class Results:
     reference: str
     changes: tuple[str, ...]
     rows: tuple[Row, ...]
-    targets: Mapping[tuple[str, str], float]
-    """(team, agent) -> target accuracy."""
-    missing: tuple[str, ...]
-    """Names of the runs that are not finished."""
-    problems: int
-    """Held-out problems of the smallest comparison."""
+    targets: Mapping[tuple[str, str], float]  # (team, agent) -> target accuracy
+    missing: tuple[str, ...]  # names of the runs that are not finished
+    problems: int  # held-out problems of the smallest comparison
     replies: int
     start_gap: float
     """Largest difference between two arms in an agent's accuracy before training with the same seed;
     0 if initial weights and noise streams are identical."""
-    environment: Mapping[str, Any]
-    """Versions and hardware of the first run."""
-    benchmarks: tuple[BenchmarkRow, ...] = ()
-    """Empty if the suite names no benchmarks."""
+    environment: Mapping[str, Any]  # versions and hardware of the first run
+    benchmarks: tuple[BenchmarkRow, ...] = ()  # empty if the suite names no benchmarks
 
     @property
     def comparisons(self) -> int:

@@ -7,8 +7,6 @@ The training process of a run inherits a file lock and holds it until it ends. I
 its runs therefore finish undisturbed: the next `compare` waits for the locks.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -27,13 +25,11 @@ from hacrl.study.compare.progress import SuiteProgress
 from hacrl.study.compare.suite import Run
 from hacrl.verify.settings import CORES, usable_cores
 
-POLL_EVERY = 0.2
-"""Seconds between two checks of the training processes."""
+POLL_EVERY = 0.2  # seconds between two checks of the training processes
 _NO_MEMORY = {EXIT_OUT_OF_MEMORY: "out of memory", -signal.SIGKILL: "killed"}
 """Exit codes of a run without memory: it reports so itself, or the system kills it."""
 
-Failed = tuple[str, str, Path]
-"""Name of the run, the last line of its log, the log file."""
+Failed = tuple[str, str, Path]  # name of the run, the last line of its log, the log file
 
 
 @dataclass
@@ -42,8 +38,7 @@ class Process:
 
     run: Run
     popen: subprocess.Popen[bytes]
-    shared: bool = False
-    """Whether another run was training at the same time."""
+    shared: bool = False  # whether another run was training at the same time
 
 
 def train_runs(

@@ -1,7 +1,5 @@
 """`hacrl doctor`: installed packages, devices, and whether a config can run on this machine."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -58,8 +56,7 @@ class Finding:
     Example: Finding(False, "agent wren", "the model folder /x does not exist. Give ...")
     """
 
-    good: bool | None
-    """None: not checked, because the check would run code that the config names."""
+    good: bool | None  # none: not checked, because the check would run code that the config names
     what: str
     detail: str
 

@@ -1,7 +1,5 @@
 """`hacrl init`: from models, a data file and a reward to a config file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -15,13 +13,10 @@ from hacrl.study.init.schema import config_schema
 from hacrl.study.init.team import POCKET, PROMPTS, Reward, make_agents, write_text
 from hacrl.verify.settings import VERIFIERS
 
-Ask = Callable[[str, str, str | None], str]
-"""(flag, question, default) -> the user's answer."""
+Ask = Callable[[str, str, str | None], str]  # (flag, question, default) -> the user's answer
 
-BUILT_IN = "arithmetic"
-"""In place of a data file: the built-in problems."""
-OWN = "own"
-"""In place of a verifier: write a reward function to edit."""
+BUILT_IN = "arithmetic"  # in place of a data file: the built-in problems
+OWN = "own"  # in place of a verifier: write a reward function to edit
 SCHEMA = "hacrl-schema.json"
 STEPS = 50
 

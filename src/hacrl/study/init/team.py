@@ -1,7 +1,5 @@
 """Choose the numbers of a config from data and models, and write it with comments."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -17,8 +15,7 @@ from hacrl.study.init.data import Data
 from hacrl.types import Message
 
 POCKET = "pocket:"
-MEASURED_ROWS = 1000
-"""Rows whose prompts are tokenised to choose max_prompt_tokens."""
+MEASURED_ROWS = 1000  # rows whose prompts are tokenised to choose max_prompt_tokens
 SMALL = 500_000_000
 """Parameters. Smaller models get the learning rate and the clip of configs/real."""
 PROMPTS = {
@@ -45,8 +42,7 @@ class Agent:
     """Context length of its model; None if the model is not on this machine."""
     prompt_tokens: int = 0
     """Longest prompt of the data in its tokens; 0 if its tokenizer is not on this machine."""
-    answer_tokens: int = 0
-    """Longest answer of the data."""
+    answer_tokens: int = 0  # longest answer of the data
 
 
 @dataclass(frozen=True)
