@@ -158,13 +158,16 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
     step: Checkpoint = None,
     best: Best = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write only the LoRA adapter, for peft.")
+    ] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write AGENT as a model folder that transformers can load."""
+    """Write AGENT as a model folder that transformers can load, with a model card."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.evaluation import export_agent
 
-        done = export_agent(RunDirectory.open(run), agent, folder, step, best, note)
+        done = export_agent(RunDirectory.open(run), agent, folder, step, best, note, adapter)
         when = f"after step {done}" if done else "before training"
         typer.echo(f"{agent} {when}: {folder}")

@@ -6,6 +6,8 @@ the KL term are the same model with the adapters switched off: no second copy.
 
 import contextlib
 from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,22 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return model
+
+
+def save_adapter(model: Any, base: str, folder: Path) -> None:
+    """Write the adapter of a model from `add_adapter` as `PeftModel.save_pretrained` does."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    (config,) = model.peft_config.values()
+    config = deepcopy(config)
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(folder)
+    tensors = get_peft_model_state_dict(model)
+    named = {
+        f"base_model.model.{name}": t.detach().cpu().contiguous() for name, t in tensors.items()
+    }
+    save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
 def adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:

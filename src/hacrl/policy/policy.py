@@ -23,7 +23,7 @@ from hacrl.policy.load import (
     longest_sequence,
     model_source,
 )
-from hacrl.policy.lora import add_adapter, merge_into
+from hacrl.policy.lora import add_adapter, merge_into, save_adapter
 from hacrl.policy.offload import Offloader
 from hacrl.policy.ranks import OneRank
 from hacrl.policy.update import Loss, UpdateReport, WithoutRounding, merge_rows
@@ -269,12 +269,16 @@ class Policy:
         self.updates_made = int(checkpoint.state["updates_made"])
         self.skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
 
-    def export(self, folder: Path) -> None:
-        """Write an ordinary model folder: full weights (adapters merged), tokenizer, chat template."""
+    def export(self, folder: Path, adapter: bool = False) -> None:
+        """Write an ordinary model folder: full weights (adapters merged), tokenizer, chat template.
+        `adapter`: the weights of the adapter alone, in the form of peft."""
         model = self.model
-        if self.agent.lora:
-            model = merge_into(load_model(self.source, self.agent), self.model)
-        model.save_pretrained(folder)
+        if adapter:
+            save_adapter(model, str(self.source), folder)
+        else:
+            if self.agent.lora:
+                model = merge_into(load_model(self.source, self.agent), model)
+            model.save_pretrained(folder)
         tokenizer = self.renderer.tokenizer
         tokenizer.chat_template = self.renderer.template  # the template used in training
         tokenizer.save_pretrained(folder)

@@ -18,6 +18,7 @@ from hacrl.replies import Evaluation, judged_counts, judged_text
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import whole_folder
 from hacrl.store.reader import RunReader
+from hacrl.study.model_card import CARD, model_card
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
 from hacrl.training.evaluate import evaluate
@@ -239,15 +240,29 @@ def evaluation_table(results: Sequence[tuple[Candidate, Evaluation]]) -> Table:
 
 
 def export_agent(
-    run: RunReader, name: str, folder: Path, step: int | None, best: bool, report: Report
+    run: RunReader,
+    name: str,
+    folder: Path,
+    step: int | None,
+    best: bool,
+    report: Report,
+    adapter: bool = False,
 ) -> int:
-    """Write an agent's checkpoint as a model folder; returns its step."""
+    """Write an agent's checkpoint as a model folder, or its adapter alone, with a model card; returns
+    its step."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give a new folder")
     (candidate,) = candidates_of_run(
         run, run.config(), agent=name, step=step, best=best, report=report
     )
+    if adapter and not candidate.agent.lora:
+        raise UserError(
+            f"agent {name!r} trained all its weights (it has no `lora`), so there is no adapter; leave "
+            "out --adapter"
+        )
     policy = candidate.load()
     with whole_folder(folder) as new:
-        policy.export(new)
+        policy.export(new, adapter)
+        card = model_card(run, name, candidate.step, adapter=adapter, best=best and step is None)
+        (new / CARD).write_text(card, encoding="utf-8")
     return candidate.step

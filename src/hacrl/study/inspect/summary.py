@@ -134,9 +134,7 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
 
 def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
     train = run.metrics("train", agent.name)
-    rows = sorted(run.metrics("evaluation", agent.name), key=lambda row: int(row["step"]))
-    judged = [r for r in rows if r["accuracy"] is not None]
-    scores = tuple(Score(r["step"], _accuracy(r), judged_counts(r)) for r in judged)
+    scores = scores_of(run, agent.name)
     gain = None
     if len(scores) > 1:
         first, last = (run.scores(scores[i].step, agent.name) for i in (0, -1))
@@ -149,11 +147,18 @@ def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
         rewards=[(r["step"] + 1, r["reward"]) for r in train if r["reward"] is not None],
         rollouts=sum(row["rollouts"] for row in train),
         updates=sum(row.get("updates", 0) for row in train),
-        peers_used=_peers_used(train),
+        peers_used=peers_used(train),
         seconds=run.seconds(agent.name),
         prompts=prompts * sum(not row.get("absent") for row in train),
         too_long=0 if agent.replay else sum(row.get("not_attempted", 0) for row in train),
     )
+
+
+def scores_of(run: RunReader, agent: str) -> tuple[Score, ...]:
+    """Every evaluation of an agent with a judged reply, by step."""
+    rows = sorted(run.metrics("evaluation", agent), key=lambda row: int(row["step"]))
+    judged = [row for row in rows if row["accuracy"] is not None]
+    return tuple(Score(row["step"], _accuracy(row), judged_counts(row)) for row in judged)
 
 
 def _accuracy(row: Mapping[str, Any]) -> Estimate:
@@ -161,7 +166,7 @@ def _accuracy(row: Mapping[str, Any]) -> Estimate:
     return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
 
 
-def _peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
+def peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
     """Over all steps; every peer sample that went through the model counts once."""
     counts = [
         (row.get("peers/forwarded", row["peers/samples"]), row["peers/used"])
