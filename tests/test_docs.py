@@ -101,7 +101,7 @@ def test_the_algorithm_of_the_page_trains(folder: Path) -> None:
     }
     sources = set()
     for agent in ("wren", "finch"):
-        lines = (run.samples(agent) / "step-000000.jsonl").read_text().splitlines()
+        lines = (run.samples_folder(agent) / "step-000000.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         assert rows
         for row in rows:

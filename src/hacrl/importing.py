@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 _NO_CODE = "HACRL_NO_CODE"  # environment variable, so that worker processes refuse code too
 
+
+GIVEN = "<python>"
+"""Module name in the import path of a function that was given as an object (`hacrl.train(reward=)`)."""
+_GIVEN: dict[str, Callable[..., Any]] = {}
 
 _OF_CONFIGS: set[str] = set()  # names of the modules that configs have named with their folder
 
@@ -94,6 +101,43 @@ def source_file(path: str) -> Path | None:
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
+def give_function(function: Callable[..., Any], field: str) -> tuple[str, str]:
+    """Keep a function of this process for `import_object`; return its import path and a hash of its
+    source. Values that the function takes from outside are not part of the hash."""
+    if not callable(function):
+        raise UserError(f"{field} is a {type(function).__name__}, not a function")
+    name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # made by exec, or in C
+        source = repr(getattr(function, "__code__", name))
+    _GIVEN[f"{GIVEN}:{name}"] = function
+    pack_functions()  # an error now, not in a worker
+    return f"{GIVEN}:{name}", sha256(source.encode()).hexdigest()[:12]
+
+
+def pack_functions() -> bytes:
+    """The given functions for a worker process; empty without any."""
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(_GIVEN) if _GIVEN else b""
+    except Exception as error:  # pickle raises anything
+        _GIVEN.clear()
+        raise UserError(
+            f"the reward function cannot be sent to worker processes ({describe(error)}): keep open "
+            "files, locks and models out of its globals, or put it into a file and give its path"
+        ) from error
+
+
+def unpack_functions(data: bytes) -> None:
+    """In a worker process: the functions that the trainer packed."""
+    if data:
+        import cloudpickle
+
+        _GIVEN.update(cloudpickle.loads(data))
+
+
 def import_object(path: str, field: str) -> Any:
     """Import and return the object at `path`. With a folder in the path, the module is the one in that
     folder, even if another of this name is installed or imported. Otherwise it is looked up as usual,
@@ -101,6 +145,13 @@ def import_object(path: str, field: str) -> Any:
 
     `field` is the config key that holds the path; errors name it.
     """
+    if path in _GIVEN:
+        return _GIVEN[path]
+    if path.startswith(f"{GIVEN}:"):
+        raise UserError(
+            f"{field} = {path!r} is a Python function that was given to hacrl.train. Give it again, "
+            "e.g. hacrl.resume(RUN, reward=FUNCTION); commands cannot use it."
+        )
     folder, _, rest = path.rpartition("/")
     module_name, _, name = rest.partition(":")
     if not module_name or not name:

@@ -13,7 +13,7 @@ from hacrl.store.rundir import RunDirectory
 
 
 def own_ratios(run: RunDirectory, step: int, update: int) -> list[float]:
-    path = run.samples("wren") / f"step-{step:06d}.jsonl"
+    path = run.samples_folder("wren") / f"step-{step:06d}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found = [r["ratio"] for r in rows if r["update"] == update and r["source"] == "wren"]
     return [ratio for ratio in found if ratio is not None]

@@ -41,7 +41,7 @@ def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:
 
 
 def rows(run: RunDirectory, agent: str) -> list[dict[str, Any]]:
-    lines = (run.samples(agent) / "step-000000.jsonl").read_text().splitlines()
+    lines = (run.samples_folder(agent) / "step-000000.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -87,7 +87,7 @@ def test_caps_in_a_run(tmp_path: Path) -> None:
         assert row["samples/drop/capped"] >= 14
     for row in rows(weighed, "wren"):
         assert row["peers/samples"] >= 22 and 0 < row["trust/factor/finch"] < 1
-    found = [json.loads(x) for x in (weighed.samples("wren") / "step-000000.jsonl").open()]
+    found = [json.loads(x) for x in (weighed.samples_folder("wren") / "step-000000.jsonl").open()]
     amounts = dict.fromkeys(("wren", "finch"), 0.0)
     for row in found:
         amounts[row["source"]] += abs(row["advantage"] * row["weight"])

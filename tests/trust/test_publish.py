@@ -116,7 +116,7 @@ def weights(run: RunDirectory, agent: str) -> bytes:
 
 def own_advantages(run: RunDirectory, agent: str) -> dict[tuple[str, int], float]:
     """Of the first step."""
-    lines = (run.samples(agent) / "step-000000.jsonl").read_text().splitlines()
+    lines = (run.samples_folder(agent) / "step-000000.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return {(r["problem"], r["index"]): r["advantage"] for r in found if r["source"] == agent}
 

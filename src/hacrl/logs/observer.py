@@ -1,6 +1,9 @@
 """Progress of a run, as callbacks. The command line shows it; a library call stays quiet."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hacrl.config import Config
@@ -78,3 +81,53 @@ class NotesOnDisk:
     def note(self, text: str) -> None:
         self.run.add_note(self._step, text)
         self.observer.note(text)
+
+
+Callback = Callable[[int, Sequence[Mapping[str, Any]]], None] | object
+"""A function f(step, rows), called after each step, or an object with any methods of `Observer`."""
+
+
+class Several:
+    """An observer and callbacks, which get every call after it. A callback that raises stops the run.
+
+    Example: with Several(ProgressLine(), [lambda step, rows: print(step)]) as observer: ...
+    """
+
+    def __init__(
+        self, observer: AbstractContextManager[Observer | None], callbacks: Sequence[Callback]
+    ) -> None:
+        self._context, self.callbacks = observer, callbacks
+        self.observer: Observer = Quiet()
+
+    def __enter__(self) -> Several:
+        self.observer = self._context.__enter__() or Quiet()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def _call(self, method: str, *args: Any) -> None:
+        getattr(self.observer, method)(*args)
+        for callback in self.callbacks:
+            if called := getattr(callback, method, None):
+                called(*args)
+            elif method == "stepped" and callable(callback):
+                callback(*args)
+
+    def started(self, config: Config, run: RunDirectory, step: int) -> None:
+        self._call("started", config, run, step)
+
+    def phase(self, text: str) -> None:
+        self._call("phase", text)
+
+    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._call("stepped", step, rows)
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._call("evaluated", step, rows)
+
+    def note(self, text: str) -> None:
+        self._call("note", text)
+
+    def finished(self) -> None:
+        self._call("finished")

@@ -104,7 +104,7 @@ class RunReader:
         """Folder of an evaluation after `step` steps."""
         return self.path / "evaluation" / f"step-{step:06d}" / agent
 
-    def samples(self, agent: str) -> Path:
+    def samples_folder(self, agent: str) -> Path:
         return self.path / "samples" / agent
 
     @property
@@ -209,7 +209,9 @@ class RunReader:
 
     def sample_rows(self, step: int, agent: str) -> list[Row]:
         """One row per training sample of a learner: advantage, weight, ratio, used."""
-        return read_rows(self.samples(agent) / f"step-{step:06d}.jsonl", self._measure_again())
+        return read_rows(
+            self.samples_folder(agent) / f"step-{step:06d}.jsonl", self._measure_again()
+        )
 
     def scores(self, step: int, agent: str) -> dict[str, float]:
         """Problem id -> mean reward of its judged replies in an evaluation, recounted."""

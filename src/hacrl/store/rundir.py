@@ -156,7 +156,7 @@ class RunDirectory(RunReader):
         write_atomic(self.path / "counts.json", seal(counts) + "\n", sync=False)
 
     def write_samples(self, agent: str, step: int, rows: Iterable[Row]) -> None:
-        write_rows(self.samples(agent) / f"step-{step:06d}.jsonl", rows)
+        write_rows(self.samples_folder(agent) / f"step-{step:06d}.jsonl", rows)
 
     def save_broken_batch(self, agent: str, step: int, batch: Sequence[Sample]) -> Path:
         """Keep a minibatch whose update was not finite, and return the file."""

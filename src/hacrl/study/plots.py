@@ -42,6 +42,11 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def write_png(summary: RunSummary, path: Path) -> None:
+    """Write the curves of a run as a PNG file."""
+    run_figure(summary).savefig(path, dpi=150, format="png")
+
+
+def run_figure(summary: RunSummary) -> Any:
     """Training reward (single steps and moving average) and held-out accuracy with its 95 % interval."""
     with _figure(11, 4) as (figure, (left, right)):
         for number, agent in enumerate(summary.agents):
@@ -58,7 +63,7 @@ def write_png(summary: RunSummary, path: Path) -> None:
         _label(left, "training reward", "step", "mean reward")
         _label(right, "held-out accuracy", "step", "accuracy")
         figure.suptitle(f"{summary.path.name} ({summary.config.algorithm.name})")
-        figure.savefig(path, dpi=150, format="png")
+        return figure
 
 
 @contextmanager

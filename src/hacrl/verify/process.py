@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import hacrl
+from hacrl.importing import pack_functions
 from hacrl.stopping import kill_marked
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.protocol import MARK
@@ -73,7 +74,7 @@ class WorkerProcess:
         paths = [os.path.abspath(path) for path in sys.path if path]
         with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
             paths.insert(0, os.getcwd())
-        self._write(pickle.dumps((settings, paths)))
+        self._write(pickle.dumps((settings, paths, pack_functions())))
 
     @property
     def ready(self) -> bool:

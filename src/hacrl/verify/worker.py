@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from hacrl.errors import EXIT_OUT_OF_MEMORY, UserError, describe, exit_code
+from hacrl.importing import unpack_functions
 from hacrl.stopping import end_marked_with_me, end_with_parent
 from hacrl.verify.protocol import MARK, Verifier, failed, guarded_judge, introduction
 from hacrl.verify.settings import make_verifier
@@ -30,10 +31,11 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     messages = _messages(connection)
-    settings, paths = pickle.loads(next(messages))
+    settings, paths, functions = pickle.loads(next(messages))
     sys.path += [path for path in paths if path not in sys.path]
     _limit_memory(settings.memory_gb)
     try:
+        unpack_functions(functions)
         verifier = make_verifier(settings)
         hello = introduction(verifier)
     except UserError as error:

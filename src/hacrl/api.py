@@ -1,0 +1,354 @@
+"""The Python interface: train, resume, evaluate, compare, and runs as objects. Made for notebooks.
+
+Each function calls the one behind the command of the same name. Reward functions may be plain Python
+functions: see `train`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacrl.config import Config, load_config, parse_config
+from hacrl.config_file import Overrides
+from hacrl.errors import UserError
+from hacrl.importing import give_function
+from hacrl.logs.observer import Callback, Observer, Several
+from hacrl.store.rundir import RunDirectory
+from hacrl.study.inspect.samples import as_json as samples_json
+from hacrl.study.inspect.samples import find_samples
+from hacrl.study.inspect.summary import RunSummary, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Reward = Callable[..., Any]
+"""A reward function: f(completion, answer, **columns) -> float or None (hacrl/verify/function.py)."""
+SHOWN = 50
+"""Rows of a table in a notebook."""
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows with named values: a list of dicts that a notebook shows as a table.
+
+    Example: run.metrics("evaluation").frame().pivot(index="step", columns="agent", values="accuracy")
+    """
+
+    def frame(self) -> DataFrame:
+        """The rows as a pandas data frame; UserError if pandas is not installed."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("data frames need pandas: pip install pandas") from error
+        return pandas.DataFrame(list(self))
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self for name in row))
+        lines = [_html_row("th", names)]
+        lines += [_html_row("td", [_short(row.get(n)) for n in names]) for row in self[:SHOWN]]
+        more = f"<p>{SHOWN} of {len(self)} rows</p>" if len(self) > SHOWN else ""
+        return f"<table>{''.join(lines)}</table>{more}"
+
+
+class Run(RunDirectory):
+    """A run directory: results, samples, evaluation, export, curves.
+
+    Example: hacrl.Run("runs/team").metrics("train", "wren").frame()["reward"].plot()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        RunDirectory.open(Path(path))  # an error if it is not a run
+        super().__init__(Path(path))
+
+    def __repr__(self) -> str:
+        found = self.summary()
+        agents = " + ".join(agent.name for agent in found.agents)
+        steps = f"step {found.steps_done} of {found.config.steps}, {found.state}"
+        return f"Run({str(self.path)!r}: {found.config.algorithm.name}, {agents}, {steps})"
+
+    def _repr_html_(self) -> str:
+        rows = Rows(
+            {
+                "agent": agent.name,
+                "held-out reward before": _interval(agent.before),
+                "after": _interval(agent.after),
+                "best": _interval(agent.best),
+                "rollouts": agent.rollouts,
+                "updates": agent.updates,
+                "seconds": agent.seconds,
+            }
+            for agent in self.summary().agents
+        )
+        return f"<p>{escape(repr(self))}</p>{rows._repr_html_()}"
+
+    def summary(self) -> RunSummary:
+        """The figures of `hacrl show`."""
+        return summarise(self)
+
+    def metrics(self, kind: str | None = None, agent: str | None = None) -> Rows:
+        """Rows of metrics.jsonl, of one kind ("train" or "evaluation") or agent where given.
+        docs/metrics.md explains the names."""
+        return Rows(super().metrics(kind, agent))
+
+    def samples(
+        self, step: int | None = None, agent: str | None = None, problem: str | None = None
+    ) -> Rows:
+        """The replies of a training step (from 1; default: the last) with reward, and what each
+        learner made of them; only those of one learner or problem where given."""
+        return Rows(samples_json(find_samples(self, step, agent, problem, _note)))
+
+    def evaluate(self, **options: Any) -> Rows:
+        """Evaluate the agents of the run; see `hacrl.evaluate`."""
+        return evaluate(str(self.path), **options)
+
+    def export(
+        self, agent: str, folder: str | Path, *, step: int | None = None, best: bool = False
+    ) -> Path:
+        """Write an agent as a model folder that transformers can load, and return the folder."""
+        from hacrl.study.evaluation import export_agent
+
+        export_agent(self, agent, Path(folder), step, best, _note)
+        return Path(folder)
+
+    def plot(self) -> Figure:
+        """Curves of training reward and held-out reward as a matplotlib figure."""
+        if "IPython" in sys.modules:  # lets a notebook draw figures that pyplot did not make
+            from IPython.core.getipython import get_ipython
+            from IPython.core.pylabtools import select_figure_formats
+
+            if shell := get_ipython():
+                select_figure_formats(shell, {"png"})
+        from hacrl.study.plots import run_figure
+
+        return run_figure(self.summary())
+
+    def resume(self, **options: Any) -> Run:
+        """Continue the run; see `hacrl.resume`."""
+        return resume(self.path, **options)
+
+
+def train(
+    config: Config | str | Path | dict[str, Any],
+    run: str | Path | None = None,
+    *,
+    reward: Reward | None = None,
+    callbacks: Sequence[Callback] = (),
+    observer: Observer | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train the team of `config` and return the run.
+
+    `config` is a Config, the path of a TOML file, or a dict of the same form. Keyword arguments
+    replace settings: `steps=20`, or `**{"runtime.device": "cpu"}`. `run` is the directory to write
+    (default: runs/NAME).
+
+    `reward` is a Python function that replaces the config's verifier. It is sent to the worker
+    processes with cloudpickle, so it may come from a notebook, but its globals must be picklable, and
+    what it prints is discarded. It works with runtime.kind = "local" only. The run records a hash of
+    its source, and a resume needs the function again.
+
+    `callbacks` are functions f(step, rows), called after each step with one metrics row per agent, or
+    objects with any of the methods of `hacrl.logs.observer.Observer`. In a terminal or notebook the
+    progress is shown, unless `observer` replaces it.
+    """
+    from hacrl.runs import start
+    from hacrl.study.diagnostics.check import HOOKS
+
+    if reward is not None:
+        config, name = _loaded(config)
+        run = run or _free(name)
+        overrides = {**_reward_settings(reward, config), **overrides}
+    with _shown(observer, callbacks) as shown:
+        return Run(start(config, run, overrides, observer=shown, hooks=HOOKS).path)
+
+
+def resume(
+    run: str | Path,
+    overrides: Overrides = (),
+    accept_changed: bool = False,
+    *,
+    reward: Reward | None = None,
+    callbacks: Sequence[Callback] = (),
+    observer: Observer | None = None,
+    **settings: Any,
+) -> Run:
+    """Continue a run from its newest complete checkpoint; `steps=N` extends it.
+
+    `overrides` are those of the command line (`["runtime.device=cpu"]`) or a dict of dotted keys;
+    keyword arguments are settings. A change of settings, data, models or of the reward function that
+    changes results is an error, unless `accept_changed`; it is then recorded in
+    RUN/fingerprint.json. `reward`, `callbacks` and `observer` are those of `train`.
+    """
+    from hacrl.runs import resume as resume_run
+    from hacrl.study.diagnostics.check import HOOKS
+
+    if overrides and (settings or reward):
+        raise TypeError("give overrides or keyword arguments, not both")
+    if reward is not None:
+        settings = {**_reward_settings(reward, RunDirectory.open(Path(run)).config()), **settings}
+    with _shown(observer, callbacks) as shown:
+        return Run(resume_run(Path(run), overrides or settings, shown, HOOKS, accept_changed).path)
+
+
+def evaluate(
+    target: str | Path,
+    config: str | Path | None = None,
+    *,
+    reward: Reward | None = None,
+    agent: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+    out: str | Path | None = None,
+    **overrides: Any,
+) -> Rows:
+    """Evaluate the agents of a run, or a model, on held-out problems: one row per agent.
+
+    `target` is a run directory or a model; for a model, `config` has the problems. The replies are
+    written to `out` (default: RUN/eval). The other arguments are those of `hacrl eval` and `train`.
+    """
+    from hacrl.study.evaluation import evaluate_held_out
+
+    path = Path(config) if config else None
+    if reward is not None:
+        used = load_config(path) if path else RunDirectory.open(Path(target)).config()
+        overrides = {**_reward_settings(reward, used), **overrides}
+    results, _ = evaluate_held_out(
+        str(target),
+        [f"{key}={_toml(value)}" for key, value in overrides.items()],
+        config=path,
+        agent=agent,
+        step=step,
+        best=best,
+        out=Path(out) if out else None,
+        report=_note,
+    )
+    return Rows({"agent": c.agent.name, "step": c.step, **r.metrics()} for c, r in results)
+
+
+class Comparison:
+    """A finished comparison. `rows` has one row per team, agent and arm; `verdicts` one sentence per
+    agent; `report` is the HTML report."""
+
+    def __init__(self, values: Mapping[str, Any], report: Path) -> None:
+        self.values, self.report = values, report
+        self.verdicts: list[str] = values["verdicts"]
+
+    @property
+    def rows(self) -> Rows:
+        kept = ("team", "agent", "arm", "verdict", "rollouts", "updates", "seconds")
+        return Rows(
+            {key: row[key] for key in kept}
+            | {f"{when}": row[when]["mean"] for when in ("before", "after")}
+            | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
+            for row in self.values["rows"]
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Comparison({str(self.report)!r})", *self.verdicts])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<li>{escape(text)}</li>" for text in self.verdicts)
+        return f"<ul>{lines}</ul>{self.rows._repr_html_()}<p>{escape(str(self.report))}</p>"
+
+
+def compare(
+    suite: str | Path,
+    out: str | Path | None = None,
+    *,
+    parallel: int | None = None,
+    only: Sequence[str] = (),
+    against: str = "",
+    report_only: bool = False,
+    **overrides: Any,
+) -> Comparison:
+    """Train every run of a suite file that is not finished, and compare the arms.
+
+    The arguments are those of `hacrl compare`. Runs are processes of their own, so reward functions
+    must be import paths here.
+    """
+    from hacrl.study.compare import compare as run_suite
+    from hacrl.study.compare.report import as_json
+
+    folder = Path(out) if out else Path("runs") / "compare" / Path(suite).stem
+    changes = [f"{key}={_toml(value)}" for key, value in overrides.items()]
+    results = run_suite(Path(suite), folder, changes, parallel, only, against, report_only)
+    place = folder / "against" / against if against else folder
+    return Comparison(as_json(results), place / "report.html")
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _loaded(config: Config | str | Path | dict[str, Any]) -> tuple[Config, str]:
+    """The config and the name of its run. A dict needs no verifier if a reward function is given."""
+    if isinstance(config, (str, Path)):
+        return load_config(Path(config)), Path(config).stem
+    if isinstance(config, dict):
+        return parse_config({"verifier": {"kind": "exact"}, **config}), "run"
+    return config, "run"
+
+
+def _free(name: str) -> Path:
+    from hacrl.runs import free_name
+
+    return free_name(Path("runs") / name)
+
+
+def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
+    """The verifier settings for a given function. Options such as reward_range are kept."""
+    if config.runtime.kind != "local":
+        raise UserError(
+            f"reward: a Python function needs runtime.kind = 'local', not {config.runtime.kind!r}; "
+            'write it into a file, and give verifier = { kind = "function", options = { path = ... } }'
+        )
+    old = config.verifier.options if config.verifier.kind == "function" else {}
+    path, version = give_function(reward, "reward")
+    options = {**old, "path": path, "version": version}
+    return {"verifier.kind": "function", "verifier.options": options}
+
+
+def _shown(
+    observer: Observer | None, callbacks: Sequence[Callback]
+) -> AbstractContextManager[Observer | None]:
+    """The observer; without one, progress on standard error in a terminal or notebook."""
+    from rich.console import Console
+
+    from hacrl.cli.progress import ProgressLine
+
+    console = Console(stderr=True)
+    shown: AbstractContextManager[Any] = nullcontext(observer)
+    if observer is None and (console.is_terminal or console.is_jupyter):
+        shown = ProgressLine(console)
+    return Several(shown, callbacks) if callbacks else shown
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _interval(score: Any) -> str:
+    if score is None:
+        return ""
+    found = score.accuracy
+    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _html_row(tag: str, values: Sequence[Any]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(str(v))}</{tag}>' for v in values)}</tr>"

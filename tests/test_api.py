@@ -1,0 +1,168 @@
+"""The Python interface: runs as objects, callbacks, functions as rewards, the example notebook."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas
+import pytest
+from nbclient import NotebookClient
+from team import member, team
+
+import hacrl
+from hacrl.errors import UserError
+from hacrl.store.pool import Pool
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def config(**settings: Any) -> dict[str, Any]:
+    base = team(member("wren"), member("finch"), steps=2, evaluation={"problems": 4}, **settings)
+    return {key: value for key, value in base.items() if key != "verifier"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> hacrl.Run:
+    """A run whose reward is a local function, which no worker could import: the length of a reply."""
+    unit = 1 / 24
+
+    def length(completion: str) -> float:
+        return min(1.0, len(completion) * unit)
+
+    calls: list[tuple[str, int]] = []
+
+    class Counter:
+        def started(self, config: Any, run: Any, step: int) -> None:
+            calls.append(("started", step))
+
+        def evaluated(self, step: int, rows: Any) -> None:
+            calls.append(("evaluated", step))
+
+    path = tmp_path_factory.mktemp("api") / "run"
+    made = hacrl.train(
+        config(),
+        path,
+        reward=length,
+        callbacks=[Counter(), lambda step, rows: calls.append(("", len(rows)))],
+    )
+    assert calls == [("started", 0), ("evaluated", 0), ("", 2), ("", 2), ("evaluated", 2)]
+    return made
+
+
+def test_a_local_function_is_the_reward(run: hacrl.Run) -> None:
+    replies = [t for g in Pool(run.pool_path, read_only=True).snapshot(0).groups for t in g.judged]
+    assert len(replies) == 2 * 6 * 4
+    for reply in replies:
+        assert reply.reward == pytest.approx(min(1.0, len(reply.text) / 24))
+    assert {r.verifier for r in replies} == {
+        f"function(<python>:length)/{run.config().verifier.options['version']}"
+    }
+
+
+def test_a_run_shows_itself(run: hacrl.Run) -> None:
+    again = hacrl.Run(str(run.path))
+    assert repr(again) == f"Run({str(run.path)!r}: hacpo, wren + finch, step 2 of 2, finished)"
+    html = again._repr_html_()
+    assert html.count("<tr>") == 3 and "finch" in html
+    frame = again.metrics("train", "wren").frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["step"]) == [0, 1] and frame["rollouts"].sum() == 2 * 6 * 4
+    samples = again.samples(step=1, agent="finch")
+    assert len(samples) == 2 * 6 * 4 and set(samples[0]["learners"]) == {"finch"}
+    assert len(again.plot().axes) == 2
+    with pytest.raises(UserError, match="not a run directory"):
+        hacrl.Run(run.path.parent)
+
+
+def test_tables_escape_replies_and_are_short() -> None:
+    html = hacrl.Rows([{"text": "<script>x</script>"}] * 60)._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html
+    assert "50 of 60 rows" in html
+
+
+def test_frames_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        hacrl.Rows([{"a": 1}]).frame()
+
+
+def test_a_resume_asks_for_the_function_and_notices_another(run: hacrl.Run) -> None:
+    def length(completion: str) -> float:
+        return 0.5
+
+    with pytest.raises(UserError, match=r"verifier.options.version.*--accept-changed"):
+        run.resume(steps=3, reward=length)
+    from hacrl import importing
+
+    importing._GIVEN.clear()  # as in a new session
+    with pytest.raises(
+        UserError, match=r"Give it again, e.g. hacrl.resume\(RUN, reward=FUNCTION\)"
+    ):
+        run.resume(steps=3)
+    (row, _) = run.evaluate(reward=length, **{"evaluation.problems": 3})
+    assert (row["agent"], row["accuracy"], row["problems"]) == ("wren", 0.5, 3)
+    assert run.export("wren", run.path.parent / "wren").joinpath("model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("reward", "settings", "message"),
+    [
+        ("rewards:score", {}, "reward is a str, not a function"),
+        (
+            lambda completion: sys.stdin.readline(),
+            {"runtime": {"kind": "ray"}},
+            "needs runtime.kind = 'local'",
+        ),
+    ],
+)
+def test_a_reward_that_cannot_be_used(
+    tmp_path: Path, reward: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        hacrl.train(config(**settings), tmp_path / "run", reward=reward)
+
+
+def test_a_function_with_an_open_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("w") as file, pytest.raises(UserError, match="cannot be sent"):
+        hacrl.train(config(), tmp_path / "run", reward=lambda completion: file.write(completion))
+
+
+def test_a_callback_that_raises_stops_the_run(tmp_path: Path) -> None:
+    def stop(step: int, rows: Any) -> None:
+        raise KeyError(step)
+
+    with pytest.raises(KeyError):
+        hacrl.train(config(), tmp_path / "run", reward=lambda completion: 1, callbacks=[stop])
+
+
+def test_compare_returns_rows_and_verdicts(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.toml"
+    arms = """[[arms]]
+name = "together"
+[[arms]]
+name = "alone"
+overrides = ["algorithm.name=gspo"]
+"""
+    base = ROOT / "configs" / "pocket.toml"
+    suite.write_text(f'base = "{base}"\nseeds = [0]\nreference = "alone"\n{arms}')
+    found = hacrl.compare(
+        suite,
+        tmp_path / "out",
+        steps=1,
+        prompts_per_step=4,
+        minibatch_samples=16,
+        **{"evaluation.problems": 4},
+    )
+    assert len(found.rows) == 6 and {row["arm"] for row in found.rows} == {"together", "alone"}
+    assert found.report.is_file() and found.verdicts[0] in repr(found)
+
+
+def test_the_notebook_runs() -> None:
+    notebook = nbformat.read(ROOT / "examples" / "first_team.ipynb", as_version=4)
+    shown = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert any("image/png" in output.get("data", {}) for outputs in shown for output in outputs)
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
