@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-owners test test-engines test-hub test-page check clean bench
+.PHONY: demo demo-owners test test-engines test-hub test-page check clean bench docs
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -37,6 +37,11 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documents as a site in build/site. Warnings, such as broken links, are errors.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site: build/site/index.html"
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py cpu --out build/bench-cpu.json

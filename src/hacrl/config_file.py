@@ -51,7 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file in UTF-8, with or without a byte order mark."""
     if not path.is_file():
         problem = "is a directory" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {problem}. Give a TOML file, e.g. configs/pocket.toml.")
+        raise UserError(f"{path} {problem}. Give a TOML file; `hacrl init` writes one.")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -114,6 +114,14 @@ def mean_parts(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: fmean(found) for name, found in values.items()}
 
 
+def score_name(verifier_kind: str) -> tuple[str, str]:
+    """Name and unit of an evaluation's mean: the accuracy if the verifier only knows right and wrong,
+    else a mean reward, which is shown times 100."""
+    if verifier_kind in ("exact", "number", "choice", "math"):
+        return "held-out accuracy", " %"
+    return "mean held-out reward x 100", ""
+
+
 def judged_counts(row: Row) -> tuple[int, int]:
     """How many replies of a metrics row were judged and how many were not."""
     counts = {status: row.get(f"verdict/{status.value}", 0) for status in Status}

@@ -1,14 +1,24 @@
 """Curves, and small parts of doctor, samples and the W&B logger."""
 
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
 from team import member, team
 
 from hacrl.algorithms import Needs
+from hacrl.cli.progress import ProgressLine
 from hacrl.config import parse_config
+from hacrl.store.rundir import RunDirectory
 from hacrl.study.doctor import doctor
 from hacrl.study.doctor.doctor import plan_texts
 from hacrl.study.doctor.memory import size_text
+from hacrl.study.evaluation import evaluation_table
 from hacrl.study.inspect.samples import one_line
+from hacrl.study.inspect.summary import RunSummary
 from hacrl.study.plots import sparkline
+from hacrl.study.tables import summary_table
 from hacrl.training.plan import make_plan
 
 CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
@@ -52,3 +62,22 @@ def test_doctor_checks_the_extras_of_runtime_and_sampler(monkeypatch) -> None:
     assert {"needs pip install 'hacrl[ray]'", "needs pip install 'hacrl[vllm]'"} <= found
     found = {f.detail for f in doctor.check(parse_config(CONFIG))}
     assert not any("ray" in detail or "vllm" in detail for detail in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("number", "accuracy in"), ("function", "reward x 100")]
+)
+def test_partial_rewards_are_not_called_accuracy(kind: str, name: str) -> None:
+    """In the table of `show` and `eval`, and on the progress line."""
+    options = {"path": "rewards:score"} if kind == "function" else {}
+    config = parse_config(team(member("wren"), verifier={"kind": kind, "options": options}))
+    row = {"agent": "wren", "accuracy": 0.5, "accuracy/low": 0.4, "accuracy/high": 0.6}
+    stream = io.StringIO()
+    line = ProgressLine(Console(file=stream, width=200))
+    line.started(config, RunDirectory(Path("run")), 0)
+    line.evaluated(0, [row])
+    assert name.removesuffix(" in") in stream.getvalue()
+    assert ("50.0±10.0 %" in stream.getvalue()) is (kind == "number")
+    summary = RunSummary(Path("run"), config, 1, "stopped", (), None)
+    assert name in str(summary_table(summary).caption)
+    assert name in str(evaluation_table([], kind).title)

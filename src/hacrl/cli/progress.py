@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
-from hacrl.replies import judged_counts, judged_text
+from hacrl.replies import judged_counts, judged_text, score_name
 from hacrl.safe_text import printable
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class ProgressLine:
         self._last_line = float("-inf")
         self._phase, self._phase_began = "", 0.0
         self._rewards: list[str] = []
+        self._score = score_name("exact")
         self._live = Live(
             console=self.console,
             get_renderable=lambda: Text(
@@ -55,6 +56,7 @@ class ProgressLine:
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
         self._steps, self._first, self._done = config.steps, step, step
+        self._score = score_name(config.verifier.kind)
         self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
         steps = f"steps {step + 1} to {config.steps}" if step else f"{config.steps} steps"
@@ -83,16 +85,17 @@ class ProgressLine:
             self._print(self._line())
 
     def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        name, unit = self._score
         scores = "  ".join(
             f"{row['agent']} {100 * row['accuracy']:.1f}"
-            f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f} %"
+            f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f}{unit}"
             f"{judged_text(*judged_counts(row))}"
             if row["accuracy"] is not None
             else f"{row['agent']} not judged"
             for row in rows
         )
         when = f"after step {step}" if step else "before training"
-        self._print(f"held-out accuracy {when}: {scores}")
+        self._print(f"{name} {when}: {scores}")
 
     def note(self, text: str) -> None:
         self._print(f"note: {text}")

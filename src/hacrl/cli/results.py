@@ -121,13 +121,16 @@ def evaluate(
 
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
         if not benchmarks:
+            from hacrl.config import load_config
             from hacrl.study.evaluation import evaluate_held_out, evaluation_table
 
             results, folder = evaluate_held_out(
                 target, overrides or [], config=config, out=out, **chosen
             )
             show = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
-            print_json(show) if as_json else console().print(evaluation_table(results))
+            used = load_config(config or Path(target) / "config.toml", overrides or [])
+            table = evaluation_table(results, used.verifier.kind)
+            print_json(show) if as_json else console().print(table)
         else:
             from hacrl.study.benchmarks.results import summary_table
             from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target

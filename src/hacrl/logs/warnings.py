@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from typing import Any
 
-from hacrl.replies import failure_text, judged_counts
+from hacrl.replies import failure_text, judged_counts, score_name
 from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
@@ -229,9 +229,10 @@ class CollapseWatch(AgentWatch):
         if lost < COLLAPSE_POINTS or lost <= COLLAPSE_ERRORS * hypot(*errors):
             return None
         rate = self.config.agent(agent).learning_rate
+        name, unit = score_name(self.config.verifier.kind)
         return (
-            f"agent {agent!r} has become worse: held-out accuracy {100 * now['accuracy']:.1f} % after "
-            f"step {now['step']}, {100 * start['accuracy']:.1f} % before training. A lower "
+            f"agent {agent!r} has become worse: {name} {100 * now['accuracy']:.1f}{unit} after "
+            f"step {now['step']}, {100 * start['accuracy']:.1f}{unit} before training. A lower "
             f"learning_rate (now {rate:g}) may prevent it. `hacrl export --best` writes the best "
             "weights so far."
         )

@@ -14,7 +14,7 @@ from hacrl.config import AgentConfig, Config, load_config
 from hacrl.config_file import explain, set_key
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
-from hacrl.replies import Evaluation, judged_counts, judged_text
+from hacrl.replies import Evaluation, judged_counts, judged_text, score_name
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import whole_folder
 from hacrl.store.reader import RunReader
@@ -218,14 +218,24 @@ def _like_agent(model: str, config: Config, agent: str | None) -> Candidate:
     return candidate_of_model(model, settings, config.runtime.device, config.temperature)
 
 
-def evaluation_table(results: Sequence[tuple[Candidate, Evaluation]]) -> Table:
-    """One row per agent: held-out accuracy, by task where there are a few, and reply lengths."""
+def evaluation_table(
+    results: Sequence[tuple[Candidate, Evaluation]], verifier_kind: str = "exact"
+) -> Table:
+    """One row per agent: held-out accuracy or mean reward, by task if there are a few, and lengths."""
     tasks = sorted({task for _, result in results for task in result.by_task})
     tasks = tasks if 1 < len(tasks) <= 6 else []
-    table = plain_table("held-out accuracy in percent with its 95 % interval")
+    name, unit = score_name(verifier_kind)
+    table = plain_table(f"{name}{' in percent' if unit else ''} with its 95 % interval")
     table.add_column("agent", no_wrap=True)
-    for name in ("step", "problems", "accuracy", *tasks, "tokens", "truncated"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for column in (
+        "step",
+        "problems",
+        "accuracy" if unit else "reward",
+        *tasks,
+        "tokens",
+        "truncated",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
     for candidate, r in results:
         table.add_row(
             candidate.agent.name,

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from hacrl.replies import score_name
 from hacrl.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def run_figure(summary: RunSummary) -> Any:
                 estimates = [s.accuracy for s in agent.scores]
                 _curve(right, [s.step for s in agent.scores], estimates, number, agent.name)
         _label(left, "training reward", "step", "mean reward")
-        _label(right, "held-out accuracy", "step", "accuracy")
+        name = "mean held-out reward"
+        if score_name(summary.config.verifier.kind)[1]:
+            name = "held-out accuracy"
+        _label(right, name, "step", name.rpartition(" ")[2])
         figure.suptitle(f"{summary.path.name} ({summary.config.algorithm.name})")
         return figure
 

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
-from hacrl.replies import judged_text
+from hacrl.replies import judged_text, score_name
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
@@ -87,11 +87,12 @@ def plain_table(title: str) -> PlainTable:
 def summary_table(summary: RunSummary) -> Table:
     """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
     config, checks = summary.config, summary.checks
+    name, unit = score_name(config.verifier.kind)
     steps = f"step {summary.steps_done} of {config.steps}"
     table = plain_table(f"{summary.path}: {config.algorithm.name}, {steps}, {summary.state}")
     caption = [
-        "before, after, best: held-out accuracy in percent with its 95 % interval; gain: paired by "
-        "problem; reward: mean of the first and of the last training steps"
+        f"before, after, best: {name}{' in percent' if unit else ''} with its 95 % interval; gain: "
+        "paired by problem; reward: mean of the first and of the last training steps"
     ]
     if checks is not None:
         caption.append(
