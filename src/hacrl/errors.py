@@ -69,6 +69,9 @@ def explain(error: BaseException) -> str | None:
             "(sampling) of the agents; neither changes results. `hacrl doctor CONFIG` estimates the "
             "memory needed"
         )
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hacrl"):
+        name = error.name.partition(".")[0]
+        return f"the package {name} is not installed. Install hacrl with its dependencies (README)"
     if isinstance(error, PermissionError):
         return (
             f"{error.filename}: permission denied; change its permissions, or choose another path"

@@ -143,6 +143,8 @@ def _relative(path: Path, base: Path) -> str:
 
 
 def _has_gpu() -> bool:
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return False
     return torch.cuda.is_available()
