@@ -310,7 +310,7 @@ def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
     old = config.verifier.options if config.verifier.kind == "function" else {}
     path, version = give_function(reward, "reward")
     options = {**old, "path": path, "version": version}
-    return {"verifier.kind": "function", "verifier.options": options}
+    return {"verifier.kind": "function", "verifier.options": options, "verifier.rewards": []}
 
 
 def _shown(
