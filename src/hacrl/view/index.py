@@ -134,7 +134,7 @@ class Index:
         """Changes with the files of a step; "" if it is not closed yet."""
         name = f"step-{step:06d}"
         stamps = [_mark(self.run.pool_path / name / "snapshot.json")]
-        stamps += [_mark(self.run.samples(a) / f"{name}.jsonl") for a in self.learners]
+        stamps += [_mark(self.run.samples_folder(a) / f"{name}.jsonl") for a in self.learners]
         return " ".join(stamps) if stamps[0] else ""
 
     def _forget(self, db: sqlite3.Connection, step: int) -> int:
