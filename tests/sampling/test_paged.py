@@ -132,6 +132,16 @@ def test_finished_rows_are_replaced_at_once(paged, monkeypatch) -> None:
     assert len(counts) <= -(-sampled // 4) + 14  # full until no request waits
 
 
+def test_a_prompt_that_needs_the_pages_of_prefilled_ones(paged) -> None:
+    """One row, 24 pages: small prompts are prefilled while they wait, and give their pages to the
+    large one, which needs 12."""
+    model = model_of("llama")
+    large = tuple(range(10, 94))
+    small = [tuple(range(i, i + 9)) for i in range(100, 120)]
+    asked = [Request(p, i, 4) for i, p in enumerate([(1, 2, 3), large, *small])]
+    same(paged(model, rows=1, pages=24).sample(asked, 1.0), plainly(model, asked))
+
+
 def test_an_interrupted_call_leaves_nothing_behind(paged, monkeypatch) -> None:
     monkeypatch.setattr(cache_module, "PREFILL_TOKENS", 20)
     model, asked = model_of("llama"), some_requests()

@@ -14,7 +14,7 @@ Axis suffixes: B prompts, L tokens, R rows, K key heads, D head size, N tokens o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,14 @@ class PagedCache:
         self._write_table(row)
         shared.held = more
         return True
+
+    def prepare(self, prefixes: Iterable[Prefix]) -> None:
+        """Add prefixes of waiting rows to the next prefill, while at least half of the pages that they
+        could need stay free."""
+        for prefix in prefixes if self._to_fill else ():
+            needed = pages_for(len(prefix) - 1) + len(self._rows)
+            if prefix not in self._shared and self.free >= 2 * needed:
+                self._add_prefix(prefix)
 
     def fill(self, model: Any, pad_id: int) -> None:
         """Prefill the new prefixes and copy their last pages to the rows."""

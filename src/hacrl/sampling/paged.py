@@ -8,7 +8,7 @@ Axis suffixes: R rows, S decode steps of a round, N new tokens.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ import torch
 from hacrl.errors import UserError
 from hacrl.policy.attention import CacheShape, Switch
 from hacrl.sampling.base import Reply, Request
-from hacrl.sampling.cache import PagedCache, Prefix, device_memory, pages_for
+from hacrl.sampling.cache import PREFILL_TOKENS, PagedCache, Prefix, device_memory, pages_for
 from hacrl.sampling.decode import GraphDecoder, Rows
 from hacrl.stopping import check
+
+AHEAD = 64  # maximum number of waiting prompts that are prefilled together with an admitted one
 
 
 class PagedSampler:
@@ -135,7 +137,20 @@ class ContinuousBatch:
             rows.index[row] = self.lengths[i]
             self.count += 1
         if self.count > before:
+            self.cache.prepare(self._upcoming_prefixes())
             self.cache.fill(self.decoder.model, self.pad_id)
+
+    def _upcoming_prefixes(self) -> Iterator[Prefix]:
+        """Distinct prefixes of the next waiting requests, up to half of one prefill pass."""
+        seen: set[Prefix] = set()
+        tokens = 0
+        for prefix in map(self.prefixes.__getitem__, self.waiting):
+            if prefix not in seen:
+                tokens += len(prefix)
+                if len(seen) == AHEAD or tokens > PREFILL_TOKENS // 2:
+                    return
+                seen.add(prefix)
+                yield prefix
 
     def _make_room(self, steps: int) -> None:
         """Cache space for the next steps of every row; preempt the shortest replies if there is none."""
