@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -130,9 +131,10 @@ def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) ->
 
 
 def test_changes_within_rounding_count_as_none() -> None:
-    """Rounding of 0.1 a token is 0.05 for the mean of 4 tokens, and twice that is removed: mean changes
-    of 0.05, -0.5 and 0.3 become 0, -0.4 and 0.2. The last row was not scored."""
-    found_BT = torch.tensor([[0.05] * 4, [-1.0, 0.0, -1.0, 0.0], [0.3] * 4, [0.7] * 4])
+    """Mean changes 0.4, -0.2 and 0 of rows with 4 tokens; the last row was not scored. The sum of their
+    squares is 0.2. Rounding of 0.4 a token has a variance of 0.04 in a mean, 0.12 in three rows, so 0.4
+    of every change is kept."""
+    found_BT = torch.tensor([[0.4] * 4, [-0.4, 0.0, -0.4, 0.0], [0.0] * 4, [0.7] * 4])
     found_BT.requires_grad_()
     old_BT = torch.zeros(4, 4)
     old_BT[3] = float("nan")
@@ -153,11 +155,17 @@ def test_changes_within_rounding_count_as_none() -> None:
         num_own_tokens=16,
     )
     seen: list[torch.Tensor] = []
-    loss = WithoutRounding(lambda b, _: seen.append(b.logprobs_BT) or b.logprobs_BT.sum(), 0.1)
-    loss(batch, Update(0, 0.8, "own", ())).backward()
-    assert seen[0].mean(1).tolist() == pytest.approx([0.0, -0.4, 0.2, 0.7])
-    assert seen[0][1].tolist() == pytest.approx([-0.8, 0.0, -0.8, 0.0])
-    assert found_BT.grad.tolist() == [[1.0] * 4] * 4
+    for noise in (0.4, 9.0, inf):  # more rounding than change: nothing is kept
+        found_BT.grad = None
+        loss = WithoutRounding(
+            lambda b, _: seen.append(b.logprobs_BT) or b.logprobs_BT.sum(), noise
+        )
+        loss(batch, Update(0, 0.8, "own", ())).backward()
+        assert found_BT.grad.tolist() == [[1.0] * 4] * 4
+    assert seen[0].mean(1).tolist() == pytest.approx([0.16, -0.08, 0.0, 0.7])
+    assert seen[0][1].tolist() == pytest.approx([-0.16, 0.0, -0.16, 0.0])
+    for other in seen[1:]:
+        assert other.mean(1).tolist() == pytest.approx([0.0, 0.0, 0.0, 0.7], abs=1e-7)
 
 
 def test_an_update_after_the_first_ignores_rounding(llama: Path) -> None:
