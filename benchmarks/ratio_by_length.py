@@ -34,7 +34,7 @@ def coin(completion: str, **columns: object) -> float:
 def ratios(run: Path) -> dict[tuple[str, str, int], list[float]]:
     """(learner, source, first length of its range) -> ratios of the replies."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    step = find_samples(RunReader.open(run), 0, None, None, print)
+    step = find_samples(RunReader.open(run), None, None, None, print)
     for group in step.groups:
         for t in group.judged:
             for learner, rows in step.learners.items():
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--limits", default="8,32,128")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args()
-    path = f"{Path(__file__).resolve()}:coin"
+    path = f"{Path(__file__).resolve().with_suffix('')}:coin"
     for limit in map(int, given.limits.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [*OVERRIDES.split(), f"max_response_tokens={limit}", *given.overrides]
