@@ -20,7 +20,7 @@ from typing import Any, Literal
 from hacrl.config import Config
 from hacrl.config_file import import_tables
 from hacrl.errors import UserError
-from hacrl.importing import source_file
+from hacrl.importing import source_files
 from hacrl.pocket import pocket_path
 from hacrl.safe_text import mask
 from hacrl.store.checkpoint import fingerprint_of, sha256
@@ -122,6 +122,9 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
             files += sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES)
         elif model.count("/") == 1 and not folder.is_absolute():
             versions[f"hub revision of {model}"] = hub_revision(model)
+    for agent in config.agents:
+        if agent.replay:
+            versions[f"batches of {agent.replay}"] = _batches(agent.replay, agent.replay_agent)
     train = getattr(task, "train", None) or task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
     return {
@@ -183,8 +186,15 @@ def _data_and_code(config: Config) -> list[Path]:
     named = [getattr(config.task, key) for key in ("train", "held_out", "exclude")]
     files = [Path(name) for name in named if name]
     tree = config.model_dump(mode="json", exclude_none=True)
-    found = (source_file(table[key]) for table, key in import_tables(tree) if ":" in table[key])
-    return files + [path for path in found if path]
+    named = [table[key] for table, key in import_tables(tree) if ":" in table[key]]
+    return files + [file for path in named for file in source_files(path)]
+
+
+def _batches(run: str, agent: str | None) -> str:
+    """A hash of what an agent of a stored run has published: the names of its batches are digests."""
+    found = RunDirectory(Path(run)).pool_path.glob(f"step-*/{agent or '*'}/*.jsonl.gz")
+    names = sorted(f"{path.parent.parent.name}/{path.name}" for path in found)
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
 
 
 def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:

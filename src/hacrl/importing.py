@@ -9,6 +9,7 @@ someone else must be safe to look at.
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.util
 import inspect
@@ -136,6 +137,47 @@ def unpack_functions(data: bytes) -> None:
         import cloudpickle
 
         _GIVEN.update(cloudpickle.loads(data))
+
+
+def source_files(path: str) -> list[Path]:
+    """The files of a user's module, found without importing it: the module that the import path names,
+    its package, and modules beside it that these import. Of an installed package only the module."""
+    first = source_file(path)
+    folder, _, rest = path.rpartition("/")
+    module = rest.partition(":")[0]
+    if first is None:
+        return []
+    root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    if not folder and root != Path.cwd():
+        return [first]
+    found: set[Path] = set()
+    waiting = _files_of(module, root)
+    while waiting:
+        if (file := waiting.pop()) not in found:
+            found.add(file)
+            waiting += [other for name in _imported(file) for other in _files_of(name, root)]
+    return sorted(found)
+
+
+def _files_of(module: str, root: Path) -> list[Path]:
+    """The files of the top-level module or package, if it is in `root`."""
+    name = module.partition(".")[0]
+    if name in sys.stdlib_module_names:
+        return []
+    file = root / f"{name}.py"
+    return [file] if file.is_file() else sorted((root / name).rglob("*.py"))
+
+
+def _imported(file: Path) -> list[str]:
+    """The names of the modules that a file imports, without relative ones."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, OSError):  # importing it reports the error
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return names + [
+        n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    ]
 
 
 def import_object(path: str, field: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from team import member, team
+from team import NO_EVALUATION, member, team
 
 import hacrl
 from hacrl import fingerprint
@@ -16,7 +16,12 @@ from hacrl.pocket import pocket_path
 from hacrl.store.checkpoint import fingerprint_of
 from hacrl.store.rundir import RunDirectory
 
-REWARD = "def score(completion, answer):\n    return 1.0 if answer in completion else 0.0\n"
+REWARD = """from helpers import contains
+def score(completion, answer):
+    return 1.0 if contains(completion, answer) else 0.0
+"""
+HELPERS = "from parts.text import within as contains\n"
+WITHIN = "def within(text, part):\n    return part in text\n"
 
 
 def write_rows(path: Path, count: int, first: int = 10) -> None:
@@ -28,6 +33,9 @@ def own_config(folder: Path, **settings: Any) -> dict[str, Any]:
     """A team of one on own data, with its own model folder and its own reward function."""
     write_rows(folder / "train.jsonl", 30)
     (folder / "rewards.py").write_text(REWARD)
+    (folder / "helpers.py").write_text(HELPERS)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "text.py").write_text(WITHIN)
     shutil.copytree(pocket_path("wren"), folder / "model")
     agent = {"name": "wren", "model": str(folder / "model"), "learning_rate": 2e-4}
     task = {"kind": "jsonl", "train": str(folder / "train.jsonl")}
@@ -53,6 +61,8 @@ def history(run: RunDirectory) -> list[dict[str, Any]]:
     [
         ("train.jsonl", lambda path: write_rows(path, 29, first=11)),
         ("rewards.py", lambda path: path.write_text(REWARD.replace("0.0", "0.5"))),
+        ("helpers.py", lambda path: path.write_text(HELPERS + "old = contains\n")),
+        ("parts/text.py", lambda path: path.write_text(WITHIN.replace("part in", "part not in"))),
         ("model/generation_config.json", lambda path: path.write_text("{}")),
         ("model/tokenizer_config.json", lambda path: path.unlink()),
     ],
@@ -160,6 +170,17 @@ def test_the_revision_of_a_hub_name_is_part_of_the_inputs(tmp_path: Path, monkey
     new = {**old, "versions": {"hub revision of Q/q": "b"}}
     assert [c.text for c in fingerprint.changes(old, new)] == ['hub revision of Q/q: "a" -> "b"']
     assert fingerprint.digest(old) != fingerprint.digest(new)
+
+
+def test_a_replayed_run_is_part_of_the_inputs(tmp_path: Path) -> None:
+    """It has grown since: other replies would be chosen from now on."""
+    stored = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "stored")
+    replayed = {"name": "old", "replay": str(stored.path), "learn": False}
+    config = team(member("finch"), replayed, steps=1, **NO_EVALUATION)
+    run = hacrl.train(config, tmp_path / "run")
+    hacrl.resume(stored.path, steps=2)
+    with pytest.raises(UserError, match=r"batches of .*stored.*accept-changed"):
+        hacrl.resume(run.path, steps=2)
 
 
 OWN_TASK = """

@@ -6,6 +6,7 @@
 import asyncio
 import errno
 import selectors
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from team import Notes, member, team
 
 import hacrl
 from hacrl.config import Config, parse_config
-from hacrl.errors import RunStopped
+from hacrl.errors import RunStopped, UserError
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import Quiet
 from hacrl.store.checkpoint import Checkpoints
@@ -25,6 +26,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.training.local import LocalExecutor
 from hacrl.training.loop import AgentLost, Team
+from hacrl.training.mend import damaged_batches
 
 TEAM = team(
     member("wren"),
@@ -170,6 +172,17 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     # finch was present in steps 0 and 3 only: its late rewards of step 1 are in no capability.
     rewards = (rows[0, "finch"]["reward"] + back["reward"]) / 2
     assert back["capability/finch"] == pytest.approx(rewards)
+    # A damaged snapshot is written again with the agents that took part, without the late one.
+    place = run.pool_path / "step-000001" / "snapshot.json"
+    before = place.read_bytes()
+    place.write_bytes(before[:-20])
+    notes.clear()
+    assert not damaged_batches(run.config(), run, Pool(run.pool_path), 4, notes.append)
+    assert place.read_bytes() == before and "1 damaged or missing files" in notes[0]
+    shutil.rmtree(place.with_name("wren"))
+    place.unlink()
+    with pytest.raises(UserError, match=r"The batches of wren are missing.*backup"):
+        damaged_batches(run.config(), run, Pool(run.pool_path), 4, notes.append)
 
 
 def test_an_error_at_the_deadline_ends_the_run(tmp_path: Path, monkeypatch) -> None:

@@ -72,7 +72,7 @@ class Team:
             n: Checkpoints(run.checkpoints(n), config.checkpoint.keep) for n in self.learners
         }
         self.first = first_step(run, folders, self.observer.note)
-        self.damaged = damaged_batches(config, pool, self.first, self.observer.note)
+        self.damaged = damaged_batches(config, run, pool, self.first, self.observer.note)
         self.active = set(self.names)
         """Agents that still take part; one that is lost too often leaves."""
         self.saved = {n: {self.first} if self.first else set[int]() for n in self.learners}

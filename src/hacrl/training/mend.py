@@ -39,24 +39,31 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
     return first
 
 
-def damaged_batches(config: Config, pool: Pool, first: int, note: Note) -> dict[str, list[int]]:
+def damaged_batches(
+    config: Config, run: RunDirectory, pool: Pool, first: int, note: Note
+) -> dict[str, list[int]]:
     """Return, by agent, the steps before `first` whose batch must be published again. Damaged snapshots
-    are removed: the run closes these steps again."""
+    are removed: the run closes these steps again. With late = "go_on" those before `first` are written
+    again here, because not all agents may have taken part."""
     damaged: dict[str, list[int]] = defaultdict(list)
     reopened = []
     for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
         error = pool.damaged(step) if step < first or pool.closed(step) else None
         if config.hub and not error and not all(pool.whole(step, m) for m in pool.members(step)):
             error = changed(pool.folder, f"a batch of step {step + 1} is damaged", RESTORE)
-        if error and config.runtime.late == "go_on":
-            reason = f"{error}. With runtime.late = 'go_on' the journals do not hold its agents"
-            raise changed(pool.folder, reason, RESTORE)
         if error:
             pool.reopen(step)
             reopened.append(step)
+        if error and config.runtime.late == "go_on" and step < first:
+            members = took_part(config, run, step)
+            lost = sorted({*members} - {*pool.arrived(step)})
+            if lost or not members:
+                reason = f"{error}. The batches of {', '.join(lost) or 'all'} are missing, too"
+                raise changed(pool.folder, reason, RESTORE)
+            pool.close(step, members)
+            error = None
         if step < first:
-            members = present(config, step) if error else pool.members(step)
-            for name in members:
+            for name in present(config, step) if error else pool.members(step):
                 if not pool.whole(step, name) and not pool.is_away(step):
                     damaged[name].append(step)
     count = len(reopened) + sum(map(len, damaged.values()))
@@ -67,6 +74,13 @@ def damaged_batches(config: Config, pool: Pool, first: int, note: Note) -> dict[
             "written again from the journals."
         )
     return damaged
+
+
+def took_part(config: Config, run: RunDirectory, step: int) -> list[str]:
+    """The agents whose batches counted in a finished step: their metrics do not say absent."""
+    rows = (row for row in run.metrics("train") if row["step"] == step)
+    here = {row["agent"] for row in rows if not row.get("absent")}
+    return [agent.name for agent in config.agents if agent.name in here]
 
 
 def present(config: Config, step: int) -> list[str]:
