@@ -120,6 +120,7 @@ def test_keys_of_the_classes_exist() -> None:
             "sampler": hacrl.config.SamplerConfig,
             "runtime": hacrl.config.RuntimeConfig,
             "verifier": hacrl.config.VerifierConfig,
+            "hub": hacrl.config.HubConfig,
         }.items()
         for key in kind.model_fields
     }
