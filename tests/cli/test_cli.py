@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import ROOT, hacrl, refused, write
+from matplotlib.figure import Figure
 
 from hacrl.config import load_config
 from hacrl.pocket import pocket_path
@@ -108,6 +109,33 @@ def test_samples_of_what_is_not_there(run: Path) -> None:
     assert "--step 7: the run has samples of steps 1 to 2" in refused("samples", run, "--step", "7")
     assert "wren, finch" in refused("samples", run, "--agent", "emu")
     assert "add-0-0" in refused("samples", run, "--problem", "add-0-0")
+
+
+def test_first_hour_14_steps_count_from_1(run: Path) -> None:
+    """In samples, show and the rows of --json; step 0 is the model before training."""
+    _, first, _ = hacrl("samples", run, "--step", "1", "--agent", "wren", "--limit", "1")
+    assert "step 1" in first and "step 0" not in first
+    assert "--step 0: the run has samples of steps 1 to 2" in refused("samples", run, "--step", "0")
+    shown = json.loads(hacrl("show", run, "--json")[1])["agents"][0]
+    assert [step for step, _ in shown["rewards"]] == [1, 2]
+    assert [score["step"] for score in shown["scores"]] == [0, 1, 2]
+
+
+def test_first_hour_16_axes_have_whole_numbers_inside_the_picture(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
+    assert hacrl("show", run, "--png", tmp_path / "run.png")[0] == 0
+    [figure] = drawn
+    for axes in figure.axes:
+        labels = [x for x in axes.get_xticklabels() if axes.get_xlim()[0] <= x.get_position()[0]]
+        inside = [x for x in labels if x.get_position()[0] <= axes.get_xlim()[1]]
+        assert inside and all(
+            float(x.get_text().replace("\u2212", "-")).is_integer() for x in inside
+        )
+        assert all(x.get_window_extent().x1 <= figure.bbox.x1 for x in inside)
 
 
 def test_eval_repeats_the_run_s_own_evaluation(run: Path, tmp_path: Path) -> None:
