@@ -79,6 +79,35 @@ def test_claimed_log_probabilities_that_are_too_low(tmp_path: Path) -> None:
     assert any("log-probabilities that it claims are too low" in n for n in notes.notes)
 
 
+def test_a_peer_that_publishes_half_of_its_replies(tmp_path: Path) -> None:
+    """12 of the 24 rows that it has to publish in a step are missing: 12 log 10 - 1.1 = 26 > 10.60."""
+
+    def half(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
+        return [t for t in found if agent.name != "finch" or t.index % 2]
+
+    notes = Notes()
+    run = train(tmp_path / "run", half, notes)
+    assert [row["trust/missing/finch"] for row in rows(run, "wren")] == [12] * 3
+    assert all(row["trust/missing/wren"] == 0 for row in rows(run, "finch"))
+    assert [row["trust/quarantined/finch"] for row in rows(run, "wren")] == [1] * 3
+    assert any("or fewer replies than it has to" in n for n in notes.notes)
+
+
+def test_a_ratio_over_the_limit_in_a_run(tmp_path: Path) -> None:
+    """Log-probabilities that are lower by 3 make s = e^3 = 20 times what it was."""
+
+    def lower(t: Trajectory) -> Trajectory:
+        assert t.mean_logprob is not None
+        return replace(t, mean_logprob=t.mean_logprob - 3.0) if t.index % 2 else t
+
+    naive = {"name": "naive"}
+    run = train(tmp_path / "run", only_finch(lower), trust={"max_ratio": 2.0}, algorithm=naive)
+    for row in rows(run, "wren"):
+        assert 8 <= row["samples/drop/ratio"] <= 12
+        assert row["trust/log_ratio/p90/finch"] > 2 > 0 > row["trust/log_ratio/p10/finch"]
+        assert row["samples/kept/finch"] + row["samples/dropped/finch"] == 24
+
+
 def test_caps_in_a_run(tmp_path: Path) -> None:
     capped = train(tmp_path / "samples", trust={"max_source_fraction": 0.25})
     weighed = train(tmp_path / "weights", trust={"max_source_weight": 0.1})

@@ -66,7 +66,7 @@ def test_an_honest_team_learns_the_same(honest: RunDirectory, judged: RunDirecto
         assert learned(judged, agent) == learned(honest, agent)
         for row in rows(judged, agent):
             counts = {k: v for k, v in row.items() if k.startswith("trust/")}
-            zeros = {f"trust/unjudged/{peer}": 0, f"trust/disagree/{peer}": 0}
+            zeros = {f"trust/{what}/{peer}": 0 for what in ("unjudged", "disagree", "missing")}
             assert counts == {f"trust/judged/{peer}": 24, **zeros}
 
 
