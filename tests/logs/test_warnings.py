@@ -9,14 +9,14 @@ from hacrl.config import parse_config
 from hacrl.logs.warnings import (
     DROPPED,
     WATCHES,
-    CollapseWatch,
-    DroppedPeersWatch,
-    LongHeldOutWatch,
-    LongPromptsWatch,
-    NoSignalWatch,
-    TruncatedWatch,
-    UnusedPeersWatch,
     VerifierWatch,
+    collapse,
+    dropped_peers,
+    long_held_out,
+    long_prompts,
+    no_signal,
+    truncated,
+    unused_peers,
 )
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.samples import DropReason
@@ -46,9 +46,7 @@ def row(
     }
 
 
-def warnings(
-    run: RunDirectory, rows: list[dict[str, Any]], make: Any = UnusedPeersWatch
-) -> list[str]:
+def warnings(run: RunDirectory, rows: list[dict[str, Any]], make: Any = unused_peers) -> list[str]:
     watch = make(run)
     return [sentence for one in rows for sentence in watch.look([one])]
 
@@ -56,7 +54,7 @@ def warnings(
 def test_each_learner_is_warned_about_once_after_five_steps(run: RunDirectory) -> None:
     """bee uses a tenth of its peers' samples: that is something."""
     rows = [row(s, u, agent=a) for s in range(9) for a, u in (("ant", 0.01), ("bee", 0.1))]
-    watch = UnusedPeersWatch(run)
+    watch = unused_peers(run)
     found = {}
     for step in range(9):
         for sentence in watch.look(rows[2 * step : 2 * step + 2]):
@@ -110,29 +108,29 @@ def evaluated(step: int, accuracy: float, half: float = 0.02) -> dict[str, Any]:
 
 CASES = [
     (
-        LongPromptsWatch,
+        long_prompts,
         [train(0, not_attempted=0), train(1, not_attempted=5), train(2, not_attempted=7)],
         "agent 'ant' leaves out 5 of 128 problems in step 2: their prompts are longer than "
         "max_prompt_tokens = 1024.",
     ),
     (
-        LongPromptsWatch,
+        long_prompts,
         [train(1, not_attempted=5, replayed=3)],
         "agent 'ant' has no stored reply to 5 of 128 problems in step 2.",
     ),
     (
-        LongHeldOutWatch,
+        long_held_out,
         [{**evaluated(0, 0.4), "not_attempted": 3}, {**evaluated(1, 0.4), "not_attempted": 3}],
         "agent 'ant': 3 held-out prompts are longer than max_prompt_tokens = 1024 and count as not",
     ),
     (
-        TruncatedWatch,
+        truncated,
         [train(s, truncated=0.3) for s in range(9)],
         "agent 'ant': 30 % of its replies in the 5 steps up to step 5 reached "
         "max_response_tokens = 4096",
     ),
     (
-        NoSignalWatch,
+        no_signal,
         [
             train(s, own__samples=8, own__advantage_zero=1.0 if s else 0.9, reward=0.0)
             for s in range(9)
@@ -141,7 +139,7 @@ CASES = [
         "got the same reward (mean reward 0)",
     ),
     (
-        DroppedPeersWatch,
+        dropped_peers,
         [
             train(
                 s,
@@ -154,7 +152,7 @@ CASES = [
         "frequent reason, 20 times (too_long): the reply is over max_response_tokens",
     ),
     (
-        CollapseWatch,
+        collapse,
         [evaluated(s, 0.4 - 0.03 * s) for s in range(6)],
         "agent 'ant' has become worse: held-out accuracy 34.0 % after step 2, 40.0 % before training. "
         "A lower learning_rate (now 1e-06) may prevent it.",
@@ -176,23 +174,23 @@ def test_each_loss_is_named_once_with_count_key_and_value(
 
 
 QUIET = [
-    (LongPromptsWatch, [train(s, not_attempted=0) for s in range(9)]),
-    (TruncatedWatch, [train(s, truncated=0.25) for s in range(9)]),
-    (TruncatedWatch, [train(s, truncated=1.0) for s in range(4)]),
+    (long_prompts, [train(s, not_attempted=0) for s in range(9)]),
+    (truncated, [train(s, truncated=0.25) for s in range(9)]),
+    (truncated, [train(s, truncated=1.0) for s in range(4)]),
     (
-        NoSignalWatch,
+        no_signal,
         [
             train(s, own__samples=8, own__advantage_zero=1.0, reward=0.0, peers__forwarded=s % 5)
             for s in range(9)
         ],
     ),
     (
-        DroppedPeersWatch,
+        dropped_peers,
         [train(s, samples__kept__ant=1, samples__dropped__ant=9) for s in range(9)],
     ),
-    (CollapseWatch, [evaluated(0, 0.4, 0.05), *(evaluated(s, 0.3, 0.05) for s in (1, 2))]),
-    (CollapseWatch, [evaluated(0, 0.4, 0.001), evaluated(1, 0.36, 0.001)]),
-    (CollapseWatch, [evaluated(1, 0.4), evaluated(2, 0.0)]),
+    (collapse, [evaluated(0, 0.4, 0.05), *(evaluated(s, 0.3, 0.05) for s in (1, 2))]),
+    (collapse, [evaluated(0, 0.4, 0.001), evaluated(1, 0.36, 0.001)]),
+    (collapse, [evaluated(1, 0.4), evaluated(2, 0.0)]),
 ]
 """Below the limits, too short, with signal from peers, own samples, noise, small, without a start."""
 

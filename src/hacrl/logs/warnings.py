@@ -1,15 +1,19 @@
 """Warnings about a run's metrics: data that is lost, learners that learn nothing or become worse."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import hypot
 from typing import Any
 
+from hacrl.config import Config
 from hacrl.replies import failure_text, judged_counts, score_name
 from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
 Row = Mapping[str, Any]
+Counts = Callable[[Row], Any]
+Text = Callable[[Config, str, Sequence[Row]], str | None]
 
 NEARLY_NONE = 0.05
 """Fraction of peers' samples with a gradient below which a learner does not learn from peers."""
@@ -44,198 +48,162 @@ DROPPED = {
 
 
 class AgentWatch:
-    """Looks at the rows of each agent and warns once per agent, also across a resume. Subclasses
-    choose the rows that count and write the sentence.
+    """Looks at the rows of each agent and warns once per agent, also across a resume."""
 
-    Example: watch = UnusedPeersWatch(run); watch.look(rows) == [] or one sentence per agent
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.config = run.config()
-        self._last: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=STEPS))
+    def __init__(
+        self, kind: str, counts: Counts, steps: int, text: Text, run: RunDirectory
+    ) -> None:
+        self.config, self.kind, self.counts, self.steps = run.config(), kind, counts, steps
+        self.text = text
+        self._rows: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=steps or None))
         self._warned: set[str] = set()
         self.look(run.metrics())
 
     def look(self, rows: Sequence[Row]) -> list[str]:
         found = []
         for row in rows:
-            agent = row["agent"]
-            if agent in self._warned or not self.counts(row):
+            agent, last = row["agent"], self._rows[row["agent"]]
+            if agent in self._warned or row["kind"] != self.kind or not self.counts(row):
                 continue
-            self._last[agent].append(row)
-            if sentence := self.sentence(agent, self._last[agent]):
+            last.append(row)
+            if len(last) >= self.steps and (sentence := self.text(self.config, agent, last)):
                 self._warned.add(agent)
                 found.append(sentence)
         return found
 
-    def counts(self, row: Row) -> bool:
-        """Whether to look at the row."""
-        raise NotImplementedError
 
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        """The warning after the last STEPS rows that count, or fewer at the beginning."""
-        raise NotImplementedError
+def warn(kind: str, counts: Counts, steps: int = 1) -> Callable[[Text], partial[AgentWatch]]:
+    """Turns the text of a warning into a watch. The text gets the agent's last `steps` rows of this kind
+    that count (0: all of them), and returns None if there is nothing to warn about.
+
+    Example: unused_peers(run).look(rows) == [] or one sentence per agent
+    """
+    return lambda text: partial(AgentWatch, kind, counts, steps, text)
 
 
-class IdleWatch(AgentWatch):
+@warn("train", lambda row: row.get("updates") == 0 and not row.get("absent"))
+def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """A step without an update."""
-
-    def counts(self, row: Row) -> bool:
-        return row.get("updates") == 0 and not row.get("absent")
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        row = rows[-1]
-        unjudged = row["verdict/timeout"] + row["verdict/error"]
-        return (
-            f"agent {agent!r} learned nothing in step {row['step'] + 1}: of {row['rollouts']} rollouts "
-            f"{unjudged} could not be judged, {row['not_attempted']} prompts were too long, "
-            f"{row['updates_skipped']} updates were not finite."
-        )
+    row = rows[-1]
+    unjudged = row["verdict/timeout"] + row["verdict/error"]
+    return (
+        f"agent {agent!r} learned nothing in step {row['step'] + 1}: of {row['rollouts']} rollouts "
+        f"{unjudged} could not be judged, {row['not_attempted']} prompts were too long, "
+        f"{row['updates_skipped']} updates were not finite."
+    )
 
 
-class UnusedPeersWatch(AgentWatch):
+@warn("train", lambda row: row.get("peers/forwarded"), STEPS)
+def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Nearly no peer sample had a gradient."""
+    used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
+    if used >= NEARLY_NONE:
+        return None
+    text = (
+        f"{agent} learns almost nothing from its peers: only {100 * used:.1f} % of their samples "
+        f"had a gradient in {_span(rows)}. "
+    )
+    if below >= BELOW_FLOOR:
+        text += (
+            f"{100 * below:.0f} % lay below the floor. Algorithms without a floor use such samples "
+            "(algorithm.name=naive or overlap). "
+        )
+    return text + "`hacrl compare` measures whether peers help (docs/diagnostics.md)."
 
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and bool(row.get("peers/forwarded"))
 
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        if len(rows) < STEPS or _mean(rows, "peers/used") >= NEARLY_NONE:
-            return None
-        return _unused_peers(agent, rows)
-
-
-class DroppedPeersWatch(AgentWatch):
+@warn("train", lambda row: any(_of_peers(row)), STEPS)
+def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """More than half of the peers' replies became no sample."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and any(_of_peers(row))
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        kept, dropped = (sum(n) for n in zip(*map(_of_peers, rows), strict=True))
-        if len(rows) < STEPS or dropped <= MANY_DROPPED * (kept + dropped):
-            return None
-        reasons = Counter[str]()
-        for row in rows:
-            reasons.update({why: row.get(f"samples/drop/{why}", 0) for why in DROPPED})
-        (reason, count), *_ = reasons.most_common(1)
-        return (
-            f"agent {agent!r} cannot use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
-            f"{_span(rows)}. The most frequent reason, {count:.0f} times ({reason}): "
-            f"{DROPPED[reason]}."
-        )
+    kept, dropped = (sum(n) for n in zip(*map(_of_peers, rows), strict=True))
+    if dropped <= MANY_DROPPED * (kept + dropped):
+        return None
+    reasons = Counter[str]()
+    for row in rows:
+        reasons.update({why: row.get(f"samples/drop/{why}", 0) for why in DROPPED})
+    (reason, count), *_ = reasons.most_common(1)
+    return (
+        f"agent {agent!r} cannot use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
+        f"{_span(rows)}. The most frequent reason, {count:.0f} times ({reason}): "
+        f"{DROPPED[reason]}."
+    )
 
 
-class FalseClaimsWatch(AgentWatch):
+@warn("train", lambda row: any(_false_claims(row)))
+def false_claims(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """A learner's verdicts on a peer's texts are not those that the peer claims."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and any(_false_claims(row))
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        source, wrong, judged = max(_false_claims(rows[-1]), key=lambda found: found[1])
-        return (
-            f"agent {agent!r} has another verdict than {source!r} claims on {wrong:.0f} of its "
-            f"{judged:.0f} texts in step {rows[-1]['step'] + 1}. It uses its own verdicts. The two "
-            "verifiers differ, or the claims are false."
-        )
+    source, wrong, judged = max(_false_claims(rows[-1]), key=lambda found: found[1])
+    return (
+        f"agent {agent!r} has another verdict than {source!r} claims on {wrong:.0f} of its "
+        f"{judged:.0f} texts in step {rows[-1]['step'] + 1}. It uses its own verdicts. The two "
+        "verifiers differ, or the claims are false."
+    )
 
 
-class LongPromptsWatch(AgentWatch):
+@warn("train", lambda row: row.get("not_attempted"))
+def long_prompts(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Problems were left out because their prompt is too long."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and bool(row.get("not_attempted"))
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        row, limit = rows[-1], self.config.prompt_limit(self.config.agent(agent))
-        of = f"{row['not_attempted']} of {self.config.problems_per_step} problems in step "
-        if "replayed" in row:
-            return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
-        return (
-            f"agent {agent!r} leaves out {of}{row['step'] + 1}: their prompts are longer than "
-            f"max_prompt_tokens = {limit}. Raise max_prompt_tokens; `hacrl show` counts them."
-        )
+    row, limit = rows[-1], config.prompt_limit(config.agent(agent))
+    of = f"{row['not_attempted']} of {config.problems_per_step} problems in step "
+    if "replayed" in row:
+        return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
+    return (
+        f"agent {agent!r} leaves out {of}{row['step'] + 1}: their prompts are longer than "
+        f"max_prompt_tokens = {limit}. Raise max_prompt_tokens; `hacrl show` counts them."
+    )
 
 
-class LongHeldOutWatch(AgentWatch):
+@warn("evaluation", lambda row: row.get("not_attempted"))
+def long_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Held-out problems count as not solved because their prompt is too long."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "evaluation" and bool(row.get("not_attempted"))
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        limit = self.config.prompt_limit(self.config.agent(agent))
-        return (
-            f"agent {agent!r}: {rows[-1]['not_attempted']} held-out prompts are longer than "
-            f"max_prompt_tokens = {limit} and count as not solved in its accuracy."
-        )
+    return (
+        f"agent {agent!r}: {rows[-1]['not_attempted']} held-out prompts are longer than "
+        f"max_prompt_tokens = {config.prompt_limit(config.agent(agent))} and count as not solved in "
+        "its accuracy."
+    )
 
 
-class TruncatedWatch(AgentWatch):
+@warn("train", lambda row: row.get("truncated") is not None, STEPS)
+def truncated(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Many replies reached the token limit."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and row.get("truncated") is not None
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        fraction = sum(row["truncated"] for row in rows) / len(rows)
-        if len(rows) < STEPS or fraction <= MANY_TRUNCATED:
-            return None
-        limit = self.config.response_limit(self.config.agent(agent))
-        return (
-            f"agent {agent!r}: {100 * fraction:.0f} % of its replies in {_span(rows)} reached "
-            f"max_response_tokens = {limit} and were truncated, often before an answer. Raise it if "
-            "correct replies need more tokens."
-        )
+    fraction = sum(row["truncated"] for row in rows) / len(rows)
+    if fraction <= MANY_TRUNCATED:
+        return None
+    return (
+        f"agent {agent!r}: {100 * fraction:.0f} % of its replies in {_span(rows)} reached "
+        f"max_response_tokens = {config.response_limit(config.agent(agent))} and were truncated, often "
+        "before an answer. Raise it if correct replies need more tokens."
+    )
 
 
-class NoSignalWatch(AgentWatch):
+@warn("train", lambda row: row.get("own/samples"), STEPS)
+def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """All advantages were 0 for some steps: the rewards of each group are equal."""
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "train" and bool(row.get("own/samples"))
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        silent = all(r["own/advantage_zero"] == 1 and not r.get("peers/forwarded") for r in rows)
-        if len(rows) < STEPS or not silent:
-            return None
-        reward = sum(row["reward"] for row in rows) / len(rows)
-        return (
-            f"agent {agent!r} has had no training signal in {_span(rows)}: all replies to a problem "
-            f"got the same reward (mean reward {reward:.3g}), so all advantages are 0. Check the reward "
-            "function, or choose problems that the agent solves sometimes."
-        )
+    if any(r["own/advantage_zero"] != 1 or r.get("peers/forwarded") for r in rows):
+        return None
+    reward = sum(row["reward"] for row in rows) / len(rows)
+    return (
+        f"agent {agent!r} has had no training signal in {_span(rows)}: all replies to a problem "
+        f"got the same reward (mean reward {reward:.3g}), so all advantages are 0. Check the reward "
+        "function, or choose problems that the agent solves sometimes."
+    )
 
 
-class CollapseWatch(AgentWatch):
+@warn("evaluation", lambda row: row.get("problems", 0) >= COLLAPSE_PROBLEMS, 0)
+def collapse(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Held-out accuracy is far below the start."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._start: dict[str, Row] = {}
-        super().__init__(run)
-
-    def counts(self, row: Row) -> bool:
-        return row["kind"] == "evaluation" and row.get("problems", 0) >= COLLAPSE_PROBLEMS
-
-    def sentence(self, agent: str, rows: Sequence[Row]) -> str | None:
-        if rows[0]["step"] == 0:
-            self._start[agent] = rows[0]
-        start, now = self._start.get(agent), rows[-1]
-        if start is None:
-            return None
-        errors = ((r["accuracy/high"] - r["accuracy/low"]) / 2 / Z95 for r in (start, now))
-        lost = start["accuracy"] - now["accuracy"]
-        if lost < COLLAPSE_POINTS or lost <= COLLAPSE_ERRORS * hypot(*errors):
-            return None
-        rate = self.config.agent(agent).learning_rate
-        name, unit = score_name(self.config.verifier.kind)
-        return (
-            f"agent {agent!r} has become worse: {name} {100 * now['accuracy']:.1f}{unit} after "
-            f"step {now['step']}, {100 * start['accuracy']:.1f}{unit} before training. A lower "
-            f"learning_rate (now {rate:g}) may prevent it. `hacrl export --best` writes the best "
-            "weights so far."
-        )
+    start, now = rows[0], rows[-1]
+    errors = ((r["accuracy/high"] - r["accuracy/low"]) / 2 / Z95 for r in (start, now))
+    lost = start["accuracy"] - now["accuracy"]
+    if start["step"] or lost < COLLAPSE_POINTS or lost <= COLLAPSE_ERRORS * hypot(*errors):
+        return None
+    rate = config.agent(agent).learning_rate
+    name, unit = score_name(config.verifier.kind)
+    return (
+        f"agent {agent!r} has become worse: {name} {100 * now['accuracy']:.1f}{unit} after "
+        f"step {now['step']}, {100 * start['accuracy']:.1f}{unit} before training. A lower "
+        f"learning_rate (now {rate:g}) may prevent it. `hacrl export --best` writes the best "
+        "weights so far."
+    )
 
 
 class VerifierWatch:
@@ -264,16 +232,16 @@ class VerifierWatch:
 
 
 WATCHES = (
-    IdleWatch,
+    idle,
     VerifierWatch,
-    UnusedPeersWatch,
-    DroppedPeersWatch,
-    FalseClaimsWatch,
-    LongPromptsWatch,
-    LongHeldOutWatch,
-    TruncatedWatch,
-    NoSignalWatch,
-    CollapseWatch,
+    unused_peers,
+    dropped_peers,
+    false_claims,
+    long_prompts,
+    long_held_out,
+    truncated,
+    no_signal,
+    collapse,
 )
 
 
@@ -308,17 +276,3 @@ def _mean(rows: Sequence[Row], name: str) -> float:
     """Mean over samples: each step counts by its number of forwarded peer samples."""
     total = sum(row["peers/forwarded"] for row in rows)
     return float(sum(row["peers/forwarded"] * row[name] for row in rows) / total)
-
-
-def _unused_peers(learner: str, rows: Sequence[Row]) -> str:
-    used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
-    text = (
-        f"{learner} learns almost nothing from its peers: only {100 * used:.1f} % of their samples "
-        f"had a gradient in {_span(rows)}. "
-    )
-    if below >= BELOW_FLOOR:
-        text += (
-            f"{100 * below:.0f} % lay below the floor. Algorithms without a floor use such samples "
-            "(algorithm.name=naive or overlap). "
-        )
-    return text + "`hacrl compare` measures whether peers help (docs/diagnostics.md)."
