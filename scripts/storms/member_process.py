@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,10 @@ def mine(model: str, agent: Mapping[str, Any] | None = None, **tables: Any) -> d
     return {**MINE, **tables, "agent": own}
 
 
-def _command(folder: Path, arguments: list[str]) -> None:
+def _command(folder: Path, arguments: list[str], slowness: float) -> None:
     """Run hacrl in this process, in a folder, with its output in the file `log`."""
+    if slowness > 1:
+        _slow_down(slowness)
     os.chdir(folder)
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -53,6 +57,22 @@ def _command(folder: Path, arguments: list[str]) -> None:
     from hacrl.cli import app
 
     app(arguments, prog_name="hacrl")
+
+
+def _slow_down(factor: float) -> None:
+    """Let sampling and learning take `factor` times as long."""
+    from hacrl.training.agent import Agent
+
+    for name in ("_attempt", "learn"):
+        real = getattr(Agent, name)
+
+        def slow(*args: Any, real: Any = real) -> Any:
+            began = time.monotonic()
+            result = real(*args)
+            time.sleep((factor - 1) * (time.monotonic() - began))
+            return result
+
+        setattr(Agent, name, slow)
 
 
 class MemberProcess:
@@ -71,6 +91,8 @@ class MemberProcess:
             self.key.chmod(0o600)
         (self.folder / "mine.toml").write_text(tomli_w.dumps(settings))
         self.process: ForkServerProcess | None = None
+        self.slowness = 1.0
+        """An agent that takes this many times as long, by sleeping."""
 
     @property
     def log(self) -> str:
@@ -84,9 +106,8 @@ class MemberProcess:
 
     def start(self, *options: str) -> None:
         """Run the command in a process that has hacrl and torch loaded already."""
-        self.process = PROCESSES.Process(
-            target=_command, args=(self.folder, self.arguments(*options)), daemon=True
-        )
+        arguments = (self.folder, self.arguments(*options), self.slowness)
+        self.process = PROCESSES.Process(target=_command, args=arguments, daemon=True)
         self.process.start()
 
     def wait(self, seconds: float = 600, expect: int | None = 0) -> int | None:
@@ -157,3 +178,21 @@ def difference(name: str, run: RunReader, reference: RunReader) -> str:
         ):
             return "weights"
     return ""
+
+
+def until(condition: Callable[[], Any], seconds: float = 300) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+
+
+def replay(member: MemberProcess, kept: int) -> bool:
+    """Remove the checkpoints after `kept` steps, continue with the same command, and return whether the
+    metrics are those of before."""
+    before = member.reader().metrics_path.read_bytes()
+    for folder in (member.run / "checkpoints" / member.name).glob("step-*"):
+        if int(folder.name.removeprefix("step-")) > kept:
+            shutil.rmtree(folder)
+    return member.train().metrics_path.read_bytes() == before

@@ -154,6 +154,10 @@ class HubConfig(Table):
     """Id of the team."""
     verifier: str
     """The team's verifier and its version."""
+    staleness: int = Field(0, ge=0)
+    """Late batches of this many steps are used, each once."""
+    late_samples: int | None = Field(None, ge=1)
+    """Most samples of late batches in a step; set it in your own file. Unset: one batch."""
 
 
 class Config(Table):
@@ -250,6 +254,13 @@ class Config(Table):
         """Length of a step's list of problems: prompts_per_step, or more with dynamic sampling."""
         factor = self.algorithm.list_factor if isinstance(self.algorithm, DynamicSettings) else 1
         return self.prompts_per_step * factor
+
+    @property
+    def late_samples(self) -> int:
+        """Most samples of late batches in a step."""
+        if self.hub is None or not self.hub.staleness:
+            return 0
+        return max(self.hub.late_samples or 0, self.prompts_per_step * self.samples_per_prompt)
 
     def agent(self, name: str) -> AgentConfig:
         return next(a for a in self.agents if a.name == name)

@@ -247,6 +247,11 @@ class Snapshot:
     unreadable: tuple[tuple[str, str], ...] = ()
     """(agent, reason) of every published row that is no trajectory of this agent and step."""
 
+    @property
+    def rows(self) -> list[Trajectory]:
+        """All trajectories."""
+        return [t for group in self.groups for t in group.trajectories]
+
     def mapped(self, change: Callable[[Trajectory], Trajectory | None]) -> Snapshot:
         """The snapshot with changed rows. None leaves a row out."""
         groups = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hub_process import HubProcess, postgres_server
+from member_process import MemberProcess
 
 MakeHub = Callable[..., HubProcess]
 
@@ -48,3 +49,17 @@ def any_hub(request: pytest.FixtureRequest, make_hub: MakeHub) -> MakeHub:
         return make_hub(database=new(name), **fields)
 
     return make
+
+
+@pytest.fixture
+def members() -> Iterator[Callable[..., MemberProcess]]:
+    """Makes members, which are killed at the end."""
+    made: list[MemberProcess] = []
+
+    def make(*args: Any) -> MemberProcess:
+        made.append(MemberProcess(*args))
+        return made[-1]
+
+    yield make
+    for member in made:
+        member.kill()

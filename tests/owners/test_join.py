@@ -1,8 +1,7 @@
 """Members as processes: `hacrl join` trains what the same team trains in one process."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import tomli_w
 from cli_helpers import hacrl as command
 from cli_helpers import refused
 from hub_process import HubProcess
-from member_process import TEAM, MemberProcess, difference, mine, one_process
+from member_process import TEAM, MemberProcess, difference, mine, one_process, until
 
 import hacrl
 from hacrl.owners.client import chain_head
@@ -22,27 +21,6 @@ from hacrl.store.pool import Pool
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
-
-
-@pytest.fixture
-def members() -> Iterator[Callable[..., MemberProcess]]:
-    """Makes members, which are killed at the end."""
-    made: list[MemberProcess] = []
-
-    def make(*args: Any) -> MemberProcess:
-        made.append(MemberProcess(*args))
-        return made[-1]
-
-    yield make
-    for member in made:
-        member.kill()
-
-
-def until(condition: Callable[[], Any], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_members_train_what_the_team_in_one_process_trains(

@@ -116,3 +116,19 @@ def test_replaced_are_the_problems_left_to_peers_alone() -> None:
     sources = [("p", "a"), ("p", "b"), ("q", "b"), ("q", "b"), ("r", "a")]
     samples = [Sample(p, i, s, s == "a", (1,), (1,), 0.0) for i, (p, s) in enumerate(sources)]
     assert replaced(samples) == {"q"}
+
+
+def test_late_samples_have_updates_of_their_own_at_the_last_floor() -> None:
+    """Up to 1,024 late samples: two more updates; the floors of the others stay."""
+    late = plan(late_samples=1024)
+    assert late.floors == pytest.approx((0.8, 0.825, 0.85, 0.875, 0.875, 0.875))
+    assert late.parts == plan().parts and late.late == 2
+    group = [Sample(f"p{i}", 0, "b", False, (1, 2), (0, 1), -1.0) for i in range(3)]
+    updates = late.late_updates([[s, s] for s in group])
+    assert [(u.index, u.part, u.floor, u.problems, len(batch)) for u, batch in updates] == [
+        (4, "late", 0.875, ("p0", "p1"), 4),
+        (5, "late", 0.875, ("p2",), 2),
+    ]
+    assert late.late_updates([]) == []
+    for other in ({"peers": "none"}, {"peers": "text", "updates": "with_own"}):
+        assert plan(late_samples=1024, **other).late == 0

@@ -86,12 +86,14 @@ class Membership:
         verifier = {**tree.get("verifier", {}), **_chosen(content["verifier"], "kind", "options")}
         trust = {"judge_again": True, **tree.get("trust", {})}
         judge = f"{content['verifier']['kind']}/{content['verifier']['version']}"
+        hub = {"url": self.connection.url, "team": self.team.id, "verifier": judge}
+        hub |= {"staleness": content["staleness"], **tree.get("hub", {})}
         tree |= {name: content[name] for name in COMMON} | {
             "task": self._task(run),
             "verifier": verifier,
             "trust": trust | {"reciprocity": content["reciprocity"]},
             "agents": [{**tree.pop("agent"), "name": self.name, "publish": self.member().publish}],
-            "hub": {"url": self.connection.url, "team": self.team.id, "verifier": judge},
+            "hub": hub,
         }
         return parse_config(tree, str(mine), mine.parent)
 
@@ -102,7 +104,8 @@ class Membership:
                 f"{source}: give one table [agent] with the model; the team is the hub's"
             )
         tables = {"trust": ("reciprocity",), "agent": ("name", "samples_per_prompt", "away")}
-        found = [name for name in (*COMMON, "task", "hub") if name in tree]
+        found = [name for name in (*COMMON, "task") if name in tree]
+        found += [f"hub.{key}" for key in tree.get("hub", {}) if key != "late_samples"]
         for table, keys in tables.items():
             found += [f"{table}.{key}" for key in keys if key in tree.get(table, {})]
         found += [f"verifier.{k}" for k in tree.get("verifier", {}) if k not in OWN_VERIFIER]

@@ -13,7 +13,7 @@ from pathlib import Path
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
-from hacrl.owners.client import HubClient, Listed
+from hacrl.owners.client import HubClient
 from hacrl.owners.connection import HubRefused
 from hacrl.owners.signing import Signed
 from hacrl.store.codec import TRAJECTORY, CodecError
@@ -139,14 +139,13 @@ class HubPool(Pool):
                 raise
 
     def late(self, step: int) -> dict[str, list[Trajectory]]:
-        """The late batches of a closed step, by author. Rows that cannot be read are left out."""
-        found: dict[str, list[Trajectory]] = {}
+        """The late batches of a closed step, by author, copied into the run directory. Rows that cannot
+        be read are left out."""
         for listed in self.client.envelopes(step):
-            if listed.late and listed.envelope.agent != self.client.name:
-                lines = self._lines_of(listed.envelope).splitlines()
-                rows = (_read(line, listed) for line in lines)
-                found[listed.envelope.agent] = [row for row in rows if row is not None]
-        return found
+            if listed.late and (agent := listed.envelope.agent) != self.client.name:
+                self.store_lines(step, agent, self._lines_of(listed.envelope))
+        own = {*self.members(step), self.client.name}
+        return {n: list(self.rows(n, step)) for n in self.arrived(step) if n not in own}
 
     def _signed(self, step: int, trajectories: Sequence[Trajectory]) -> Batch:
         """The batch with the envelope that was signed first, so that it is sent with the same bytes."""
@@ -221,9 +220,3 @@ def _decoded(line: bytes) -> Trajectory | None:
         return TRAJECTORY.decode(line)
     except CodecError:
         return None
-
-
-def _read(line: bytes, listed: Listed) -> Trajectory | None:
-    row = _decoded(line)
-    mine = row and (row.step, row.agent) == (listed.envelope.step, listed.envelope.agent)
-    return row if mine else None

@@ -125,6 +125,10 @@ class Pool:
         """Return whether the run takes no part in the step; only the pool of a hub decides that."""
         return False
 
+    def late(self, step: int) -> dict[str, list[Trajectory]]:
+        """Return the batches that arrived after the step was closed, by agent. Only a hub has them."""
+        return {}
+
     def team(self, config: Config, step: int) -> Config:
         """Return the config with the agents of all owners in the step. Here the run has all."""
         return config

@@ -24,7 +24,7 @@ from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
-from hacrl.store.journal import WAY_OUT, Journal, LearnerJournal
+from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import (
     attempt,
@@ -33,6 +33,7 @@ from hacrl.training.evaluate import (
     split_by_length,
     stop_if_unjudged,
 )
+from hacrl.training.late import late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
 from hacrl.training.samples import (
@@ -43,17 +44,18 @@ from hacrl.training.samples import (
     make_samples,
 )
 from hacrl.training.schedule import make_schedule
-from hacrl.training.scoring import score_rollouts
+from hacrl.training.scoring import score_peers, score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
-from hacrl.trust.defence import Defence
 from hacrl.trust.publish import count_texts, public_rows
-from hacrl.trust.validate import Checker, Invalid
-from hacrl.trust.view import View
+from hacrl.trust.validate import Invalid
 from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Trajectory, Update
 
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
+
+Planned = list[tuple[Update, list[Sample]]]
+Standing = tuple[Capability, Sequence[str]]  # and the members of the step
 
 
 class Agent:
@@ -86,29 +88,25 @@ class Agent:
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
         needs, self.tamper = self.algorithm.needs, shared.hooks.tamper
-        checker = Checker(
-            config,
-            self.verifier.label,
-            self.verifier.reward_range,
-            policy.renderer if needs.include("tokens") else None,
+        self.view, self.defence, self.late = open_peers(
+            agent, shared, policy.renderer, self._own_rows, self._problems
         )
-        self.view = View(
-            agent,
-            config,
-            self.pool,
-            checker,
-            self.verifier,
-            decisions := LearnerJournal(self.run.journal(self.name)),
-            self._own_rows,
-            judges=needs.include("outcomes"),
-            replaces_own=agent.publish != "all" or self.tamper is not None,
-        )
-        self.defence = Defence(self.name, config, self.pool, decisions)
         self._noted: set[str] = set()
         self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
         check_context(agent, config, policy.context)
+        self.make_samples = partial(
+            make_samples,
+            renderer=policy.renderer,
+            learner=self.name,
+            limits=self.limits,
+            peers=needs.include("text"),
+            needs_behaviour=needs.include("logprob"),
+            needs_tokens=needs.include("tokens"),
+            mask_truncated=agent.mask_truncated,
+            keep=self.algorithm.peers,
+        )
         make_diagnostics = shared.hooks.diagnostics if config.diagnostics.every else None
         self.diagnostics = make_diagnostics(self) if make_diagnostics and self.plan else None
 
@@ -156,32 +154,11 @@ class Agent:
         """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
             return {}
-        problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
-        needs, plan = self.algorithm.needs, self._plan(step)
-        with self.clock("samples"), paused_gc():
-            seen = self.view.at(step, problems)
-            snapshot, invalid = seen.snapshot, seen.invalid
-            capability = self.capability.at(
-                snapshot, list(dict.fromkeys((*snapshot.members, self.name)))
-            )
-            samples, counts = self._samples(step, snapshot, problems)
-            counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
-            self._note_invalid(step, invalid)
-        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers)
-        counts.leave_out(self.defence.left_out)
-        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
-        self.notes += self.defence.notes
-        if self.dynamic:  # others of the list have no samples, or no signal
-            problems = {s.problem_id: problems[s.problem_id] for s in samples}
-        checked: dict[str, Any] = {}
-        if self.diagnostics and self.diagnostics.due(step):
-            with self.clock("diagnostics"):
-                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
+        plan = self._plan(step)
+        batches, credit, facts = self._minibatches(step, plan)
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
-            last = replaced(samples) if needs.updates == "with_own" else ()
-            for update in plan.updates(problems, self.config.seed, step, last):
-                batch = minibatch(samples, update)
+            for update, batch in batches:
                 if batch:
                     loss = self.policy.without_rounding(self.algorithm.loss, step)
                     update = replace(update, rate=self.rate(step, update.index))
@@ -192,14 +169,41 @@ class Agent:
             self.policy.offload()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
-        return {
-            **learning_metrics(done, plan, capability, snapshot.members, self.name),
+        return {**learning_metrics(done, plan, *credit, self.name), **facts}
+
+    def _minibatches(self, step: int, plan: Plan) -> tuple[Planned, Standing, dict[str, Any]]:
+        """The credited samples of each planned update, capability and members of the step, metrics."""
+        problems = self._problems(step)
+        with self.clock("samples"), paused_gc():
+            seen = self.view.at(step, problems)
+            members = dict.fromkeys((*seen.snapshot.members, self.name))
+            capability = self.capability.at(seen.snapshot, list(members))
+            samples, counts = self._samples(step, seen.snapshot, problems)
+            counts.drops.update((row.agent, DropReason.INVALID) for row in seen.invalid)
+            self._note_invalid(step, seen.invalid)
+        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers)
+        counts.leave_out(self.defence.left_out)
+        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
+        self.notes += self.defence.notes
+        if self.dynamic:  # others of the list have no samples, or no signal
+            problems = {s.problem_id: problems[s.problem_id] for s in samples}
+        checked: dict[str, Any] = {}
+        if self.diagnostics and self.diagnostics.due(step):
+            with self.clock("diagnostics"):
+                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
+        last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
+        planned = plan.updates(problems, self.config.seed, step, last)
+        late, lateness = self._late(step, capability) if plan.late else ([], {})
+        batches = [(update, minibatch(samples, update)) for update in planned]
+        facts = {
             **counts.metrics(),
-            **Counter(f"samples/invalid/{row.kind}" for row in invalid),
+            **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
             **seen.metrics(),
             **self.defence.metrics,
             **checked,
+            **lateness,
         }
+        return batches + plan.late_updates(late), (capability, snapshot.members), facts
 
     # ------------------------------------------------------------ between steps
 
@@ -251,17 +255,17 @@ class Agent:
     @property
     def _way_out(self) -> str:
         """What to do when no reply could be judged."""
-        return (
-            "Nothing of it is stored. Mend it, then `hacrl resume "
-            f"{self.run.path} --accept-changed` continues."
-        )
+        command = f"hacrl resume {self.run.path} --accept-changed"
+        return f"Nothing of it is stored. Mend it, then `{command}` continues."
 
     # ------------------------------------------------------------ parts of the phases
 
+    def _problems(self, step: int) -> dict[str, Problem]:
+        return {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
+
     def _snapshot(self, step: int) -> Snapshot:
         """A closed step as this agent sees it."""
-        problems = {p.id: p for p in self.task.batch(step, self.config.problems_per_step)}
-        return self.view.at(step, problems).snapshot
+        return self.view.at(step, self._problems(step)).snapshot
 
     def _trajectories(
         self,
@@ -299,20 +303,20 @@ class Agent:
         entry = self.journal.read(step)  # none if the step was closed without this agent
         if entry is None and self.name in snapshot.members:
             raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
-        needs = self.algorithm.needs
-        return make_samples(
-            snapshot.groups,
-            entry[0] if entry else [],
-            problems,
-            self.policy.renderer,
-            self.name,
-            self.limits,
-            peers=needs.include("text"),
-            needs_behaviour=needs.include("logprob"),
-            needs_tokens=needs.include("tokens"),
-            mask_truncated=self.agent.mask_truncated,
-            keep=self.algorithm.peers,
-        )
+        return self.make_samples(snapshot.groups, entry[0] if entry else [], problems)
+
+    def _late(
+        self, step: int, capability: Capability
+    ) -> tuple[list[list[Sample]], dict[str, float]]:
+        """The credited samples of late batches, by step and problem, and metrics."""
+        groups: dict[tuple[int, str], list[Sample]] = {}
+        for late in (steps := self.late.at(step)):
+            seen = late.snapshot
+            samples, _ = self.make_samples(seen.groups, [], late.problems, only=late.sources)
+            samples = [s for s in samples if not self.defence.quarantined(s.source)]
+            for s in self._credited(samples, seen, capability):
+                groups.setdefault((seen.step, s.problem_id), []).append(s)
+        return list(groups.values()), late_metrics(steps, groups.values())
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():
@@ -360,14 +364,8 @@ class Agent:
     def _score_peers(self, samples: Sequence[Sample]) -> list[Sample]:
         """Fill in the log-probabilities that this agent's weights give to peers' samples before the
         step's first update."""
-        peers = [s for s in samples if not s.is_own]
-        split = [len(s.token_ids) - s.num_reply_tokens for s in peers]
         with self.clock("score"):
-            scores = self.policy.score(
-                [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
-            )
-        scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
-        return [s if s.is_own else next(scored) for s in samples]
+            return score_peers(self.policy, samples)
 
     def rate(self, step: int, update: int = 0) -> float:
         """The schedule's factor of the learning rate at an update of a step."""

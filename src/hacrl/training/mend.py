@@ -49,7 +49,7 @@ def damaged_batches(
     reopened = []
     for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
         error = pool.damaged(step) if step < first or pool.closed(step) else None
-        if config.hub and not error and not all(pool.whole(step, m) for m in pool.members(step)):
+        if config.hub and not error and pool.closed(step) and not _all_whole(pool, step):
             error = changed(pool.folder, f"a batch of step {step + 1} is damaged", RESTORE)
         if error:
             pool.reopen(step)
@@ -81,6 +81,11 @@ def took_part(config: Config, run: RunDirectory, step: int) -> list[str]:
     rows = (row for row in run.metrics("train") if row["step"] == step)
     here = {row["agent"] for row in rows if not row.get("absent")}
     return [agent.name for agent in config.agents if agent.name in here]
+
+
+def _all_whole(pool: Pool, step: int) -> bool:
+    """Whether the batches of all members are whole; those of other owners have no journal here."""
+    return all(pool.whole(step, name) for name in pool.members(step))
 
 
 def present(config: Config, step: int) -> list[str]:

@@ -35,6 +35,7 @@ class Plan:
 
     parts: tuple[tuple[str, int], ...]  # blocks in order, with the number of equal parts of each
     floors: tuple[float, ...]  # one per update
+    late: int = 0  # updates for samples of late batches, the last ones of the step
 
     def updates(
         self, problem_ids: Iterable[str], seed: int, step: int, last: Collection[str] = ()
@@ -49,6 +50,17 @@ class Plan:
                 updates.append(Update(m, self.floors[m], name, problems))
         return updates
 
+    def late_updates(self, groups: Sequence[Sequence[Sample]]) -> list[tuple[Update, list[Sample]]]:
+        """Split late samples, by step and problem, into the updates that are planned for them."""
+        first = len(self.floors) - self.late
+        edges = [round(i * len(groups) / self.late) for i in range(self.late + 1)] if groups else []
+        found = []
+        for m, (start, end) in enumerate(pairwise(edges), start=first):
+            if batch := [s for group in groups[start:end] for s in group]:
+                problems = tuple(dict.fromkeys(s.problem_id for s in batch))
+                found.append((Update(m, self.floors[m], "late", problems), batch))
+        return found
+
 
 def make_plan(
     learner: str,
@@ -59,6 +71,7 @@ def make_plan(
     minibatch_samples: int,
     floor: float,
     last_floor: float,
+    late_samples: int = 0,
 ) -> Plan:
     """Return the plan of `learner` in a team with these samples per prompt of every agent."""
     own = samples_per_prompt[learner]
@@ -76,7 +89,10 @@ def make_plan(
             )
     updates = sum(count for _, count in parts)
     rise = (last_floor - floor) / max(updates - 1, 1)  # eq. 14
-    return Plan(parts, tuple(floor + m * rise for m in range(updates)))
+    trains_peers = needs.include("text") and needs.updates != "with_own"
+    late = ceil(late_samples / minibatch_samples) if trains_peers else 0
+    floors = (floor + m * rise for m in range(updates))
+    return Plan(parts, (*floors, *[last_floor] * late), late)
 
 
 def plan_of(config: Config, agent: AgentConfig, algorithm: Algorithm) -> Plan:
@@ -89,6 +105,7 @@ def plan_of(config: Config, agent: AgentConfig, algorithm: Algorithm) -> Plan:
         minibatch_samples=config.minibatch_samples,
         floor=getattr(config.algorithm, "floor", 0.0),  # 0: the algorithm has no floor
         last_floor=getattr(config.algorithm, "last_floor", 0.0),
+        late_samples=config.late_samples,
     )
 
 

@@ -12,7 +12,7 @@ That works only between agents with the same vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -149,16 +149,19 @@ def make_samples(
     needs_tokens: bool = False,
     mask_truncated: bool = False,
     keep: PeerFilter = "all",
+    only: Collection[str] | None = None,
 ) -> tuple[list[Sample], SampleReport]:
     """The learner's samples of one step: groups in the snapshot's order, in each group the own
-    samples first, then the peers' by source and index. `keep` chooses among peers' replies."""
+    samples first, then the peers' by source and index. `keep` chooses among peers' replies.
+    With `only`, samples are made of the replies of these agents alone."""
     report = SampleReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
     maker = _Maker(renderer, limits, report, needs_behaviour, needs_tokens, mask_truncated)
     made: list[Sample | _Candidate] = []  # candidates are tokenised all at once, below
     for group in groups:
-        own = [t for t in group.trajectories if t.agent == learner]
-        others = [t for t in group.trajectories if t.agent != learner] if peers else []
+        wanted = [t for t in group.trajectories if only is None or t.agent in only]
+        own = [t for t in wanted if t.agent == learner]
+        others = [t for t in wanted if t.agent != learner] if peers else []
         for t in sorted(own, key=lambda t: t.index):
             made += maker.keep(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
         for t in sorted(others, key=lambda t: (t.agent, t.index)):

@@ -8,7 +8,7 @@ from hacrl.errors import RunStopped
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import probe_facts
 from hacrl.training.metrics import agreement_facts, token_rounding
-from hacrl.types import Rollout
+from hacrl.types import Rollout, Sample
 
 
 def score_rollouts(
@@ -58,3 +58,14 @@ def _scored(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
         replace(r, completion=replace(r.completion, logprobs=tuple(s)))
         for r, s in zip(rollouts, scores, strict=True)
     ]
+
+
+def score_peers(policy: Policy, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the log-probabilities that the policy's weights give to those of peers."""
+    peers = [s for s in samples if not s.is_own]
+    split = [len(s.token_ids) - s.num_reply_tokens for s in peers]
+    scores = policy.score(
+        [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
+    )
+    scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
+    return [s if s.is_own else next(scored) for s in samples]

@@ -70,6 +70,10 @@ class Defence:
             self.left_out.update({(name, "capped"): n for name, n in surplus.items()})
         return snapshot, samples
 
+    def quarantined(self, source: str) -> bool:
+        """Whether the source is in quarantine in the step that `admit` saw last."""
+        return bool(self.metrics.get(f"trust/quarantined/{source}"))
+
     def scaled(self, samples: list[Sample]) -> list[Sample]:
         """The credited samples, with at most `max_source_weight` of the weight by one source."""
         if self.trust.max_source_weight < 1:

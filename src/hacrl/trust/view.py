@@ -98,6 +98,19 @@ class View:
             _compare(seen, claim, verdicts[claim.key])
         return seen
 
+    def with_late(
+        self,
+        step: int,
+        problems: Mapping[str, Problem],
+        rows: Sequence[Trajectory],
+        verdicts: Mapping[tuple[int, str, str, int], Verdict],
+    ) -> Snapshot:
+        """A closed step with further rows, which came late, and the learner's verdicts on these."""
+        seen = self.at(step, problems).snapshot
+        late, _ = self.checker.check(Snapshot(step, (), _grouped(rows)), problems)
+        late = late.mapped(lambda t: self._judged(t, verdicts)) if self.judges else late
+        return replace(seen, groups=_grouped(seen.rows + late.rows))
+
     def _texts(self, snapshot: Snapshot) -> list[Trajectory]:
         """The peers' rows with a text."""
         rows = (t for group in snapshot.groups for t in group.trajectories)
@@ -148,9 +161,14 @@ def _compare(seen: Seen, claim: Trajectory, own: Verdict) -> None:
 
 def with_own(snapshot: Snapshot, name: str, rows: Sequence[Trajectory]) -> Snapshot:
     """The snapshot with these rows in the place of those of agent `name`."""
+    peers = [t for t in snapshot.rows if t.agent != name]
+    return replace(snapshot, groups=_grouped([*peers, *rows]))
+
+
+def _grouped(rows: Sequence[Trajectory]) -> tuple[Group, ...]:
+    """The rows by problem, ordered by agent and index."""
     groups: dict[str, list[Trajectory]] = {}
-    peers = (t for g in snapshot.groups for t in g.trajectories if t.agent != name)
-    for row in sorted((*peers, *rows), key=attrgetter("problem_id", "agent", "index")):
+    for row in sorted(rows, key=attrgetter("problem_id", "agent", "index")):
         groups.setdefault(row.problem_id, []).append(row)
     made = (Group(problem, group[0].task, tuple(group)) for problem, group in groups.items())
-    return replace(snapshot, groups=tuple(made))
+    return tuple(made)

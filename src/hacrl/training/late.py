@@ -1,0 +1,161 @@
+"""Late batches: what a peer published after its step was closed. A learner uses each of them once.
+
+A late batch of step t is used in one of the `hub.staleness` steps after t, as a block of updates behind
+the step's own (plan.py). Its texts are judged like all others, and the rewards of step t, with those of
+the late batch, set the baseline. Capability is that of the step of use and does not count late rows. Own
+replies of step t are not trained again. Choice and verdicts are journalled before use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hacrl.config import Config
+from hacrl.config_agent import AgentConfig
+from hacrl.store.journal import LearnerJournal
+from hacrl.store.pool import Pool
+from hacrl.trust.defence import Defence
+from hacrl.trust.validate import Checker
+from hacrl.trust.view import View
+from hacrl.types import Problem, Snapshot, Status, Trajectory, Verdict
+
+if TYPE_CHECKING:
+    from hacrl.text.render import Renderer
+    from hacrl.training.local import Shared
+
+KIND = "late"  # of the journal's files
+
+Problems = Mapping[str, Problem]
+
+
+@dataclass(frozen=True)
+class LateStep:
+    """An earlier step with the rows that came late.
+
+    Example: LateStep(snapshot, frozenset({"bee"}), problems, age=2)
+    """
+
+    snapshot: Snapshot
+    sources: frozenset[str]  # whose rows came late
+    problems: Problems
+    age: int  # steps between the step and its use
+
+
+class LateBatches:
+    """Chooses late batches for one learner.
+
+    Example: LateBatches(config, pool, view, journal, problems_of).at(7)
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        view: View,
+        journal: LearnerJournal,
+        problems_of: Callable[[int], Problems],
+    ) -> None:
+        self.staleness = config.hub.staleness if config.hub else 0
+        self.most = config.late_samples
+        self.pool, self.view, self.journal, self.problems_of = pool, view, journal, problems_of
+
+    def at(self, step: int) -> list[LateStep]:
+        """The late batches to use in a step, from the journal or chosen, judged and journalled now."""
+        if not self.staleness:
+            return []
+        digest = self.pool.digest(step)
+        stored = self.journal.read(KIND, step, digest)
+        if stored is None:
+            stored = self._choose(step)
+            self.journal.write(KIND, step, digest, stored)
+        sources: dict[int, set[str]] = defaultdict(set)
+        for at, agent in stored["batches"]:
+            sources[at].add(agent)
+        verdicts = {
+            (at, agent, problem, index): Verdict(reward or 0.0, Status(status))
+            for at, agent, problem, index, reward, status in stored["rows"]
+        }
+        found = []
+        for at, names in sorted(sources.items()):
+            problems = self.problems_of(at)
+            rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
+            snapshot = self.view.with_late(at, problems, rows, verdicts)
+            found.append(LateStep(snapshot, frozenset(names), problems, step - at))
+        return found
+
+    def _choose(self, step: int) -> dict[str, Any]:
+        """New late batches, oldest first, up to the configured number of rows, and verdicts on them."""
+        window = range(max(0, step - self.staleness), step)
+        used = {
+            (at, agent)
+            for earlier in window
+            for at, agent in (self._stored(earlier) or {"batches": []})["batches"]
+        }
+        batches, rows, left = [], list[list[Any]](), self.most
+        for at in (s for s in window if not self.pool.is_away(s)):
+            for agent, late in sorted(self.pool.late(at).items()):
+                if (at, agent) not in used and len(late) <= left:
+                    left -= len(late)
+                    batches.append([at, agent])
+                    rows += self._judged(at, late)
+        return {"batches": batches, "rows": rows}
+
+    def _stored(self, step: int) -> dict[str, Any] | None:
+        return self.journal.read(KIND, step, self.pool.digest(step))
+
+    def _judged(self, step: int, late: list[Trajectory]) -> list[list[Any]]:
+        """The learner's verdicts on the texts of a late batch, as the journal has them."""
+        problems = self.problems_of(step)
+        texts = (
+            [t for t in late if t.turns and t.problem_id in problems] if self.view.judges else []
+        )
+        verdicts = self.view.verifier.judge_all(
+            [(t.begun + t.text, problems[t.problem_id]) for t in texts]
+        )
+        return [
+            [*t.key, v.reward if v.judged else None, v.status]
+            for t, v in zip(texts, verdicts, strict=True)
+        ]
+
+
+def late_metrics(steps: Sequence[LateStep], groups: Iterable[Sized]) -> dict[str, float]:
+    """Counts of late batches and samples that a step used."""
+    return {
+        "late/batches": float(sum(len(late.sources) for late in steps)),
+        "late/samples": float(sum(map(len, groups))),
+        "late/age": float(max((late.age for late in steps), default=0)),
+    }
+
+
+def open_peers(
+    agent: AgentConfig,
+    shared: Shared,
+    renderer: Renderer,
+    own_rows: Callable[[int], Sequence[Trajectory] | None],
+    problems_of: Callable[[int], Problems],
+) -> tuple[View, Defence, LateBatches]:
+    """What a learner sees of its peers, what it admits, and what came late."""
+    config, pool, needs = shared.config, shared.pool, shared.algorithm.needs
+    journal = LearnerJournal(shared.run.journal(agent.name))
+    checker = Checker(
+        config,
+        shared.verifier.label,
+        shared.verifier.reward_range,
+        renderer if needs.include("tokens") else None,
+    )
+    view = View(
+        agent,
+        config,
+        pool,
+        checker,
+        shared.verifier,
+        journal,
+        own_rows,
+        judges=needs.include("outcomes"),
+        replaces_own=agent.publish != "all" or shared.hooks.tamper is not None,
+    )
+    late = LateBatches(config, pool, view, journal, problems_of)
+    return view, Defence(agent.name, config, pool, journal), late
