@@ -298,6 +298,21 @@ def test_a_worker_that_dies_while_starting_stops_the_run() -> None:
         pool.judge_all([("a", problem())])
 
 
+def test_code_that_is_edited_during_a_run_is_noticed(tmp_path: Path) -> None:
+    """A worker that replaces another one would judge with the new code, the others with the old."""
+    rewards = tmp_path / "edited_rewards.py"
+    rewards.write_text("def score(reply):\n    return 1.0\n")
+    options = {"path": f"{tmp_path}/edited_rewards:score"}
+    with make_pool("function", options=options) as pool:
+        assert pool.judge_all([("a", problem())])[0].reward == 1.0
+        rewards.write_text("def score(reply):\n    return 0.0\n")
+        assert pool.judge_all([("a", problem())])[0].reward == 1.0
+        os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+        pool._workers[0]._process.wait()
+        with pytest.raises(UserError, match=r"edited_rewards\.py was changed.*--accept-changed"):
+            pool.judge_all([("a", problem())])
+
+
 def test_in_process() -> None:
     with make_pool("number", 0) as pool:
         assert pool.label == "number/1" and pool.reward_range == (0.0, 1.0)

@@ -25,7 +25,7 @@ from hacrl.errors import UserError, describe
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.process import WorkerProcess, pack_call
 from hacrl.verify.protocol import Verifier, failed, guarded_judge, introduction
-from hacrl.verify.settings import VerifierConfig, make_verifier
+from hacrl.verify.settings import VerifierConfig, code_digests, make_verifier
 
 AHEAD = 8  # calls sent to a worker behind the one it works on; fewer near the end of a batch
 START_LIMIT = 120.0  # seconds until a new worker must be ready
@@ -94,6 +94,7 @@ class VerifierPool:
         self._hello: dict[str, Any] | None = None
         self._inline: Verifier | None = None
         self._workers: list[WorkerProcess] = []
+        self._code = code_digests(settings)
         if settings.num_workers == 0:
             self._inline = make_verifier(settings)
             self._hello = introduction(self._inline)
@@ -222,7 +223,14 @@ class VerifierPool:
         self.report(text)
 
     def _start_missing(self) -> None:
+        """Start workers in the place of those that ended. UserError if the user's code was changed since
+        the pool was made: the new workers would judge with other code than the old ones."""
         while len(self._workers) < self.settings.num_workers:
+            if differ := self._code.items() ^ code_digests(self.settings).items():
+                raise UserError(
+                    f"{min(differ)[0]} was changed while the run uses it. Restore it and resume the "
+                    "run, or accept the change with `hacrl resume RUN --accept-changed`"
+                )
             self._workers.append(WorkerProcess(self.settings))
 
     def _remove(self, worker: WorkerProcess, dying: bool = False) -> str:

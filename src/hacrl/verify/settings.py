@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from hacrl.errors import UserError
-from hacrl.importing import import_object
+from hacrl.importing import import_object, source_files
 from hacrl.verify.choice import ChoiceVerifier
 from hacrl.verify.exact import ExactVerifier
 from hacrl.verify.function import FunctionVerifier
@@ -128,6 +130,14 @@ def make_verifier(config: VerifierConfig) -> Verifier:
     if prepare := getattr(verifier, "prepare", None):
         prepare()
     return verifier
+
+
+def code_digests(config: VerifierConfig) -> dict[Path, str]:
+    """The sha256 of the files with the user's code; empty for the verifiers of this package."""
+    tables: tuple[VerifierConfig | RewardConfig, ...] = (config, *config.rewards)
+    named = [str(t.options.get("path")) if t.kind == "function" else t.kind for t in tables]
+    files = {file for path in named if ":" in path for file in source_files(path)}
+    return {file: sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def _make(config: VerifierConfig | RewardConfig) -> Verifier:
