@@ -77,10 +77,11 @@ class Agent:
         self.clock = Clock()
         self.notes: list[str] = []
         self.plan = self._plan(0) if agent.learns else None
+        self.updates_per_step = len(self.plan.floors) if self.plan else 0
         end = agent.schedule_steps or config.steps
         self.learns_before = agent.learn_steps or max(end, config.steps)
         learned = range(min(end, self.learns_before))
-        planned = sum(not agent.is_away(s) for s in learned) * self._updates_per_step
+        planned = sum(not agent.is_away(s) for s in learned) * self.updates_per_step
         self.schedule = make_schedule(agent, planned)
         settings = config.algorithm
         self.capability = CapabilityHistory(
@@ -369,15 +370,7 @@ class Agent:
 
     def rate(self, step: int, update: int = 0) -> float:
         """The schedule's factor of the learning rate at an update of a step."""
-        return self.schedule(self._updates_before(step) + update)
-
-    def _updates_before(self, step: int) -> int:
-        """Updates that are planned before a step."""
-        return self._steps_learned(step) * self._updates_per_step
-
-    @property
-    def _updates_per_step(self) -> int:
-        return len(self.plan.floors) if self.plan else 0
+        return self.schedule(self._steps_learned(step) * self.updates_per_step + update)
 
     def _steps_learned(self, step: int) -> int:
         """Steps that the weights that sample `step` have learned."""
