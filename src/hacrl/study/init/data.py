@@ -13,10 +13,10 @@ from hacrl.types import Problem, Status
 from hacrl.verify import VerifierConfig, make_verifier
 from hacrl.verify.number import numbers_in
 
-QUESTION = ("question", "problem", "prompt", "instruction", "query", "input", "text")
+QUESTION = ("question", "problem", "prompt", "instruction", "query", "input", "text", "q")
 ANSWER = (
     *("answer", "final_answer", "ground_truth", "gold", "target", "label", "expected"),
-    *("solution", "output", "response", "completion"),
+    *("solution", "output", "response", "completion", "a"),
 )
 """Names of columns, the most telling first."""
 

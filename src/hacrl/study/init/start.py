@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ SCHEMA = "hacrl-schema.json"
 STEPS = 50
 
 STUB = '''"""The reward of the team. hacrl calls `{name}` once for each reply, in a worker process."""
-
+{imports}
 
 def {name}(completion: str, answer: str, **columns: object) -> float | None:
     """Return the reward of a reply: 1 is right, 0 is wrong, anything between is partly right. None
@@ -31,8 +32,14 @@ def {name}(completion: str, answer: str, **columns: object) -> float | None:
     answer        the column `{answer}` of the data
     columns       the other columns of the row: {columns}
     """
-    return 1.0 if answer.strip().lower() in completion.lower() else 0.0
+{body}
 '''
+BODIES = {
+    "number": """    numbers = re.findall(r"-?[0-9]+(?:[.][0-9]+)?", completion.replace(",", ""))
+    return 1.0 if numbers and float(numbers[-1]) == float(answer) else 0.0""",
+    "text": """    return 1.0 if answer.strip().lower() in completion.lower() else 0.0""",
+}
+"""Rules to start from, for answers that are numbers and for others."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +102,23 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
         module, _, name = reward.options["path"].partition(":")
         code = base / f"{module.replace('.', '/')}.py"
         if not code.exists() and data is not None:
-            columns = ", ".join(data.other_columns) or "none"
-            files[code] = STUB.format(name=name, answer=data.answer, columns=columns)
+            files[code] = _stub(name, data)
     base.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         write_atomic(path, content)
     return list(files)
+
+
+def _stub(name: str, data: Data) -> str:
+    """A reward function to edit, which works for plain answers as it is."""
+    plain = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
+    return STUB.format(
+        name=name,
+        answer=data.answer,
+        columns=", ".join(data.other_columns) or "none",
+        imports="\nimport re\n" if plain else "",
+        body=BODIES["number" if plain else "text"],
+    )
 
 
 def _models(ask: Ask) -> list[str]:

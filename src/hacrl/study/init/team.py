@@ -197,6 +197,7 @@ def write_text(
         fraction=fraction,
         prompts=prompts,
         samples=samples,
+        evaluated="all" if rows * (fraction or 1) <= 200 else 200,
         minibatch=max(1, prompts * samples // 2),
         small=all(a.learning_rate > 1e-6 for a in agents),
         epoch=-(-usable // prompts),
