@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from cli_helpers import ROOT, hacrl, refused
+from cli_helpers import ROOT, hacrl, refused, write
 
 from hacrl.config import load_config
 from hacrl.study.init.data import guess_verifier, read_data
@@ -59,6 +60,8 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     assert code == 0, err
     assert f"doctor {config} --trust-code" in out
     assert "other columns of the row: level" in (tmp_path / "rewards.py").read_text()
+    score = runpy.run_path(str(tmp_path / "rewards.py"))["score"]
+    assert [score(reply, "7") for reply in ("3+4=7", "17", "?")] == [1.0, 0.0, 0.0]
     assert load_config(config).steps == 3
     code, out, err = hacrl("doctor", config, "--trust-code")
     assert code == 0, out + err
@@ -136,6 +139,18 @@ def test_bad_data_is_one_sentence(
     config = tmp_path / "team.toml"
     assert message in refused("init", config, *POCKET, "--data", data, *flags)
     assert not config.exists()
+
+
+def test_doctor_checks_the_context_length(tmp_path: Path) -> None:
+    """The pocket models read 512 tokens. Training refuses the same config with the same sentence."""
+    config = write(tmp_path / "team.toml", max_prompt_tokens=64, max_response_tokens=600)
+    code, out, err = hacrl("doctor", config)
+    assert (code, "see agent wren, agent finch above" in err) == (2, True)
+    message = (
+        "max_prompt_tokens + max_response_tokens = 664, but its model reads at most 512 tokens"
+    )
+    assert " ".join(out.split()).count(message) == 2
+    assert message in refused("train", config, "--run", tmp_path / "run").replace("\n", " ")
 
 
 def test_missing_flags_are_named_outside_a_terminal(tmp_path: Path) -> None:

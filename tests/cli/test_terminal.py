@@ -135,6 +135,9 @@ def test_errors_as_text() -> None:
     outer.__cause__ = OSError(errno.EDQUOT, "over quota")
     assert "the disk is full" in (explain(outer) or "")
     assert explain(RuntimeError("other")) is None
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
+    assert "the package torch is not installed" in (explain(missing) or "")
+    assert explain(ModuleNotFoundError(name="hacrl.gone")) is None
 
 
 def test_hints_name_a_command_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
