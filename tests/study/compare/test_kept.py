@@ -1,4 +1,4 @@
-"""`hacrl compare --kept FILE`: finished runs in one small file."""
+"""`hacrl compare --kept FILE` and `--teams`; runs alone that serve several teams."""
 
 import json
 import shutil
@@ -10,7 +10,10 @@ import tomli_w
 from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.study.compare import compare
+from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json
+from hacrl.study.compare.results import _alone_elsewhere
+from hacrl.study.compare.suite import load_suite, make_runs
 
 SMALL = """steps=1 prompts_per_step=4 samples_per_prompt=4 minibatch_samples=8 max_response_tokens=16
 evaluation.problems=10 evaluation.samples=1 verifier.workers=0 checkpoint.save=false
@@ -83,3 +86,35 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, line: str) -> Non
     (tmp_path / "runs.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match="line 1 is not a run of `hacrl compare`"):
         compare(write(tmp_path), tmp_path / "out", kept=tmp_path / "runs.jsonl")
+
+
+def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
+    """gspo is trained in team a only. Team b has finch with the same settings, and takes its runs from
+    there; c has it with another rate, and heron was never trained."""
+    finch = {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4}
+    teams = [
+        {"name": "a", "agents": ["wren", "finch"]},
+        {"name": "b", "agents": ["finch", "heron"]},
+        {"name": "c", "agents": [finch | {"learning_rate": 1e-3}]},
+    ]
+    arms = [{**SUITE["arms"][0], "teams": ["a"]}, {"name": "hacpo"}]
+    suite = load_suite(write(tmp_path, teams=teams, arms=arms))
+    runs = make_runs(suite, tmp_path / "out")
+    assert [run.name for run in runs if run.arm == "gspo"] == ["a/gspo/seed-1"]
+    curve = (Point(0, 0, 0.0, 0.2), Point(1, 16, 1.0, 0.5))
+    found = [
+        AgentRun(run, agent, curve, {"p": 0.5}, updates=2, metrics={})
+        for run in runs
+        for agent in run.learners
+    ]
+    borrowed = _alone_elsewhere(suite, found, ())
+    assert [(r.run.team, r.agent, r.run.arm) for r in borrowed] == [("b", "finch", "gspo")]
+    assert borrowed[0].folder.relative_to(tmp_path).parts[2:4] == ("a", "gspo")
+    write(tmp_path, teams=teams, arms=[{"name": "hacpo", "teams": ["a"]}], reference="hacpo")
+    with pytest.raises(UserError, match="reference = 'hacpo' must train every team"):
+        make_runs(load_suite(tmp_path / "tiny.toml"), tmp_path / "out")
+
+
+def test_an_unknown_team_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--teams pair: no such team; teams: team"):
+        compare(write(tmp_path), tmp_path / "out", teams=["pair"])
