@@ -184,10 +184,3 @@ def test_loss_by_hand() -> None:
         [-1.1 / 4, -2.2 * s / 4, 1 / 4, 0.0], abs=1e-12
     )
     assert output.weight_B.tolist() == pytest.approx([1.1, 1.1 * s, 1.0, 0.0])
-
-
-def test_alone_it_is_grpo() -> None:
-    groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = rule("grpo")
-    seen = seen_by(groups, "a")
-    assert graft().credit(step_of(groups, seen)) == grpo.credit(step_of(groups, seen))

@@ -62,13 +62,3 @@ def test_the_largest_gradient_is_at_gamma() -> None:
     (slopes,) = gradient(luffy().loss(b, MIXED), b)
     assert p_T[torch.tensor(slopes).argmin()].item() == pytest.approx(0.1)
     assert min(slopes) == pytest.approx(-0.25 / 100)
-
-
-def test_without_peers_it_is_grpo() -> None:
-    step = step_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    assert luffy().credit(step) == rule("grpo").credit(step)
-    rows = {"old": [[-1.0, -0.3], [-0.6, -0.9]], "ref": [[-1.1, -0.2], [-0.5, -1.0]]}
-    b = batch_of([[-1.3, -0.2], [-0.4, -0.9]], advantage=[0.7, -0.7], **rows)
-    ours, grpo = luffy(beta=0.2).loss(b, MIXED), rule("grpo", beta=0.2).loss(b, MIXED)
-    assert (ours.loss, ours.kl) == (grpo.loss, grpo.kl)
-    assert gradient(ours, b) == gradient(grpo, b)

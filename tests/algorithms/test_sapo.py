@@ -85,15 +85,3 @@ def test_loss_by_hand() -> None:
     assert gradient(output, b) == [pytest.approx(row) for row in wanted]
     assert output.weight_B.tolist() == pytest.approx([1.05, 0.9, 0.0])
     assert output.ratio_B.isfinite().all()
-
-
-def test_with_own_samples_only_it_is_grpo() -> None:
-    alone = step_of({"q": {"a": "0100"}, "r": {"a": "00t0"}, "s": {"a": "tt"}})
-    assert sapo().credit(alone) == rule("grpo").credit(alone)
-    team = step_of(FOUR)
-    own = step_of(groups_of(FOUR), [s for s in team.samples if s.is_own])
-    assert sapo(external=0.0).credit(team) == rule("grpo").credit(own)
-    rows = {"old": [[-1.0, -0.3], [-0.6, -0.9]], "ref": [[-1.1, -0.2], [-0.5, -1.0]]}
-    b = batch_of([[-1.3, -0.2], [-0.4, -0.9]], advantage=[0.7, -0.7], **rows)
-    ours, grpo = sapo(beta=0.2).loss(b, MIXED), rule("grpo", beta=0.2).loss(b, MIXED)
-    assert (ours.loss, ours.kl) == (grpo.loss, grpo.kl)

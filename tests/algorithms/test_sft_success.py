@@ -49,14 +49,3 @@ def test_an_update_of_successes_alone() -> None:
     """Every own row may be pruned from a micro-batch."""
     b = batch_of([[-0.5]], [False], advantage=[1.0], weight=[0.1], behaviour=[float("nan")])
     assert gradient(sft().loss(b, UPDATE), b) == [[pytest.approx(-0.1 / 4)]]
-
-
-def test_without_successes_of_peers_it_is_gspo() -> None:
-    step = step_of({"q": {"a": "0100", "b": "0u"}})
-    own = step_of(step.groups, [s for s in step.samples if s.is_own])
-    assert sft().credit(step) == rule("gspo").credit(own)
-    rows = {"advantage": [1.5, -0.5], "ref": [[-1.1, -0.2], [-0.5, -1.0]]}
-    b = batch_of([[-1.3, -0.2], [-0.4, -0.9]], behaviour=[-0.75001, -0.6502], **rows)
-    ours, gspo = sft(beta=0.2).loss(b, UPDATE), rule("gspo", beta=0.2).loss(b, UPDATE)
-    assert ours.loss.item() == pytest.approx(gspo.loss.item(), abs=1e-15)
-    assert gradient(ours, b) == gradient(gspo, b)

@@ -100,24 +100,6 @@ def test_a_success_needs_no_log_probabilities_of_the_learner() -> None:
     assert gradient(sgt().loss(alone, UPDATE), alone) == [[pytest.approx(-0.1 / 4)]]
 
 
-def test_without_peers_it_is_grpo() -> None:
-    groups = groups_of({"q": {"a": "0100"}, "r": {"a": "0000"}})
-    grpo = rule("grpo", beta=0.2)
-    seen = seen_by(groups, "a")
-    credited = sgt(beta=0.2).credit(step_of(groups, seen))
-    assert credited == grpo.credit(step_of(groups, seen))
-    b = batch_of(
-        [[-1.3, -0.2], [-0.4, -0.9]],
-        [True, True],
-        old=[[-1.0, -0.3], [-0.6, -0.9]],
-        ref=[[-1.1, -0.2], [-0.5, -1.0]],
-        advantage=[HALF, -HALF],
-    )
-    ours, theirs = sgt(beta=0.2).loss(b, UPDATE), grpo.loss(b, UPDATE)
-    assert ours.loss.item() == pytest.approx(theirs.loss.item(), abs=1e-12)
-    assert ours.kl == theirs.kl
-
-
 def test_the_term_is_the_same_however_many_prompts_need_it() -> None:
     """Twice the same success in one update: twice the gradient of one."""
     one = batch_of([[-0.5]], [False], old=[[-0.5]], advantage=[1.0], weight=[0.1])

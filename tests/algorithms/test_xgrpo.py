@@ -41,8 +41,3 @@ def test_its_loss_is_grpos() -> None:
     output = xgrpo().loss(b, OWN)
     assert output.loss.item() == pytest.approx(1 / 6)
     assert gradient(output, b) == [pytest.approx([-1 / 6, -1 / 6]), pytest.approx([0.5, 0.0])]
-
-
-def test_with_one_agent_it_is_grpo() -> None:
-    step = step_of({"q": {"a": "0100"}, "r": {"a": "0000"}, "s": {"a": "1t0"}})
-    assert xgrpo().credit(step) == rule("grpo").credit(step)
