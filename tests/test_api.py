@@ -1,7 +1,5 @@
 """The Python interface: runs as objects, callbacks, functions as rewards, the example notebook."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 Reward = Callable[..., Any]
 """A reward function: f(completion, answer, **columns) -> float or None (hacrl/verify/function.py)."""
-SHOWN = 50
-"""Rows of a table in a notebook."""
+SHOWN = 50  # rows of a table in a notebook
 
 
 class Rows(list[dict[str, Any]]):

@@ -1,7 +1,5 @@
 """`hacrl export`: the adapter alone, and a model card that says what the agent learned from whom."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

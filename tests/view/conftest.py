@@ -1,7 +1,5 @@
 """A real pocket run, a server over it as a process, and Chromium. Marked `page`: make test-page."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A server as a process, hostile text in a run, screenshots."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who may ask the server, and what bad input answers. No browser and no training."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

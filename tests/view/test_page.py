@@ -1,7 +1,5 @@
 """The page of `hacrl view` in Chromium, over a real run."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

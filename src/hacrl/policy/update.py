@@ -68,8 +68,7 @@ class WithoutRounding:
     """
 
     loss: Loss
-    noise: float = inf
-    """Standard deviation of the rounding of one token's log-probability."""
+    noise: float = inf  # standard deviation of the rounding of one token's log-probability
 
     def __call__(self, batch: MicroBatch, update: Update) -> LossOutput:
         found_BT, scored_BT = batch.logprobs_BT, batch.old_logprobs_BT

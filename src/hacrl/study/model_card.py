@@ -1,7 +1,5 @@
 """The model card of an exported agent: what it learned, from whom, and how well it did."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,7 @@ CARD = "README.md"
 class _Member:
     name: str
     model: str
-    samples: int
-    """Of this source, in the updates of the learner."""
+    samples: int  # of this source, in the updates of the learner
 
 
 def model_card(

@@ -3,8 +3,6 @@
 Steps count from 1 here. Lists of values are parallel to a list of steps; missing values are None.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

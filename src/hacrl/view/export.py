@@ -1,7 +1,5 @@
 """`hacrl view TARGET --export FILE.html`: the page as one file, with its data."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ from hacrl.view.replies import problem_data, sample_tables
 from hacrl.view.source import Source
 from hacrl.view.suite import report_page, suite_answer
 
-MOST_REPLIES = 2000
-"""Replies in the file. A longer run has its newest steps."""
+MOST_REPLIES = 2000  # replies in the file. A longer run has its newest steps.
 MOST_NUMBERS = 300_000
 """Values of further metrics in the file; a longer run has the usual charts only."""
 

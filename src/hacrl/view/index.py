@@ -6,8 +6,6 @@ named by the run's path; where that is not writable the index is kept in memory.
 changed since it was indexed is indexed again, so a resumed or replaced run needs no other care.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sqlite3
@@ -24,10 +22,8 @@ from hacrl.store.pool import Pool
 from hacrl.types import Trajectory
 from hacrl.view.live import LiveRun
 
-VERSION = 1
-"""Version of the tables; an index of another version is built anew."""
-BEGINNING = 200
-"""Characters of a text that the list shows."""
+VERSION = 1  # version of the tables; an index of another version is built anew
+BEGINNING = 200  # characters of a text that the list shows
 COMMIT_SECONDS = 0.5
 NONE, ZERO, CLIPPED, USED = "-", "0", "c", "u"
 """What a learner did with a reply: no sample; advantage 0; a sample without a gradient; used."""

@@ -11,12 +11,9 @@ from pathlib import Path
 from hacrl.errors import UserError
 from hacrl.view.live import LiveRun
 
-DEPTH = 6
-"""Levels of folders that are searched: OUT/runs/TEAM/ARM/seed-N are five."""
-MOST = 20_000
-"""Folders that are looked at."""
-SCAN_SECONDS = 2.0
-"""How long a list of runs is kept."""
+DEPTH = 6  # levels of folders that are searched: OUT/runs/TEAM/ARM/seed-N are five
+MOST = 20_000  # folders that are looked at
+SCAN_SECONDS = 2.0  # how long a list of runs is kept
 
 
 class Library:
@@ -26,8 +23,7 @@ class Library:
     """
 
     def __init__(self, root: Path, kind: str) -> None:
-        self.root, self.kind = root, kind
-        """kind: what `root` is: run, suite or runs."""
+        self.root, self.kind = root, kind  # kind: what `root` is: run, suite or runs
         self._lock = threading.Lock()
         self._found: tuple[float, dict[str, Path], dict[str, Path]] = (0.0, {}, {})
         self._open: dict[str, LiveRun] = {}

@@ -1,7 +1,5 @@
 """One run, read while another process may write it."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -12,8 +10,7 @@ from hacrl.config import Config
 from hacrl.store.reader import GROWING, METRICS, RunReader
 from hacrl.store.rows import Row, RowTail
 
-LOCK_SECONDS = 1.0
-"""How long the answer to "is a process training this run?" is kept."""
+LOCK_SECONDS = 1.0  # how long the answer to "is a process training this run?" is kept
 
 
 class LiveRun(RunReader):

@@ -5,8 +5,6 @@ them and the data into one file that opens without a server: the modules are joi
 and data.js reads the embedded data instead of asking the server.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

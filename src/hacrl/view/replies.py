@@ -1,7 +1,5 @@
 """Filtered lists of replies from the index, and all replies to one problem from the run's files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +12,7 @@ from hacrl.view.curves import short
 from hacrl.view.index import CLIPPED, NONE, USED, ZERO, Index, use_of
 from hacrl.view.live import LiveRun
 
-PAGE = 50
-"""Rows of a list that are sent at a time."""
+PAGE = 50  # rows of a list that are sent at a time
 USES = {"used": USED, "clipped": CLIPPED, "zero": ZERO, "none": NONE}
 """What a learner did with a reply, as the page names it."""
 NAMES = {letter: name for name, letter in USES.items()}

@@ -1,7 +1,5 @@
 """The web server of `hacrl view`: addresses, access and events. It answers GET and HEAD only."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress
@@ -36,8 +34,7 @@ except ImportError as error:
     ) from error
 
 COOKIE = "hacrl-view"
-POLL = 0.5
-"""Seconds between two looks at the files of a run that is open in a page."""
+POLL = 0.5  # seconds between two looks at the files of a run that is open in a page
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 HEADERS = {
     "content-security-policy": POLICY,

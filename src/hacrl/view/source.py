@@ -1,7 +1,5 @@
 """What the page can ask for: the calls behind /api/NAME, and what an event stream watches."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A comparison of `hacrl compare`, as data for its page and for report.html."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Counts come from the index where it has the step, else from the metrics. Rates, 
 from the metrics.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import sqrt

@@ -103,8 +103,7 @@ class Row:
     seeds: tuple[int, ...]
     before: Estimate
     after: Estimate
-    accuracies: tuple[float, ...]
-    """Accuracy behind `after`, by seed."""
+    accuracies: tuple[float, ...]  # accuracy behind `after`, by seed
     judged: tuple[str, str]
     """Text beside `before` and `after`: how many replies were judged; "" if all were."""
     failure: str
