@@ -72,7 +72,7 @@ def tab(browser: Any) -> Iterator[Any]:
     """A new tab. The test fails if the page raises, breaks its policy or asks another host."""
     context = browser.new_context(viewport={"width": WIDTHS[0], "height": 900})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     faults: list[str] = []
     hosts: set[str] = set()
     page.on("pageerror", lambda error: faults.append(str(error)))

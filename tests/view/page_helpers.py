@@ -49,9 +49,9 @@ def serving(target: object, *options: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
+        found = re.search(r"is shown at (http://\S+)", line)
         assert found, line + (process.communicate(timeout=10)[1] if process.poll() else "")
-        yield found[0]
+        yield found[1]
     finally:
         process.terminate()
         process.communicate(timeout=20)

@@ -1,12 +1,16 @@
 """The page of `hacrl view` in Chromium, over a real run."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import start, write
-from page_helpers import keep_shots, serving
+import tomli_w
+from cli_helpers import hacrl, start, write
+from page_helpers import HOSTILE, keep_shots, serving
+
+from hacrl.store.reader import RunReader
 
 pytestmark = pytest.mark.page
 
@@ -91,3 +95,143 @@ def serving_when_begun(run: Path) -> Any:
         assert time.monotonic() < until, "never trained a step"
         time.sleep(0.2)
     return serving(run)
+
+
+def first_reply(tab: Any) -> str:
+    return tab.locator("table.replies tbody tr").first.inner_text()
+
+
+def test_rollouts_filters_search_and_links(tab: Any, address: str, browser: Any) -> None:
+    tab.goto(f"{address}#rollouts?id=team")
+    tab.get_by_text("1 to 50 of 128 replies").wait_for()  # 4 steps x 4 problems x 4 replies x 2
+    keep_shots(tab, "rollouts")
+    tab.get_by_label("author").select_option("wren")
+    tab.get_by_text("of 64 replies").wait_for()
+    tab.get_by_label("step", exact=True).fill("2")
+    tab.get_by_label("step", exact=True).press("Enter")
+    tab.get_by_text("of 16 replies").wait_for()
+    tab.get_by_label("learner").select_option("finch")
+    tab.wait_for_url("**learner=finch**")
+    totals = {}
+    for used in ("used", "clipped", "zero", "none"):
+        tab.get_by_label("used").select_option(used)
+        tab.wait_for_url(f"**used={used}**")
+        tab.locator("main:not([aria-busy])").wait_for()
+        text = tab.locator("main").inner_text()
+        totals[used] = 0 if "No reply matches" in text else int(text.split(" of ")[1].split()[0])
+    assert sum(totals.values()) == 16
+    tab.get_by_role("button", name="clear").click()
+    tab.get_by_text("of 128 replies").wait_for()
+    tab.keyboard.press("/")
+    tab.keyboard.type("hacked")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("1 to 1 of 1 replies").wait_for()
+    other = browser.new_context().new_page()  # the link, sent to somebody else
+    other.goto(tab.url)
+    other.get_by_text("1 to 1 of 1 replies").wait_for()
+    assert first_reply(other) == first_reply(tab)
+    other.context.close()
+
+
+def test_a_hostile_reply_is_shown_as_text(tab: Any, address: str) -> None:
+    tab.goto(f"{address}#rollouts?id=team&q=hacked")
+    tab.locator("table.replies a").click()
+    chosen = tab.locator("article.chosen")
+    chosen.wait_for()
+    text = chosen.locator("pre").inner_text()
+    assert text == HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert "<b onmouseover=alert(1)>\\x1b]0;title\\x07" in chosen.inner_text()
+    assert tab.title() == "team · hacrl" and tab.locator("main img, main script").count() == 0
+    keep_shots(tab, "problem")
+
+
+def test_replies_to_a_problem_side_by_side(tab: Any, address: str, runs: Path) -> None:
+    """The numbers are those of samples/LEARNER and of the pool."""
+    run = RunReader.open(runs / "team")
+    row = next(r for r in run.sample_rows(1, "wren") if r["source"] == "finch" and r["ratio"])
+    query = f"id=team&step=2&problem={row['problem']}&reply=finch-{row['index']}"
+    tab.goto(f"{address}#problem?{query}")
+    card = tab.locator("article.chosen")
+    card.wait_for()
+    assert tab.locator("section.column").count() == 2 and tab.locator("article").count() == 8
+    mine = card.locator("tr", has_text="wren").inner_text()
+    assert f"{abs(row['advantage']):.2f}" in mine
+    assert ("used" in mine) is bool(row["used"] and row["advantage"])
+    assert "answer" in tab.locator("main").inner_text()
+    tab.get_by_role("link", name="next →").or_(
+        tab.get_by_role("link", name="← previous")
+    ).first.click()
+    tab.wait_for_url(lambda url: row["problem"] not in url)
+
+
+def test_who_teaches_whom(tab: Any, address: str, runs: Path) -> None:
+    run = RunReader.open(runs / "team")
+    used = [
+        r
+        for step in range(4)
+        for r in run.sample_rows(step, "wren")
+        if r["source"] == "finch" and r["used"] and r["advantage"]
+    ]
+    tab.goto(f"{address}#teach?id=team")
+    cell = tab.locator("table.matrix tbody tr").first.locator("td").nth(1)
+    cell.get_by_text("64").wait_for()
+    assert f"used\n{len(used)} (" in cell.inner_text() and "gain" in cell.inner_text()
+    keep_shots(tab, "teach")
+    tab.get_by_label("over time").select_option("gain")
+    tab.wait_for_url("**metric=gain")
+    tab.locator("figure circle").nth(7).wait_for()  # 2 learners x 2 sources x 2 checks
+
+
+def test_an_exported_run_needs_no_server(tab: Any, runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "team.html"
+    code, _, err = hacrl("view", runs / "team", "--export", file)
+    assert code == 0 and str(file) in err
+    tab.goto(file.as_uri())
+    tab.get_by_text("Held-out accuracy").wait_for()
+    keep_shots(tab, "export")
+    tab.get_by_role("link", name="Who teaches whom").click()
+    tab.locator("table.matrix").wait_for()
+    tab.get_by_role("link", name="Rollouts").click()
+    tab.get_by_text("of 128 replies").wait_for()
+    tab.get_by_label("search").fill("hacked")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("of 1 replies").wait_for()
+    tab.locator("table.replies a").click()
+    tab.locator("article.chosen").wait_for()
+    assert tab.title() == "team · hacrl"
+
+
+def test_a_comparison_and_its_report(tab: Any, runs: Path, tmp_path: Path) -> None:
+    """The page of a suite over real runs, and report.html of the same suite."""
+    out = compared(tmp_path, runs)
+    with serving(out) as url:
+        tab.goto(url)
+        tab.get_by_text("Difference to gspo").first.wait_for()
+        keep_shots(tab, "suite")
+        assert tab.get_by_text("is open").count() >= 1
+        seed = tab.locator("figure svg a").first
+        seed.click()
+        tab.wait_for_url("**#run?id=runs*")
+        tab.get_by_text("Held-out accuracy").wait_for()
+    tab.goto((out / "report.html").as_uri())
+    tab.get_by_text("Difference to gspo").first.wait_for()
+    assert tab.locator("figure svg a").first.get_attribute("href").startswith("runs/team/")
+    assert tab.get_by_role("heading", name="Settings").is_visible()
+    keep_shots(tab, "report")
+
+
+def compared(folder: Path, runs: Path) -> Path:
+    """A suite of one seed: its runs are copies of one, with other names, so nothing is trained."""
+    suite = {
+        "base": str(runs.parent / "team.toml"),
+        "seeds": [0],
+        "reference": "gspo",
+        "arms": [{"name": "hacpo"}, {"name": "gspo"}],
+        "teams": [{"name": "team"}],
+    }
+    (folder / "small.toml").write_text(tomli_w.dumps(suite))
+    for arm in ("hacpo", "gspo"):
+        shutil.copytree(runs / "team", folder / "out" / "runs" / "team" / arm / "seed-0")
+    code, _, err = hacrl("compare", folder / "small.toml", "--out", folder / "out", "--report")
+    assert code == 0, err
+    return folder / "out"

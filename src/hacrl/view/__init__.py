@@ -7,6 +7,7 @@ teaching.py  who teaches whom: samples of each learner by source
 index.py     an SQLite index of all replies, built in the background
 replies.py   filtered lists of replies; all replies to one problem
 suite.py     a comparison of `hacrl compare`
+hub.py       the public state of a hub
 source.py    what the page can ask for
 server.py    the web server: addresses, access, events
 page.py      the HTML page, and the same page as one file with its data

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from hacrl.errors import UserError
 from hacrl.store.files import steps_in, to_json, write_atomic
 from hacrl.store.pool import Pool
+from hacrl.view.hub import HubSource
 from hacrl.view.page import one_file
 from hacrl.view.replies import problem_data, sample_tables
 from hacrl.view.source import Source
@@ -20,10 +21,10 @@ MOST_NUMBERS = 300_000
 """Values of further metrics in the file; a longer run has the usual charts only."""
 
 
-def write_export(source: Source, path: Path) -> Path:
+def write_export(source: Source | HubSource, path: Path) -> Path:
     """Write the page of a run or a suite to `path` and return it."""
-    start = source.start({})
-    if start["kind"] not in ("run", "suite"):
+    start = source.calls["start"]({})
+    if isinstance(source, HubSource) or start["kind"] == "runs":
         raise UserError("--export needs one run or one suite: give its folder")
     if start["kind"] == "run":
         data = run_data(source, start["id"])

@@ -10,13 +10,14 @@ import hashlib
 import os
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacrl.errors import explain
+from hacrl.errors import UserError, describe, explain
 from hacrl.store.files import steps_in
 from hacrl.store.pool import Pool
 from hacrl.types import Trajectory
@@ -24,7 +25,6 @@ from hacrl.view.live import LiveRun
 
 VERSION = 1  # version of the tables; an index of another version is built anew
 BEGINNING = 200  # characters of a text that the list shows
-COMMIT_SECONDS = 0.5
 NONE, ZERO, CLIPPED, USED = "-", "0", "c", "u"
 """What a learner did with a reply: no sample; advantage 0; a sample without a gradient; used."""
 
@@ -50,9 +50,8 @@ class Index:
         self._writing = threading.RLock()
         self._place, self._memory = _open(_file(run.path))
         self.searchable = "fts5" in self._definition("texts")
-        self._todo: list[int] = []
         self._total = 0
-        self._wake = threading.Event()
+        self._failed = ""
         self._thread: threading.Thread | None = None
 
     @property
@@ -67,19 +66,14 @@ class Index:
                 self._thread.start()
 
     def progress(self) -> dict[str, Any]:
-        """Steps that are indexed, all steps, and the error of the newest step that cannot be read."""
+        """Steps that are indexed, all steps, and the reason if one cannot be read."""
         with self.reading() as db:
-            done, failed = db.execute(
-                "SELECT count(*), max(step) FILTER (WHERE error != '') FROM steps"
-            ).fetchone()
-            error = db.execute("SELECT error FROM steps WHERE step = ?", (failed,)).fetchone()
+            done = db.execute("SELECT count(*) FROM steps").fetchone()[0]
+            newest = "SELECT error FROM steps WHERE error != '' ORDER BY step DESC LIMIT 1"
+            failed = db.execute(newest).fetchone()
+        error = self._failed or (failed[0] if failed else "")
         total = max(self._total, done)
-        return {
-            "done": done,
-            "total": total,
-            "error": error[0] if error else "",
-            "memory": self.in_memory,
-        }
+        return {"done": done, "total": total, "error": error, "memory": self.in_memory}
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -121,10 +115,12 @@ class Index:
 
     def _work(self) -> None:
         while True:
-            with suppress(sqlite3.OperationalError):  # another process writes the index: try again
-                if not self.refresh() and not self.run.running():
-                    self._wake.wait(4.0)
-            self._wake.wait(1.0)
+            try:
+                changed = self.refresh()
+                self._failed = ""
+            except (OSError, sqlite3.Error, UserError) as error:  # shown on the page; tried again
+                changed, self._failed = 0, explain(error) or describe(error)
+            time.sleep(1.0 if changed or self.run.running() else 5.0)
 
     def _stamp(self, step: int) -> str:
         """Changes with the files of a step; "" if it is not closed yet."""
@@ -142,6 +138,9 @@ class Index:
         return found[0] if found else step << 24
 
     def _add(self, db: sqlite3.Connection, step: int, stamp: str) -> None:
+        known = db.execute("SELECT stamp FROM steps WHERE step = ?", (step,)).fetchone()
+        if known and known[0] == stamp:  # another process was faster
+            return
         first = self._forget(db, step)
         rows: list[tuple[Any, ...]] = []
         texts: list[tuple[int, str]] = []
@@ -178,8 +177,9 @@ class Index:
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one transaction."""
+        """A connection for one transaction. Other processes may write the same file: they wait."""
         with self._writing, self.reading() as db, db:
+            db.execute("BEGIN IMMEDIATE")
             yield db
 
     def _definition(self, table: str) -> str:

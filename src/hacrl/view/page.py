@@ -24,6 +24,7 @@ MODULES = (
     "rollouts.js",
     "problem.js",
     "suite.js",
+    "hub.js",
     "app.js",
 )
 """Each module imports only modules before it."""
@@ -35,8 +36,8 @@ POLICY = (
     "connect-src 'self'"
 )
 """The Content-Security-Policy of the server."""
-_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
-_EXPORT = re.compile(r"^export (?=(?:async )?function|const|class|let)", re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{.*?\}) from "\./(.*?)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|const) (\w+))", re.MULTILINE)
 
 
 def asset(name: str) -> str:
@@ -56,7 +57,7 @@ def server_page() -> str:
 def one_file(title: str, data: dict[str, Any]) -> str:
     """The page with `data` as one HTML file. It makes no request; its policy allows its own script and
     style only, by their digests."""
-    script = "\n".join(_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in MODULES)
+    script = "const modules = {};\n" + "\n".join(_joined(name) for name in MODULES)
     style = asset(STYLE)
     policy = f"{CLOSED}; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:"
     head = (
@@ -68,6 +69,14 @@ def one_file(title: str, data: dict[str, Any]) -> str:
         f'<script type="module">{script}</script>'
     )
     return _page(title, head, body)
+
+
+def _joined(name: str) -> str:
+    """A module as a function in one script: its imports come from the modules before it."""
+    text = asset(name)
+    exports = ", ".join(found for _, found in _EXPORT.findall(text))
+    text = _EXPORT.sub(r"\1", _IMPORT.sub(r'const \1 = modules["\2"];', text))
+    return f'modules["{name}"] = (() => {{\n{text}\nreturn {{ {exports} }};\n}})();'
 
 
 def _page(title: str, head: str, body: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hacrl.errors import UserError, explain
 from hacrl.store.files import to_json
+from hacrl.view.hub import HubSource
 from hacrl.view.page import ICON, MODULES, POLICY, STYLE, asset, server_page
 from hacrl.view.source import Source
 
@@ -113,7 +114,7 @@ def loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_app(source: Source, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
+def make_app(source: Source | HubSource, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
     """The application."""
     page = server_page()
     assets = {name: asset(name) for name in (*MODULES, STYLE, ICON)}
@@ -158,7 +159,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 async def _changes(
-    source: Source, query: dict[str, str], gone: Callable[[], Any]
+    source: Source | HubSource, query: dict[str, str], gone: Callable[[], Any]
 ) -> AsyncIterator[str]:
     """Server-sent events: one now, and one whenever the watched thing changes."""
     last = None
@@ -176,7 +177,7 @@ async def _changes(
 
 
 def serve(
-    source: Source,
+    source: Source | HubSource,
     host: str,
     port: int,
     token: str,

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from hacrl.errors import UserError
 from hacrl.types import Problem
 from hacrl.view.curves import list_runs, run_figures, series
+from hacrl.view.hub import HubSource
 from hacrl.view.index import Index
 from hacrl.view.library import Library
 from hacrl.view.live import LiveRun
@@ -104,13 +105,20 @@ class Source:
     def pulse(self, query: Query) -> Any:
         """A value that changes when the watched run, or the list of runs, does."""
         if "id" not in query:
-            runs = [self.library.run(name) for name in self.library.runs()]
-            return {"version": [run.version() for run in runs]}
+            return {"version": [self._version(name) for name in self.library.runs()]}
         index = self._indexes.get(query["id"])
         progress = index.progress() if index else None
         return {"version": self.run(query).version(), "index": progress}
 
+    def _version(self, name: str) -> Any:
+        try:
+            return self.library.run(name).version()
+        except UserError:  # the list shows why it cannot be read
+            return name
 
-def open_source(target: str) -> Source:
+
+def open_source(target: str) -> Source | HubSource:
     """The source of a run, a suite, a folder of runs or the address of a hub; a UserError otherwise."""
+    if target.startswith(("http://", "https://")):
+        return HubSource(target)
     return Source(Library.open(Path(target)))

@@ -22,6 +22,7 @@ SERIES = {
     "ratio": "ratio/{}",
     "kept": "samples/kept/{}",
     "dropped": "samples/dropped/{}",
+    "quarantined": "trust/quarantined/{}",
     "gain": "diagnostics/gain/{}",
     "gain_se": "diagnostics/gain_se/{}",
 }
@@ -90,6 +91,7 @@ def _pair(
         "effective": _mean(series["effective"]),
         "weight": _mean(series["weight"]),
         "ratio": _mean(series["ratio"]),
+        "quarantined": series["quarantined"][-1:] == [1.0],
         "gain": _gain(series["gain"], series["gain_se"]),
         "series": {name: values for name, values in series.items() if _any(values)},
     }

@@ -255,8 +255,9 @@ def _public(app: FastAPI, hub: Hub) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        await run_in_threadpool(store.arrived)  # the database answers
-        return {"open": store.open, "steps": store.charter.steps, "team": store.team.id}
+        arrived = await run_in_threadpool(store.arrived)
+        value = {"open": store.open, "steps": store.charter.steps, "team": store.team.id}
+        return {**value, "arrived": arrived}
 
     @app.get("/metrics")
     async def metrics() -> Response:

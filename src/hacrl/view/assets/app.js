@@ -8,8 +8,9 @@ import { teachView } from "./teach.js";
 import { rolloutsView } from "./rollouts.js";
 import { problemView } from "./problem.js";
 import { suiteView } from "./suite.js";
+import { hubView } from "./hub.js";
 
-const VIEWS = { runs: runsView, run: runView, teach: teachView, rollouts: rolloutsView, problem: problemView, suite: suiteView };
+const VIEWS = { runs: runsView, run: runView, teach: teachView, rollouts: rolloutsView, problem: problemView, suite: suiteView, hub: hubView };
 const KEYS = [["/", "search"], ["j, k", "next, previous entry"], ["Enter", "open it"], ["1, 2, 3", "tabs of a run"], ["g", "list of runs"], ["t", "light or dark"], ["← →", "values of a chart"], ["?", "this list"]];
 
 const header = h("header"), main = h("main", { id: "main", tabindex: "-1" }), help = h("dialog", { class: "card" });
@@ -43,7 +44,7 @@ const page = {
     document.title = `${text} · hacrl`;
     tabs = found;
     const [name] = parse();
-    const home = exported ? exported.start : "#runs";
+    const home = exported ? exported.start : "#";
     header.replaceChildren(
       h("a", { class: "skip", href: "#main", onclick: (e) => { e.preventDefault(); main.focus(); } }, "to the content"),
       h("a", { class: "mark", href: home }, "hacrl"),
@@ -68,7 +69,7 @@ async function show() {
     if (!VIEWS[name]) {
       if (exported) return location.replace(exported.start);
       const start = await get("start");
-      return location.replace(start.kind === "runs" ? "#runs" : link(start.kind, { id: start.id }));
+      return location.replace(link(start.kind, { id: start.id }));
     }
     main.setAttribute("aria-busy", "true");
     const view = await VIEWS[name](params, page);

@@ -99,3 +99,8 @@ export function badge(text, kind) {
 export function notice(text, kind) {
   return h("p", { class: "notice " + (kind || ""), role: kind === "bad" ? "alert" : "status" }, text);
 }
+
+/** A small name and its value. */
+export function fact(name, value) {
+  return h("span", {}, h("span", { class: "hint" }, name), " ", h("b", {}, value));
+}

@@ -3,7 +3,7 @@
 import { h, number, s, signed } from "./dom.js";
 import { ticks } from "./chart.js";
 
-const ROW = 26, LABEL = 190, VERDICT = 90, TOP = 8, BOTTOM = 34;
+const ROW = 30, LABEL = 190, VERDICT = 90, TOP = 8, BOTTOM = 34;
 
 /** A figure that is drawn again when its width changes. */
 function figure(title, hint, draw) {
@@ -30,15 +30,15 @@ export function forestPlot(title, hint, rows) {
     const px = (v) => label + ((v - low) / (high - low)) * (width - label - VERDICT);
     const bottom = height - BOTTOM;
     const grid = ticks(low, high, width / 140).map((v) => s("g", { class: "grid" },
-      s("line", { x1: px(v), x2: px(v), y1: TOP, y2: bottom }), s("text", { x: px(v), y: bottom + 15, "text-anchor": "middle" }, signed(v, Number.isInteger(v) ? 0 : 1))));
+      s("line", { x1: px(v), x2: px(v), y1: TOP, y2: bottom }), s("text", { x: px(v), y: bottom + 15, "text-anchor": "middle" }, v === 0 ? "0" : signed(v, Number.isInteger(v) ? 0 : 1))));
     const lines = rows.map((row, i) => {
       const y = TOP + i * ROW + ROW / 2, color = `c${row.color}`;
       const text = `${row.label}: ${signed(row.mean, 1)} [${signed(row.low, 1)}, ${signed(row.high, 1)}], ${row.verdict}`;
       return s("g", { role: "img", "aria-label": text }, s("title", {}, text),
         s("text", { class: "strong", x: label - 8, y: y + 4, "text-anchor": "end" }, row.label),
         row.low !== null && row.high !== null ? s("line", { class: `line ${color}`, x1: px(row.low), x2: px(row.high), y1: y, y2: y }) : null,
-        row.seeds.map((x) => linked(x.href, `seed ${x.seed}: ${signed(x.value, 1)}`, s("circle", { class: `dot seed ${color}`, cx: px(x.value), cy: y, r: 3.5 }))),
         s("rect", { class: `mean ${color}`, x: px(row.mean) - 5, y: y - 5, width: 10, height: 10, transform: `rotate(45 ${px(row.mean)} ${y})` }),
+        row.seeds.map((x) => linked(x.href, `seed ${x.seed}: ${signed(x.value, 1)}`, s("circle", { class: `dot seed ${color}`, cx: px(x.value), cy: y, r: 3.5 }))),
         s("text", { x: width - VERDICT + 10, y: y + 4, class: row.verdict === "open" ? "" : "strong" }, row.verdict));
     });
     return s("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, grid,

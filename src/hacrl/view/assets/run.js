@@ -1,6 +1,6 @@
 // One run: curves, seconds by phase, notes. Everything moves while the run trains.
 
-import { age, card, h, link, number, percent, select, table } from "./dom.js";
+import { age, fact, h, link, number, percent, select, table } from "./dom.js";
 import { exported, get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { stateBadge } from "./runs.js";
@@ -72,10 +72,6 @@ export async function runView(params, page) {
   other.prepend(picker);
   const grid = h("div", { class: "grid2" }, accuracy, phases, charts.map(([, chart]) => chart), other);
   return { node: h("div", {}, facts, notes, scores, grid), refresh, watch: { id } };
-}
-
-function fact(name, value) {
-  return h("span", {}, h("span", { class: "hint" }, name), " ", h("b", {}, value));
 }
 
 function noteList(data) {

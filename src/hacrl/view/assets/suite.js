@@ -1,7 +1,7 @@
 // A comparison of `hacrl compare`: verdicts, differences, learning curves, exchange rates, the report.
 
 import { card, h, notice, number, percent } from "./dom.js";
-import { get } from "./data.js";
+import { exported, get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { markdown } from "./markdown.js";
 import { exchangePlot, forestPlot } from "./plots.js";
@@ -31,7 +31,7 @@ export async function suiteView(params, page) {
   const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
     h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, color, href))));
   const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), ...r.exchange }));
-  const known = (path) => links[path.replace(/^(\.\.\/)*runs\//, "").replace("/seed-", "/")] || path;
+  const known = (path) => links[path.replace(/^(\.\.\/)*runs\//, "").replace("/seed-", "/")] || (exported ? path : "");
   const text = markdown(report || "", known);
   const missing = results.missing.length ? notice(`Not finished and not counted: ${results.missing.join(", ")}`, "warn") : null;
   const node = h("div", {}, missing,

@@ -1,6 +1,6 @@
 // Who teaches whom: what became of each source's samples under each learner, and over time.
 
-import { badge, card, h, link, notice, number, percent, select, signed, table } from "./dom.js";
+import { badge, card, h, notice, number, percent, select, signed, table } from "./dom.js";
 import { get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { runTabs } from "./run.js";
@@ -30,7 +30,7 @@ function cell(pair, own) {
     pair.gain ? ["gain", [h("b", {}, `${signed(100 * pair.gain.mean)}`), ` ±${(100 * pair.gain.se).toFixed(2)} pts`]] : null,
   ].filter(Boolean);
   const reasons = Object.entries(pair.reasons).map(([why, n]) => `${why.replaceAll("_", " ")} ${number(n)}`).join(", ");
-  return h("div", { class: "cell" + (own ? " own" : "") }, bar(pair),
+  return h("div", { class: "cell" + (own ? " own" : "") }, pair.quarantined ? badge("in quarantine", "bad") : null, bar(pair),
     h("dl", {}, rows.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
     reasons ? h("p", { class: "hint" }, "dropped: ", reasons) : null);
 }

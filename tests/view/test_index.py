@@ -1,0 +1,117 @@
+"""The index of a run that is written directly through the store: filters, search, changes, memory."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from view_load import AGENTS, config, sample_rows, trajectory
+
+from hacrl.store.pool import Pool
+from hacrl.store.rundir import RunDirectory
+from hacrl.types import Trajectory
+from hacrl.view.index import Index
+from hacrl.view.live import LiveRun
+from hacrl.view.replies import list_replies
+
+STEPS, EACH = 3, 8  # replies of an agent in a step
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = RunDirectory.create(tmp_path / "run", config(STEPS, tmp_path))
+    noise = random.Random(0)
+    for step in range(STEPS):
+        rows = [trajectory(step, a, i % 2, i // 2, noise) for a in AGENTS for i in range(EACH)]
+        write_step(run, step, rows, noise)
+    return run
+
+
+def write_step(run: RunDirectory, step: int, rows: list[Trajectory], noise: random.Random) -> None:
+    pool = Pool(run.pool_path)
+    for agent in AGENTS:
+        pool.publish(step, agent, [row for row in rows if row.agent == agent])
+    pool.close(step, AGENTS)
+    for agent in AGENTS:
+        run.write_samples(agent, step, sample_rows(rows, noise))
+
+
+def total(index: Index, **query: Any) -> int:
+    return list_replies(index, {k: str(v) for k, v in query.items()})["total"]
+
+
+def replies(run: RunDirectory) -> list[Trajectory]:
+    return list(Pool(run.pool_path, read_only=True).rows())
+
+
+def test_filters_agree_with_the_files(run: RunDirectory) -> None:
+    index = Index(LiveRun.open(run.path))
+    assert total(index, step=2) == len(AGENTS) * EACH  # of a step that the index does not have yet
+    assert index.refresh() == STEPS - 1 and index.refresh() == 0
+    every = replies(run)
+    assert total(index) == len(every) == 96
+    right = [t for t in every if t.agent == "bee" and t.reward > 0]
+    assert total(index, author="bee", reward="positive") == len(right)
+    assert total(index, finish="length") == sum(t.finish.value == "length" for t in every)
+    used = [
+        r
+        for step in range(STEPS)
+        for r in run.sample_rows(step, "cow")
+        if r["source"] == "dog" and r["advantage"] and r["used"]
+    ]
+    assert total(index, learner="cow", used="used", author="dog") == len(used)
+    word = every[40].text.split()[-1]  # a number
+    assert total(index, q=word) == sum(
+        any(part.startswith(word) for part in f"{t.text} {t.verdict and t.verdict.detail}".split())
+        for t in every
+    )
+    assert total(index, q='" OR NEAR( *') == 0  # no syntax of the search engine
+
+
+def test_a_step_that_changed_is_indexed_again(run: RunDirectory) -> None:
+    index = Index(LiveRun.open(run.path))
+    index.refresh()
+    noise = random.Random(7)
+    run.forget_from(2)
+    assert index.refresh() == 0 and total(index) == 64
+    rows = [trajectory(2, a, 0, i, noise) for a in AGENTS for i in range(2)]
+    write_step(run, 2, rows, noise)
+    assert index.refresh() == 1 and total(index) == 72
+    again = Index(LiveRun.open(run.path))  # another server
+    assert again.refresh() == 0 and not again.in_memory and total(again, q=rows[0].text) == 1
+
+
+def test_a_damaged_step_is_named_and_the_others_are_listed(run: RunDirectory) -> None:
+    batch = next((run.pool_path / "step-000001" / "bee").iterdir())
+    batch.write_bytes(batch.read_bytes()[:-8])
+    index = Index(LiveRun.open(run.path))
+    index.refresh()
+    assert total(index) == 64 and str(batch) in index.progress()["error"]
+
+
+@pytest.mark.parametrize("full_text", [True, False])
+def test_without_a_cache_folder_or_a_search_engine(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full_text: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    if not full_text:
+        real = sqlite3.connect
+        monkeypatch.setattr("sqlite3.connect", lambda *a, **k: real(*a, factory=NoSearch, **k))
+    index = Index(LiveRun.open(run.path))
+    index.refresh()
+    assert index.in_memory and index.searchable is full_text
+    assert total(index) == 96 and total(index, q=replies(run)[0].text.split()[-1]) >= 1
+
+
+class NoSearch(sqlite3.Connection):
+    """SQLite without FTS5."""
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if "fts5" in sql:
+            raise sqlite3.OperationalError("no such module: fts5")
+        return super().execute(sql, *args)
