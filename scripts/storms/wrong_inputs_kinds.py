@@ -226,7 +226,7 @@ DATA = [
     _data("empty", "", "data.jsonl: the file is empty"),
     _data("missing", None, "data.jsonl: no such file"),
     _data("a folder", None, "is a folder", "task.train=."),
-    _data("other ending", CSV, "data.csv: not a .jsonl", file="data.csv"),
+    _data("other ending", CSV, "data.txt: not a .jsonl", file="data.txt"),
     _data("CSV in jsonl", CSV, "line 1: not JSON"),
     _data("JSON array", json.dumps(ROWS), "line 1: a list; every line must be one JSON object"),
     _data("pretty JSON", json.dumps(ROWS, indent=2), "line 1: not JSON"),
