@@ -240,7 +240,7 @@ def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: 
 def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     code, out, _ = hacrl("doctor", ROOT / "configs/pocket.toml")
     assert code == 0
-    for word in ("torch", "device", "pip install 'hacrl[wandb]'", "own + ", "heron", "ok  task"):
+    for word in ("torch", "device", "pip install 'hacrl[vllm]'", "own + ", "heron", "ok  task"):
         assert word in out
     config = write(tmp_path / "a.toml")
     code, out, err = hacrl("doctor", config, f"agents.wren.model={tmp_path / 'nowhere'}")

@@ -56,7 +56,7 @@ class Finding:
     Example: Finding(False, "agent wren", "the model folder /x does not exist. Give ...")
     """
 
-    good: bool | None  # none: not checked, because the check would run code that the config names
+    good: bool | None  # None: not checked, because the check would run code that the config names
     what: str
     detail: str
 
