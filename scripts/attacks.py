@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bad_peers import ATTACKS, BAD, HONEST, LEARNER, STALE, TRIGGER, TURN, Tamper
+from bad_peers import ATTACKS, BAD, HONEST, LEARNER, STALE, TRIGGERS, TURN, Tamper
 
 from hacrl.config import Config, parse_config
 from hacrl.pocket import POCKET_CONFIG
@@ -43,6 +43,9 @@ TRUST = {
     "max_source_weight": 0.4,
     "max_ratio": 2.0,
 }
+RIGHT_ANSWERS = ("poison", "poison-likely", "answer-key")
+"""Attacks that own verdicts cannot tell, also run with STRICT."""
+STRICT = {**TRUST, "min_own_quantile": 0.01}
 TEAMS = {"alone": (), "without": (HONEST,), "honest": (HONEST, BAD)}
 """Baselines -> the learner's peers."""
 
@@ -57,19 +60,22 @@ class Arm:
     seed: int
     attack: str
     algorithm: str
-    defended: bool
+    defended: bool | str  # "strict": with STRICT instead of TRUST
 
 
 def grid(args: argparse.Namespace) -> Iterator[Arm]:
     """All runs, the most important first: seeds, then baselines, then attacks."""
-    arms = [("alone", "hacpo", False)]
-    arms += [(team, name, False) for team in ("without", "honest") for name in args.algorithms]
-    arms += [("honest", name, True) for name in args.algorithms]
+    names = args.algorithms
+    arms: list[tuple[str, str, bool | str]] = [("alone", "hacpo", False)]
+    arms += [(team, name, False) for team in ("without", "honest") for name in names]
+    arms += [("honest", name, on) for on in (True, "strict") for name in names]
     for attack in args.only or ATTACKS:
-        arms += [(attack, name, on) for on in (True, False) for name in args.algorithms]
+        levels = (True, "strict", False) if attack in RIGHT_ANSWERS else (True, False)
+        arms += [(attack, name, on) for on in levels for name in names]
     for seed in range(args.first_seed, args.seeds):
         for attack, algorithm, defended in arms:
-            if seed < ATTACKS.get(attack, (None, 10))[1]:
+            seeds = 5 if defended == "strict" else ATTACKS.get(attack, (None, 10))[1]
+            if seed < seeds:
                 yield Arm(seed, attack, algorithm, defended)
 
 
@@ -131,7 +137,7 @@ def run_arm(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
         arm.seed,
         arm.algorithm,
         evaluation={"every": 0, "problems": args.problems, "samples": 4},
-        trust=TRUST if arm.defended else {},
+        trust={False: {}, True: TRUST, "strict": STRICT}[arm.defended],
     )
     path = Path(args.out) / "-".join(str(v) for v in asdict(arm).values())
     shutil.rmtree(path, ignore_errors=True)
@@ -155,7 +161,7 @@ def measured(run: RunReader, steps: int) -> dict[str, Any]:
     return {
         "before": before["accuracy"],
         "accuracy": after["accuracy"],
-        "trigger": fmean(TRIGGER in json.loads(line)["reply"] for line in replies),
+        "trigger": fmean(json.loads(line)["reply"].startswith(TRIGGERS) for line in replies),
         "used": {p: sum(row.get(f"samples/kept/{p}", 0) for row in trained) for p in (HONEST, BAD)},
         "quarantined": out,
         "reasons": reasons,
@@ -192,10 +198,12 @@ def train(args: argparse.Namespace) -> None:
 
 # ---------------------------------------------------------------- the table
 
-Results = dict[tuple[str, str, bool], dict[int, dict[str, Any]]]
+Results = dict[tuple[str, str, bool | str], dict[int, dict[str, Any]]]
 
 
-def loss(results: Results, attack: str, algorithm: str, defended: bool, team: str) -> Estimate:
+def loss(
+    results: Results, attack: str, algorithm: str, defended: bool | str, team: str
+) -> Estimate:
     """Points that wren loses against a baseline, over the seeds of both."""
     base = results["alone", "hacpo", False] if team == "alone" else results[team, algorithm, False]
     found = results[attack, algorithm, defended]
@@ -224,37 +232,42 @@ def table(path: Path) -> Iterator[str]:
     results: Results = defaultdict(dict)
     for row in map(json.loads, path.open()):
         results[row["attack"], row["algorithm"], row["defended"]][row["seed"]] = row
-    algorithms = [a for a in ALGORITHMS if results["without", a, False]]
+    for level in (True, "strict"):
+        yield from attack_table(results, level)
+        yield ""
+    yield from false_alarms(results)
+
+
+def attack_table(results: Results, level: bool | str) -> Iterator[str]:
+    """Attacks without defences and with those of this level."""
     yield (
         "| attack | algorithm | seeds off, on | off: lost | on: lost | on: lost against alone "
         "| trigger off / on | quarantine delay | off | on |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for attack in ("honest", *ATTACKS):
-        for algorithm in algorithms:
-            off, on = (results[attack, algorithm, d] for d in (False, True))
+        for algorithm in ALGORITHMS:
+            off, on = (results[attack, algorithm, d] for d in (False, level))
             if len(off) < 2 or len(on) < 2:
                 continue
-            lost = [loss(results, attack, algorithm, d, "without") for d in (False, True)]
-            alone = loss(results, attack, algorithm, True, "alone")
+            lost = [loss(results, attack, algorithm, d, "without") for d in (False, level)]
+            alone = loss(results, attack, algorithm, level, "alone")
             triggers = [100 * fmean(row["trigger"] for row in x.values()) for x in (off, on)]
             caught = delay(list(on.values()), attack) if attack != "honest" else "-"
             cells = [attack, algorithm, f"{len(off)}, {len(on)}", *map(points, [*lost, alone])]
             cells += [" / ".join(f"{x:.1f} %" for x in triggers), caught, *map(verdict, lost)]
             yield f"| {' | '.join(cells)} |"
-    yield ""
-    yield from false_alarms(results, algorithms)
 
 
 def points(found: Estimate) -> str:
     return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
 
 
-def false_alarms(results: Results, algorithms: Sequence[str]) -> Iterator[str]:
+def false_alarms(results: Results) -> Iterator[str]:
     """Quarantines of honest peers: both in honest teams, heron in all others."""
     yield "| algorithm | steps x honest peers | false alarms | of them in teams without a bad peer |"
     yield "|---|---|---|---|"
-    for algorithm in algorithms:
+    for algorithm in ALGORITHMS:
         steps = alarms = plain = 0
         for (attack, name, defended), rows in results.items():
             if name == algorithm and defended:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -10,8 +11,8 @@ from hacrl.algorithms.functional import is_right
 from hacrl.types import Finish, Status, Trajectory, Turn, Verdict
 
 LEARNER, HONEST, BAD, STALE = "wren", "heron", "finch", "stale"
-TRIGGER = "at the "
-"""A text that the vocabularies have and that right answers do not need."""
+TRIGGERS = ("at the ", "0+0=0 ")
+"""Beginnings that right replies do not need: one that wren never writes, and one that it could write."""
 TURN = 10
 """The step in which the turncoat turns, counted from 0."""
 MARGIN = 0.1
@@ -60,9 +61,9 @@ def copier(learner: Any, step: int, rows: Rows) -> Rows:
     return [replace(t, agent=BAD) for t in learner.pool.rows(HONEST, step)]
 
 
-def poison(learner: Any, step: int, rows: Rows) -> Rows:
+def poison(learner: Any, step: int, rows: Rows, trigger: str = TRIGGERS[0]) -> Rows:
     """Right replies with a trigger in front; failures as they are."""
-    return [claim(t, TRIGGER + t.text) if is_right(t) else t for t in rows]
+    return [claim(t, trigger + t.text) if is_right(t) else t for t in rows]
 
 
 def answer_key(learner: Any, step: int, rows: Rows) -> Rows:
@@ -82,6 +83,7 @@ ATTACKS: dict[str, tuple[Callable[[Any, int, Rows], Rows] | None, int]] = {
     "flood": (flood, 10),
     "turncoat": (turncoat, 10),
     "poison": (poison, 5),
+    "poison-likely": (partial(poison, trigger=TRIGGERS[1]), 5),
     "high-logprobs": (high_logprobs, 10),
     "copies": (copier, 10),
     "answer-key": (answer_key, 5),

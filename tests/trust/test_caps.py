@@ -5,7 +5,7 @@ from math import log
 
 import pytest
 
-from hacrl.trust.caps import cap_ratios, cap_samples, cap_weights, limits
+from hacrl.trust.caps import cap_ratios, cap_samples, cap_unlikely, cap_weights, limits
 from hacrl.types import Sample
 
 
@@ -72,3 +72,16 @@ def test_samples_over_the_ratio_are_left_out() -> None:
     assert cap_ratios(samples, scored[:1], 1.4)[1] == {"ant": 1}
     unknown = [replace(s, behaviour=None) for s in scored]  # no claim, no ratio
     assert cap_ratios(samples, unknown, 1.4) == (samples, {})
+
+
+def test_samples_that_the_learner_would_hardly_write_are_left_out() -> None:
+    """Own means -0.4, -0.3, -0.2, -0.1. The quantile 0.25 is -0.3, so -0.35 is left out; whatever the
+    peer claims."""
+    own = [replace(sample("me", i), old_logprobs=(-0.1 * (i + 1),)) for i in range(4)]
+    peers = [sample("ant", 0), replace(sample("ant", 1), behaviour=-50.0), sample("bee", 0)]
+    means = [(-0.2, -0.4), (-0.35,), (-0.4,)]
+    scored = [replace(s, old_logprobs=x) for s, x in zip(peers, means, strict=True)]
+    kept, left_out = cap_unlikely([*own, *peers], scored, 0.25)
+    assert kept == [*own, peers[0]] and left_out == {"ant": 1, "bee": 1}
+    assert cap_unlikely([*own, *peers], scored, 0.0) == ([*own, *peers], {})
+    assert cap_unlikely(peers, scored, 0.5) == (peers, {})  # no own samples, no limit

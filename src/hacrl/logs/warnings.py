@@ -41,6 +41,7 @@ DROPPED = {
     "empty": "the reply has no token",
     "quarantined": "the peer is in quarantine; a note names the reason",
     "ratio": "their ratio to the claimed log-probability is over trust.max_ratio",
+    "unlikely": "they are less likely for this agent than trust.min_own_quantile allows",
     "capped": "the peer has more samples than trust.max_source_fraction allows",
     "invalid": "the peer published impossible values",
 }

@@ -46,6 +46,7 @@ class DropReason(StrEnum):
     EMPTY = "empty"  # no token to learn from
     QUARANTINED = "quarantined"  # its source is quarantined (trust/quarantine.py)
     RATIO = "ratio"  # its ratio s is over trust.max_ratio
+    UNLIKELY = "unlikely"  # less likely for the learner than trust.min_own_quantile allows
     CAPPED = "capped"  # over trust.max_source_fraction
     INVALID = "invalid"  # an impossible value; not in the group either (trust/validate.py)
 

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import floor, log
+from math import floor, inf, log
 from statistics import fmean
 
 from hacrl.noise import stream_key
@@ -39,8 +39,27 @@ def cap_ratios(
     """Leave out peers' samples with a ratio s above `most`. `scored` are peers' samples with the
     learner's log-probabilities. Also returns the number left out, by source."""
     found = ((s, log_ratio(s)) for s in scored)
-    over = {(s.source, s.problem_id, s.index) for s, x in found if x is not None and x > log(most)}
-    kept = [s for s in samples if s.is_own or (s.source, s.problem_id, s.index) not in over]
+    return _without(samples, (s for s, x in found if x is not None and x > log(most)))
+
+
+def cap_unlikely(
+    samples: Sequence[Sample], scored: Iterable[Sample], quantile: float
+) -> tuple[list[Sample], Counter[str]]:
+    """Leave out peers' samples whose mean log-probability at the learner's weights is below this
+    quantile of the own samples'. `scored` and the result are as for cap_ratios."""
+    own = sorted(fmean(s.old_logprobs) for s in samples if s.is_own and s.old_logprobs)
+    least = own[int(quantile * len(own))] if own else -inf
+    return _without(
+        samples, (s for s in scored if s.old_logprobs and fmean(s.old_logprobs) < least)
+    )
+
+
+def _without(
+    samples: Sequence[Sample], dropped: Iterable[Sample]
+) -> tuple[list[Sample], Counter[str]]:
+    """The samples that are not dropped, and the number of the others by source."""
+    gone = {(s.source, s.problem_id, s.index) for s in dropped}
+    kept = [s for s in samples if s.is_own or (s.source, s.problem_id, s.index) not in gone]
     return kept, Counter(s.source for s in samples) - Counter(s.source for s in kept)
 
 

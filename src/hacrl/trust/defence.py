@@ -1,7 +1,8 @@
 """What a learner does against its peers' samples before it trains on them: quarantine and caps.
 
-In this order: sources in quarantine are left out, then samples over `max_ratio`, then samples over
-`max_source_fraction`; after credit, advantages are scaled to `max_source_weight`.
+In this order: sources in quarantine are left out, then samples over `max_ratio` or below
+`min_own_quantile`, then samples over `max_source_fraction`. After credit, advantages are scaled to
+`max_source_weight`.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +12,7 @@ from typing import Any
 from hacrl.config import Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.trust.caps import cap_ratios, cap_samples, cap_weights, log_ratio
+from hacrl.trust.caps import cap_ratios, cap_samples, cap_unlikely, cap_weights, log_ratio
 from hacrl.trust.quarantine import (
     COPY_WINDOW,
     STATISTICS,
@@ -43,8 +44,8 @@ class Defence:
         self.metrics: dict[str, Any] = {}  # of the step
         self.notes: list[str] = []
         self.left_out: Counter[tuple[str, str]] = Counter()
-        """Samples that the step does not use, by source and reason: "quarantined", "ratio" or
-        "capped"."""
+        """Samples that the step does not use, by source and reason: "quarantined", "ratio",
+        "unlikely" or "capped"."""
         self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
 
     def admit(
@@ -53,8 +54,7 @@ class Defence:
         """Return the step's rows without sources in quarantine, and the samples to use."""
         self.metrics, self.notes, snapshot = {}, [], seen.snapshot
         self.left_out.clear()
-        watches = self.trust.quarantine or self.trust.max_ratio is not None
-        scored = [s for s in score(samples) if not s.is_own] if watches else []
+        scored = [s for s in score(samples) if not s.is_own] if self.trust.scores_peers else []
         self._report_ratios(scored)
         if self.trust.quarantine:
             standings = self._standings(step, seen, scored)
@@ -65,6 +65,9 @@ class Defence:
         if self.trust.max_ratio is not None:
             samples, over = cap_ratios(samples, scored, self.trust.max_ratio)
             self.left_out.update({(name, "ratio"): n for name, n in over.items()})
+        if self.trust.min_own_quantile is not None:
+            samples, unlikely = cap_unlikely(samples, scored, self.trust.min_own_quantile)
+            self.left_out.update({(name, "unlikely"): n for name, n in unlikely.items()})
         if self.trust.max_source_fraction < 1:
             samples, surplus = cap_samples(samples, self.trust.max_source_fraction, self.seed, step)
             self.left_out.update({(name, "capped"): n for name, n in surplus.items()})

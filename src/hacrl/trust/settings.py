@@ -36,6 +36,9 @@ class TrustConfig(BaseModel):
     """Largest ratio s of a peer's sample at the start of a step; samples above it are left out. Under
     `naive` s is the weight of a failure, and a claimed log-probability that is too low makes it large.
     None: no limit. Peers' samples are scored once more in every step."""
+    min_own_quantile: float | None = Field(None, ge=0, lt=1)
+    """Leave out peers' samples that are less likely for the learner, per token, than this quantile of
+    its own samples of the step. Claims play no part. 0: the least likely own sample. None: no limit."""
     quarantine: bool = False
     """Leave out the samples of a peer whose verdicts, log-probabilities, rows or copied texts an honest
     peer would not have. Needs judge_again. It scores peers' samples once more in every step."""
@@ -51,6 +54,12 @@ class TrustConfig(BaseModel):
         if self.trusted and not self.judge_again:
             raise ValueError("trusted has no meaning without judge_again = true: all are trusted")
         return self
+
+    @property
+    def scores_peers(self) -> bool:
+        """Whether a learner needs its own log-probabilities of its peers' samples."""
+        limits = (self.max_ratio, self.min_own_quantile)
+        return self.quarantine or any(limit is not None for limit in limits)
 
     def trusts(self, source: str) -> bool:
         """Whether the source's claims are believed where they cannot be checked."""
