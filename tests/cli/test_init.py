@@ -129,6 +129,7 @@ def test_the_answers_choose_the_verifier(tmp_path: Path, answers: list[str], kin
         ([{"question": "x", "answer": None}], (), "line 1: column 'answer' is empty"),
         ([{"question": "x", "answer": "1"}], ("--reward", "right"), "choose one of exact, number"),
         ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
+        ([{"messages": [], "id": "1"}], (), "has conversations (column messages)"),
         ([], (), "the file is empty"),
     ],
 )

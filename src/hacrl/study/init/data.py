@@ -72,6 +72,11 @@ def _choose(names: Sequence[str], columns: Sequence[str]) -> str | None:
 
 def _existing(path: Path, flag: str, column: str | None, columns: Sequence[str]) -> str:
     there = ", ".join(columns)
+    if column is None and "messages" in columns:
+        raise UserError(
+            f"{path} has conversations (column messages), for which there is no `hacrl init`: start "
+            "from --data arithmetic, then set task.kind and task.train (docs/tasks.md)"
+        )
     if column is None:
         what = flag.strip("-")
         raise UserError(f"{path}: no column looks like the {what}; name it with {flag}: {there}")

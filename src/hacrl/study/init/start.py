@@ -71,7 +71,9 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
         raise UserError(f"{config} exists; choose another name, or overwrite it with --force")
     models = wishes.models or _models(ask)
     named = wishes.data or ask(
-        "--data", f"Data file (.jsonl or .parquet), or `{BUILT_IN}` for built-in problems", None
+        "--data",
+        f"Data file (.jsonl, .csv or .parquet), or `{BUILT_IN}` for built-in problems",
+        None,
     )
     data = None
     if named != BUILT_IN:
