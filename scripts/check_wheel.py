@@ -64,7 +64,7 @@ def check(python: str, folder: Path, torch: bool, run: Path | None) -> None:
         call(hacrl, "export", "runs/team", "wren", "wren-rl", cwd=folder)
         run = folder / "runs" / "team"
     else:
-        assert "torch is not installed" in call(hacrl, "train", "team.toml", cwd=folder, fails=2)
+        assert "is not installed" in call(hacrl, "train", "team.toml", cwd=folder, fails=2)
     if run:
         call(hacrl, "show", run.resolve(), cwd=folder)
     print("ok: help, schema, import, init, errors", *(["show"] if run else []), end="")
