@@ -151,9 +151,9 @@ class Defence:
                 by_source[s.source].append(x)
         for source, values in sorted(by_source.items()):
             values.sort()
-            for decile in (1, 5, 9):
+            for name, decile in (("p10", 1), ("p50", 5), ("p90", 9)):
                 found = values[decile * (len(values) - 1) // 10]
-                self.metrics[f"trust/log_ratio/p{decile}0/{source}"] = found
+                self.metrics[f"trust/log_ratio/{name}/{source}"] = found
 
     def _report(self, step: int, name: str, old: Standing, new: Standing) -> None:
         self.metrics[f"trust/quarantined/{name}"] = float(new.since is not None)
