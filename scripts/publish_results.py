@@ -120,12 +120,12 @@ def draw_exchange() -> None:
 def _legend(figure: Any, rules: set[str]) -> None:
     shown = [rule for rule in COLOURS if rule in rules]
     handles = [plt.Line2D([], [], color=COLOURS[rule], marker="o", markersize=3) for rule in shown]
-    figure.legend(handles, shown, loc="upper right", ncol=len(shown), fontsize=7, frameon=False)
+    figure.legend(handles, shown, loc="lower center", ncol=len(shown), fontsize=8, frameon=False)
 
 
 def _save(figure: Any, name: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "hacrl"
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(DOCS / "images" / name, metadata={"Date": None})
 
 
