@@ -70,11 +70,12 @@ def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
 
 
 def draw_forest() -> None:
+    """Differences by agent and rule; the pretrained pair from three seeds on."""
     panels = {"gspo-half": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
     rows = tuned()
     if (DOCS / "results" / "real-pair.jsonl").is_file():
         for row in report("real-pair")[1].rows:
-            if row.arm in COLOURS and row.difference:
+            if row.arm in COLOURS and row.difference and len(row.seeds) > 2:
                 e = row.difference.interval
                 interval = (100 * e.mean, 100 * e.low, 100 * e.high)
                 rows.append((f"pretrained / {row.agent}", row.arm, "gspo_x2", interval))

@@ -229,9 +229,14 @@ def _alone_elsewhere(
     """Runs of agents that learn alone, for the teams in which their arm is not trained: those of another
     team with the same agent."""
     borrowed: list[AgentRun] = []
+    trained = {r.run.team for r in found}
     for arm in suite.arms:
         mine = [r for r in found if r.run.arm == arm.name]
-        teams = [t for t in suite.all_teams if arm.teams is not None and t.name not in arm.teams]
+        teams = [
+            team
+            for team in suite.all_teams
+            if arm.teams is not None and team.name not in arm.teams and team.name in trained
+        ]
         for team, seed in ((team, seed) for team in teams for seed in suite.seeds):
             config = make_config(suite, team, arm, seed, changes)
             if uses_peers(config):
