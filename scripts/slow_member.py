@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
 def waited(run: RunReader) -> float:
     """Fraction of the time that a member waited for others, without the first step."""
     rows = [json.loads(line) for line in (run.path / "times.jsonl").read_text().splitlines()][1:]
-    seconds = [sum(v for k, v in row.items() if k not in ("step", "agent")) for row in rows]
+    seconds = [sum(v for v in row.values() if isinstance(v, float)) for row in rows]
     return sum(row.get("wait", 0.0) for row in rows) / max(sum(seconds), 1e-9)
 
 

@@ -126,6 +126,7 @@ class HubProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.notes: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
+        self.program = ["-m", "hacrl"]
 
     def __enter__(self) -> HubProcess:
         self.start()
@@ -136,7 +137,7 @@ class HubProcess:
 
     def start(self, *options: str, wait: bool = True) -> None:
         """Start the hub; return when it answers."""
-        command = [sys.executable, "-m", "hacrl", "hub", str(self.charter)]
+        command = [sys.executable, *self.program, "hub", str(self.charter)]
         command += ["--listen", f"127.0.0.1:{self.port}", "--key", str(self.folder / "hub.key")]
         command += ["--data", str(self.folder / "data"), *options]
         if self.database:

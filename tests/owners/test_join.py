@@ -1,6 +1,7 @@
 """Members as processes: `hacrl join` trains what the same team trains in one process."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,9 @@ def test_data_comes_from_the_hub_or_is_checked(make_hub: MakeHub, tmp_path: Path
     assert (hub.folder / "run" / "data" / "train.jsonl").read_text() == rows
 
 
-def test_mistakes_are_one_sentence_with_a_way_out(make_hub: MakeHub) -> None:
+def test_mistakes_are_one_sentence_with_a_way_out(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = make_hub(**{**TEAM, "steps": 1}, names=("ant", "bee"))
     run = hub.folder / "run"
 
@@ -93,6 +96,10 @@ def test_mistakes_are_one_sentence_with_a_way_out(make_hub: MakeHub) -> None:
     assert "verifier.kind comes from the charter" in message(verifier={"kind": "exact"})
     assert "but the charter has 'all'" in message(agent={"publish": "rewards"})
     assert "runs in one process" in message(runtime={"kind": "ray"})
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr("hacrl.owners.connection.time.time", lambda: real() - 300)
+        assert "set the clock" in message()
     hub.kill()
     assert "Nothing is lost: start again when the hub is back" in message()
 

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from hacrl.config import Table, TaskConfig
 from hacrl.config_file import check_values, explain, read_toml
 from hacrl.errors import UserError
-from hacrl.owners.signing import PROTOCOL, Content, Key, Malformed, Signed, sha256
+from hacrl.owners.signing import PROTOCOL, SUPPORTED, Content, Key, Malformed, Signed, sha256
 from hacrl.trust import Level
 
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -201,9 +201,10 @@ class TeamRecord:
     def verified(cls, signed: Signed, chain: Sequence[Signed] = ()) -> TeamRecord:
         """Check signatures, contents and the chain; Malformed names the first fault."""
         tree = dict(signed.content)
-        if (protocol := tree.pop("protocol", None)) != PROTOCOL:
+        if (protocol := tree.pop("protocol", None)) not in SUPPORTED:
+            known = " and ".join(map(str, SUPPORTED))
             raise Malformed(
-                f"the charter is of protocol version {protocol!r}, but this hacrl has {PROTOCOL}: "
+                f"the charter is of protocol version {protocol!r}, but this hacrl knows {known}: "
                 "install the version of hacrl that the team uses"
             )
         data = tree.pop("data", None)
@@ -219,6 +220,11 @@ class TeamRecord:
         for amendment in chain:
             team = team.amended(amendment)
         return team
+
+    @property
+    def protocol(self) -> int:
+        """Version of the team's records."""
+        return int(self.signed.content["protocol"])
 
     @property
     def id(self) -> str:
@@ -301,7 +307,7 @@ class TeamRecord:
             content = Amended.model_validate({**link, **fields}).model_dump(mode="json")
         except ValidationError as error:
             raise UserError(f"amendment: {explain(error, Amended, fields)}") from error
-        return signing_key.sign("amendment", content)
+        return signing_key.speaking(self.protocol).sign("amendment", content)
 
 
 def _apply(roster: Roster, change: Amended) -> None:
@@ -325,7 +331,7 @@ def sign_charter(path: Path, key: Key) -> TeamRecord:
         raise UserError(
             f"{path}: founder = {content['founder']!r} is not the key given: {key.public}"
         )
-    return TeamRecord.verified(key.sign("charter", content))
+    return TeamRecord.verified(key.speaking(content["protocol"]).sign("charter", content))
 
 
 def load_charter(path: Path) -> TeamRecord:
@@ -340,7 +346,8 @@ def load_charter(path: Path) -> TeamRecord:
         team = TeamRecord.verified(Signed.decode("charter", signed.read_bytes().strip()))
     except Malformed as error:
         raise UserError(f"{signed}: {error}. The founder signs again with {sign}") from error
-    if path.suffix == ".toml" and read_charter(path) != team.signed.content:
+    written = {**read_charter(path), "protocol": team.protocol} if path.suffix == ".toml" else None
+    if written is not None and written != team.signed.content:
         raise UserError(
             f"{path} was changed after it was signed. Undo the change, or start a new team: {sign}"
         )

@@ -88,8 +88,8 @@ class HubClient:
         """`verify` may be a file with the certificate of a hub that signs its own."""
         self.connection = Connection(url, note, patience, verify)
         self.url, self.name, self.folder, self.note = self.connection.url, name, folder, note
-        self.key = key
         self.team = self._open_team()
+        self.key = key.speaking(self.team.protocol)
         self.refresh()
         if not any(key.public in self.team.keys(name, step) for step in (0, 10**9)):
             raise UserError(

@@ -26,6 +26,8 @@ class HubRefused(UserError):
     """The hub refused a request. `code` says why (hub/store.py)."""
 
     def __init__(self, code: str, message: str) -> None:
+        if code in ("signature", "member"):
+            message += ". Check --as and --key; a rotated key counts from its step on"
         super().__init__(f"the hub refused the request: {message}")
         self.code = code
 

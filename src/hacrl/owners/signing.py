@@ -4,6 +4,8 @@ A signature covers the bytes
 
     hacrl-KIND-v1\\n{canonical JSON}
 
+with the protocol version of the team, which its charter names. A hacrl knows its own version and the one
+before, so members and hub may be one version apart.
 Each kind of record has its own first line, so that a signature of one kind is never valid for another.
 Canonical JSON has sorted keys, no spaces, UTF-8 and finite numbers: equal values have equal bytes.
 """
@@ -38,6 +40,7 @@ except ImportError as error:
     ) from error
 
 PROTOCOL = 1  # version of the records and of the hub's endpoints
+SUPPORTED = tuple(version for version in (PROTOCOL, PROTOCOL - 1) if version)
 
 KINDS = ("request", "envelope", "skip", "snapshot", "charter", "amendment", "receipt")
 
@@ -98,22 +101,25 @@ def is_hex(value: Any, size: int) -> bool:
     )
 
 
-def signed_bytes(kind: str, content: Content) -> bytes:
+def signed_bytes(kind: str, content: Content, protocol: int = PROTOCOL) -> bytes:
     """The bytes that a signature of this kind covers."""
     assert kind in KINDS, kind
-    return f"hacrl-{kind}-v{PROTOCOL}\n".encode() + canonical(content)
+    return f"hacrl-{kind}-v{protocol}\n".encode() + canonical(content)
 
 
 def verify(public: str, kind: str, content: Content, signature: str) -> bool:
-    """Whether `signature` is the signature of the content by the owner of the public key."""
+    """Whether `signature` is the signature of the content by the owner of the public key, in a protocol
+    version that this hacrl knows."""
     if not (is_hex(public, 32) and is_hex(signature, 64)):
         return False
-    try:
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
-        key.verify(bytes.fromhex(signature), signed_bytes(kind, content))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    for protocol in SUPPORTED:
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+            key.verify(bytes.fromhex(signature), signed_bytes(kind, content, protocol))
+            return True
+        except (InvalidSignature, ValueError):
+            continue
+    return False
 
 
 def request_content(
@@ -185,8 +191,9 @@ class Key:
     Example: Key.new().sign("skip", {"step": 3}).valid(key.public)
     """
 
-    def __init__(self, private: Ed25519PrivateKey) -> None:
-        self._private = private
+    def __init__(self, private: Ed25519PrivateKey, protocol: int = PROTOCOL) -> None:
+        """`protocol` is the version of the team that the key signs for."""
+        self._private, self.protocol = private, protocol
         self.public = private.public_key().public_bytes_raw().hex()
         """The public key: 64 hexadecimal digits."""
 
@@ -194,8 +201,13 @@ class Key:
     def new(cls) -> Key:
         return cls(Ed25519PrivateKey.generate())
 
+    def speaking(self, protocol: int) -> Key:
+        """The same key for a team of this protocol version."""
+        return Key(self._private, protocol)
+
     def sign(self, kind: str, content: Content) -> Signed:
-        return Signed(kind, content, self._private.sign(signed_bytes(kind, content)).hex())
+        data = signed_bytes(kind, content, self.protocol)
+        return Signed(kind, content, self._private.sign(data).hex())
 
     def write(self, path: Path) -> None:
         """Write the key to a new file that only its owner can read."""

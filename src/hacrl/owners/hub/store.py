@@ -50,7 +50,7 @@ class HubStore(Records):
                 f"{team.charter.hub!r}: give the hub's key"
             )
         super().__init__(team, engine, data, keep_steps)
-        self.key, self.clock, self.charter = key, clock, team.charter
+        self.key, self.clock, self.charter = key.speaking(team.protocol), clock, team.charter
         self.on_close: Callable[[], None] = lambda: None  # called after a step was closed
         self.close_if_due()
         self.prune()
