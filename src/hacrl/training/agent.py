@@ -33,7 +33,7 @@ from hacrl.training.evaluate import (
     split_by_length,
     stop_if_unjudged,
 )
-from hacrl.training.late import late_metrics, open_peers
+from hacrl.training.late import LateStep, late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
 from hacrl.training.samples import (
@@ -177,6 +177,8 @@ class Agent:
         problems = self._problems(step)
         with self.clock("samples"), paused_gc():
             seen = self.view.at(step, problems)
+            for late in (came_late := self.late.at(step) if plan.late else []):
+                seen.include(late.seen)
             members = dict.fromkeys((*seen.snapshot.members, self.name))
             capability = self.capability.at(seen.snapshot, list(members))
             samples, counts = self._samples(step, seen.snapshot, problems)
@@ -194,17 +196,17 @@ class Agent:
                 checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
         last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
         planned = plan.updates(problems, self.config.seed, step, last)
-        late, lateness = self._late(step, capability) if plan.late else ([], {})
         batches = [(update, minibatch(samples, update)) for update in planned]
+        late_samples = self._late(came_late, capability)
         facts = {
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
             **seen.metrics(),
             **self.defence.metrics,
             **checked,
-            **lateness,
+            **(late_metrics(came_late, late_samples) if plan.late else {}),
         }
-        return batches + plan.late_updates(late), (capability, snapshot.members), facts
+        return batches + plan.late_updates(late_samples), (capability, snapshot.members), facts
 
     # ------------------------------------------------------------ between steps
 
@@ -306,18 +308,16 @@ class Agent:
             raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
         return self.make_samples(snapshot.groups, entry[0] if entry else [], problems)
 
-    def _late(
-        self, step: int, capability: Capability
-    ) -> tuple[list[list[Sample]], dict[str, float]]:
-        """The credited samples of late batches, by step and problem, and metrics."""
+    def _late(self, steps: Sequence[LateStep], capability: Capability) -> list[list[Sample]]:
+        """The credited samples of late batches, by step and problem."""
         groups: dict[tuple[int, str], list[Sample]] = {}
-        for late in (steps := self.late.at(step)):
-            seen = late.snapshot
+        for late in steps:
+            seen = late.seen.snapshot
             samples, _ = self.make_samples(seen.groups, [], late.problems, only=late.sources)
             samples = [s for s in samples if not self.defence.quarantined(s.source)]
             for s in self._credited(samples, seen, capability):
                 groups.setdefault((seen.step, s.problem_id), []).append(s)
-        return list(groups.values()), late_metrics(steps, groups.values())
+        return list(groups.values())
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():

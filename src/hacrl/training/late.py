@@ -19,8 +19,8 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.validate import Checker
-from hacrl.trust.view import View
-from hacrl.types import Problem, Snapshot, Status, Trajectory, Verdict
+from hacrl.trust.view import Seen, View
+from hacrl.types import Problem, Status, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from hacrl.text.render import Renderer
@@ -35,10 +35,10 @@ Problems = Mapping[str, Problem]
 class LateStep:
     """An earlier step with the rows that came late.
 
-    Example: LateStep(snapshot, frozenset({"bee"}), problems, age=2)
+    Example: LateStep(seen, frozenset({"bee"}), problems, age=2)
     """
 
-    snapshot: Snapshot
+    seen: Seen
     sources: frozenset[str]  # whose rows came late
     problems: Problems
     age: int  # steps between the step and its use
@@ -82,8 +82,8 @@ class LateBatches:
         for at, names in sorted(sources.items()):
             problems = self.problems_of(at)
             rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
-            snapshot = self.view.with_late(at, problems, rows, verdicts)
-            found.append(LateStep(snapshot, frozenset(names), problems, step - at))
+            seen = self.view.with_late(at, problems, rows, verdicts)
+            found.append(LateStep(seen, frozenset(names), problems, step - at))
         return found
 
     def _choose(self, step: int) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Defence:
                 claimed = s.behaviour * row.num_tokens
                 log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
         found = {}
-        for name in sorted({*published, *invalid, *seen.missing}):
+        for name in sorted({*published, *invalid, *seen.missing, *seen.compared}):
             bad = invalid[name] + seen.missing[name]
             found[name] = {
                 "claims": rate_evidence(seen.disagree[name], seen.compared[name], "claims"),

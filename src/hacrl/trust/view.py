@@ -6,6 +6,8 @@ and, with `trust.judge_again`, judges every text of its peers itself. Its verdic
 they are used, so a resumed step is not judged again.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +41,11 @@ class Seen:
     compared: Counter[str] = field(default_factory=Counter)
     """Texts that both author and learner judged."""
     disagree: Counter[str] = field(default_factory=Counter)  # those of them with another verdict
+
+    def include(self, late: Seen) -> None:
+        """Add the counts of rows that came late: they are evidence like any other."""
+        for name in ("judged", "unjudged", "compared", "disagree"):
+            getattr(self, name).update(getattr(late, name))
 
     def metrics(self) -> dict[str, float]:
         counts = {
@@ -104,12 +111,15 @@ class View:
         problems: Mapping[str, Problem],
         rows: Sequence[Trajectory],
         verdicts: Mapping[tuple[int, str, str, int], Verdict],
-    ) -> Snapshot:
-        """A closed step with further rows, which came late, and the learner's verdicts on these."""
+    ) -> Seen:
+        """A closed step with further rows, which came late. The counts are of these rows."""
         seen = self.at(step, problems).snapshot
-        late, _ = self.checker.check(Snapshot(step, (), _grouped(rows)), problems)
-        late = late.mapped(lambda t: self._judged(t, verdicts)) if self.judges else late
-        return replace(seen, groups=_grouped(seen.rows + late.rows))
+        late, invalid = self.checker.check(Snapshot(step, (), _grouped(rows)), problems)
+        judged = late.mapped(lambda t: self._judged(t, verdicts)) if self.judges else late
+        found = Seen(replace(seen, groups=_grouped(seen.rows + judged.rows)), invalid)
+        for claim in self._texts(late) if self.judges else ():
+            _compare(found, claim, verdicts.get(claim.key, UNJUDGED))
+        return found
 
     def _texts(self, snapshot: Snapshot) -> list[Trajectory]:
         """The peers' rows with a text."""
