@@ -26,15 +26,15 @@ from hacrl.store.reader import RunReader
 CHARTER: dict[str, Any] = {
     "names": ("ant", "bee"),
     "steps": 400,
-    "prompts_per_step": 16,
-    "samples_per_prompt": 8,
+    "prompts_per_step": 8,
+    "samples_per_prompt": 4,
     "max_prompt_tokens": 32,
     "max_response_tokens": 24,
     "max_batch_bytes": 2**20,
 }
 SETTINGS: dict[str, Any] = {
-    "minibatch_samples": 128,
-    "evaluation": {"every": 4, "problems": 150, "temperature": 0.0},
+    "minibatch_samples": 32,
+    "evaluation": {"every": 10, "problems": 100, "temperature": 0.0},
     "checkpoint": {"save": False},
 }
 

@@ -14,10 +14,19 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from hub_process import NAMES, HubProcess, postgres_server
-from member_process import TEAM, MemberProcess, difference, mine, one_process
+from member_process import (
+    PROCESSES,
+    TEAM,
+    MemberProcess,
+    difference,
+    mine,
+    one_process,
+    run_command,
+)
 
 import hacrl
 from hacrl.owners.signing import Signed
@@ -26,6 +35,23 @@ from hacrl.store.reader import RunReader
 LONGEST = 5.0
 """Seconds between two kills, at most: a member must come to its next step in between."""
 MODELS = dict(zip(NAMES, ("wren", "finch", "wren-2"), strict=True))
+
+
+class QuickHub(HubProcess):
+    """A hub in a process that has its modules loaded already, so that it is soon back."""
+
+    quick: ForkServerProcess | None = None
+
+    def start(self, *options: str, wait: bool = True) -> None:
+        self.quick = PROCESSES.Process(
+            target=run_command, args=(self.folder, self.arguments(*options), 1.0), daemon=True
+        )
+        self.quick.start()
+
+    def kill(self) -> None:
+        if self.quick is not None:
+            self.quick.kill()
+            self.quick.join()
 
 
 def chain(member: MemberProcess, kind: str) -> dict[int, Signed]:
@@ -51,7 +77,7 @@ def wrong(team: list[MemberProcess], reference: RunReader) -> list[str]:
     return found
 
 
-def disturbed(hub: HubProcess, team: list[MemberProcess], kills: int, draw: random.Random) -> int:
+def disturbed(hub: QuickHub, team: list[MemberProcess], kills: int, draw: random.Random) -> int:
     """Train with random kills until every member has finished; return the number of kills."""
     hub.start()
     for member in team:
@@ -66,7 +92,7 @@ def disturbed(hub: HubProcess, team: list[MemberProcess], kills: int, draw: rand
             time.sleep(0.2)
             continue
         time.sleep(draw.uniform(0.1, LONGEST))
-        victim = draw.choice([hub, *team])
+        victim: QuickHub | MemberProcess = draw.choice([hub, *team])
         if isinstance(victim, MemberProcess) and victim.wait(0, expect=None) == 0:
             continue  # it has finished
         victim.kill()
@@ -90,7 +116,7 @@ def storm(
             place = folder / f"run-{number}"
             place.mkdir()
             database = new(f"hub{number}") if new and kind == "postgres" else None
-            hub = HubProcess(place, database, **{**TEAM, "steps": steps})
+            hub = QuickHub(place, database, **{**TEAM, "steps": steps})
             stack.callback(hub.kill)
             team = [MemberProcess(hub, name, mine(model)) for name, model in MODELS.items()]
             for member in team:

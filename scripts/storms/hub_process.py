@@ -135,13 +135,23 @@ class HubProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
+    def arguments(self, *options: str) -> list[str]:
+        """Of the command hacrl."""
+        database = ["--database", self.database] if self.database else []
+        listen = ["--listen", f"127.0.0.1:{self.port}", "--key", str(self.folder / "hub.key")]
+        return [
+            "hub",
+            str(self.charter),
+            *listen,
+            "--data",
+            f"{self.folder}/data",
+            *options,
+            *database,
+        ]
+
     def start(self, *options: str, wait: bool = True) -> None:
         """Start the hub; return when it answers."""
-        command = [sys.executable, *self.program, "hub", str(self.charter)]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--key", str(self.folder / "hub.key")]
-        command += ["--data", str(self.folder / "data"), *options]
-        if self.database:
-            command += ["--database", self.database]
+        command = [sys.executable, *self.program, *self.arguments(*options)]
         with (self.folder / "hub.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
         if wait:

@@ -17,7 +17,15 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.reader import RunReader
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["hacrl.runs", "hacrl.training.local", "hacrl.owners.join"])
+PROCESSES.set_forkserver_preload(
+    [
+        "hacrl.cli.owners",
+        "hacrl.runs",
+        "hacrl.training.local",
+        "hacrl.owners.join",
+        "hacrl.owners.hub.server",
+    ]
+)
 TEAM = {
     "steps": 4,
     "seed": 3,
@@ -46,7 +54,7 @@ def mine(model: str, agent: Mapping[str, Any] | None = None, **tables: Any) -> d
     return {**MINE, **tables, "agent": own}
 
 
-def _command(folder: Path, arguments: list[str], slowness: float) -> None:
+def run_command(folder: Path, arguments: list[str], slowness: float) -> None:
     """Run hacrl in this process, in a folder, with its output in the file `log`."""
     if slowness > 1:
         _slow_down(slowness)
@@ -107,7 +115,7 @@ class MemberProcess:
     def start(self, *options: str) -> None:
         """Run the command in a process that has hacrl and torch loaded already."""
         arguments = (self.folder, self.arguments(*options), self.slowness)
-        self.process = PROCESSES.Process(target=_command, args=arguments, daemon=True)
+        self.process = PROCESSES.Process(target=run_command, args=arguments, daemon=True)
         self.process.start()
 
     def wait(self, seconds: float = 600, expect: int | None = 0) -> int | None:

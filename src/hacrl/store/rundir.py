@@ -6,7 +6,7 @@ fingerprint.json        inputs of the run (config, files, models, versions) and 
 counts.json             number of rows of the files that grow (metrics, times, notes)
 metrics.jsonl           one line for each step and agent, and for each evaluation
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
-                        update, offload, evaluate, checkpoint); differs between equal runs
+                        update, offload, evaluate, checkpoint, wait); differs between equal runs
 notes.jsonl             notes and warnings shown while the run trained; differs between equal runs
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts; own verdicts on peers' texts
@@ -15,6 +15,8 @@ samples/AGENT/          what each training sample was worth: advantage, weight, 
 evaluation/STEP/AGENT/  every held-out reply and the result
 diagnostics/AGENT/      checks of the theory, problem by problem (where they are on)
 checkpoints/AGENT/      weights and optimizer
+hub/, data/             of a member of a team across owners: charter, signed snapshots and receipts,
+                        own envelopes; the data files of the task
 """
 
 from __future__ import annotations
