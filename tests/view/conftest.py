@@ -44,6 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(config, folder / "runs" / "team")
     publish_hostile(Pool(folder / "runs" / "team" / "pool"), step=3)
+    (folder / "runs" / "old" / "pool").mkdir(parents=True)  # as of hacrl 0.1
+    (folder / "runs" / "old" / "config.toml").write_text("steps = 2\n")
     return folder / "runs"
 
 

@@ -21,6 +21,7 @@ def test_the_list_of_runs_and_their_overlay(tab: Any, address: str) -> None:
     assert tab.title() == "Runs · hacrl"
     row = tab.locator("tbody tr").first
     assert "finished" in row.inner_text() and "4 / 4" in row.inner_text()
+    assert "was written by hacrl 0.1.x" in tab.locator("tbody tr").nth(1).inner_text()
     keep_shots(tab, "runs")
     tab.get_by_role("checkbox").check()
     tab.get_by_label("metric").select_option("reward")
@@ -34,6 +35,8 @@ def test_the_list_of_runs_and_their_overlay(tab: Any, address: str) -> None:
 
 
 def test_a_run_and_its_keys(tab: Any, address: str) -> None:
+    tab.goto(f"{address}#runs?sel=team|old")  # one of them cannot be drawn
+    tab.locator("path.line").first.wait_for(state="attached")
     tab.goto(f"{address}#run?id=team")
     tab.get_by_text("Held-out accuracy").wait_for()
     assert tab.locator("figure:visible").count() >= 9

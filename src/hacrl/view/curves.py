@@ -10,6 +10,7 @@ from typing import Any
 
 from hacrl.config import Config
 from hacrl.errors import EXIT_USER, exit_code, explain
+from hacrl.replies import score_name
 from hacrl.store.rows import Row
 from hacrl.view.library import Library
 from hacrl.view.live import LiveRun
@@ -55,6 +56,7 @@ def _listed(library: Library, name: str, read: bool) -> dict[str, Any]:
             "state": run.state(),
             "algorithm": config.algorithm.name,
             "seed": config.seed,
+            "right": _right_or_wrong(config),
             "agents": [agent.name for agent in config.agents],
             "done": run.steps_done(),
             "steps": config.steps,
@@ -64,6 +66,11 @@ def _listed(library: Library, name: str, read: bool) -> dict[str, Any]:
         }
     except Exception as error:
         return {"id": name, "error": one_sentence(error)}
+
+
+def _right_or_wrong(config: Config) -> bool:
+    """Whether an evaluation's mean is an accuracy; else it is a mean reward."""
+    return bool(score_name(config.verifier.kind)[1])
 
 
 def one_sentence(error: BaseException) -> str:
@@ -99,6 +106,7 @@ def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
         "algorithm": config.algorithm.name,
         "task": config.task.kind,
         "seed": config.seed,
+        "right": _right_or_wrong(config),
         "steps": config.steps,
         "done": 1 + max(steps, default=-1),
         "agents": [{"name": a.name, "model": a.model, "learns": a.learns} for a in config.agents],

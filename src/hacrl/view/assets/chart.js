@@ -68,116 +68,129 @@ function area(one, px, py) {
   return "M" + up.join("L") + "L" + down.join("L") + "Z";
 }
 
-/**
- * A chart of lines. options: title, hint, format, zero (axis starts at 0), top (least upper end),
- * points, stacked, xLabel. Its update(series) takes [{ name, color, dash, x, y, low, high, href }].
- */
-export function lineChart(options) {
-  const hidden = new Set();
-  const box = h("div", { class: "plot", tabindex: "0", role: "img" });
-  const legend = h("div", { class: "legend" });
-  const tip = h("div", { class: "tip", hidden: true });
-  const figure = h("figure", { class: "chart card" },
-    h("figcaption", {}, h("b", {}, options.title), options.hint ? h("span", { class: "hint" }, options.hint) : null),
-    box, tip, legend);
-  let series = [], frame = null;
+/** Axes, bands, lines and points as one SVG element, and what the pointer needs; null without values. */
+function drawing(shown, options, width) {
+  const height = options.height || 200, format = options.format || number;
+  const drawn = shown.map((one) => thinned(one, options.stacked ? 200 : (width - LEFT - RIGHT) / 2, options.stacked));
+  const range = ranges(drawn, options);
+  if (!range) return null;
+  const [x0, x1, y0, y1] = range;
+  const px = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
+  const py = (v) => height - BOTTOM - ((v - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
+  const grid = ticks(y0, y1, 4).map((v) => s("g", { class: "grid" },
+    s("line", { x1: LEFT, x2: width - RIGHT, y1: py(v), y2: py(v) }),
+    s("text", { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end" }, format(v))));
+  const below = ticks(x0, x1, Math.max(2, width / 110)).filter(Number.isInteger).map((v) =>
+    s("text", { class: "axis", x: px(v), y: height - 8, "text-anchor": "middle" }, number(v)));
+  const many = drawn.length > 4 && !options.stacked;  // their bands would hide one another
+  const bands = drawn.filter((o) => o.low && !many).map((o) => s("path", { class: `band c${o.color}` + (options.stacked ? " solid" : ""), d: area(o, px, py) }));
+  const lines = options.stacked ? [] : drawn.map((o) => s("path", { class: `line c${o.color}` + (o.dash ? ` dash${o.dash}` : ""), d: path(o.x, o.y, px, py) }));
+  const dots = options.stacked ? [] : drawn.flatMap((o) => points(o, options, px, py, format));
+  const cross = s("line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
+  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, grid, below, bands, cross, lines, dots,
+    s("line", { class: "base", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
+  const xs = [...new Set(drawn.flatMap((o) => o.x))].sort((a, b) => a - b);
+  return { svg, px, cross, drawn, xs, width, format, at: null };
+}
 
-  function draw() {
-    const width = Math.max(240, box.clientWidth || 500), height = options.height || 200;
-    const shown = series.filter((one) => !hidden.has(one.name));
-    const drawn = shown.map((one) => thinned(one, options.stacked ? 200 : (width - LEFT - RIGHT) / 2, options.stacked));
-    let [x0, x1] = extent(drawn, (o) => [o.x]);
-    let [y0, y1] = extent(drawn, (o) => [o.y, o.low, o.high]);
-    if (!Number.isFinite(y0)) {
-      frame = null;
-      box.replaceChildren(h("p", { class: "empty" }, options.empty || "no value yet"));
-      return;
-    }
-    if (options.zero) { y0 = Math.min(0, y0); y1 = y1 === 0 && y0 === 0 ? (options.top ?? 1) : y1; }
-    if (options.top !== undefined) y1 = Math.max(y1, options.top);
-    if (y0 === y1) { y0 -= Math.abs(y0) * 0.1 || 1; y1 += Math.abs(y1) * 0.1 || 1; }
-    if (!options.zero) { const pad = (y1 - y0) * 0.06; y0 -= pad; y1 += pad; }
-    if (x0 === x1) { x0 -= 1; x1 += 1; }
-    const px = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
-    const py = (v) => height - BOTTOM - ((v - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
-    const format = options.format || number;
-    const grid = ticks(y0, y1, 4).map((v) => s("g", { class: "grid" },
-      s("line", { x1: LEFT, x2: width - RIGHT, y1: py(v), y2: py(v) }),
-      s("text", { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end" }, format(v))));
-    const below = ticks(x0, x1, Math.max(2, width / 110)).filter(options.fractions ? () => true : Number.isInteger).map((v) =>
-      s("text", { class: "axis", x: px(v), y: height - 8, "text-anchor": "middle" }, number(v)));
-    const many = drawn.length > 4 && !options.stacked;  // their bands would hide one another
-    const bands = drawn.filter((o) => o.low && !many).map((o) => s("path", { class: `band c${o.color}` + (options.stacked ? " solid" : ""), d: area(o, px, py) }));
-    const lines = options.stacked ? [] : drawn.map((o) => s("path", { class: `line c${o.color}` + (o.dash ? ` dash${o.dash}` : ""), d: path(o.x, o.y, px, py) }));
-    const dots = drawn.flatMap((o) => o.x.map((x, i) => {
-      const alone = o.x.length === 1 || options.points;
-      if (!alone || o.y[i] === null || o.x.length > 60 || options.stacked) return null;
-      const dot = s("circle", { class: `dot c${o.color}`, cx: px(x), cy: py(o.y[i]), r: 3 });
-      return o.href ? s("a", { href: o.href, "aria-label": `${o.name}, ${number(x)}: ${format(o.y[i])}` }, dot) : dot;
-    }));
-    const cross = s("line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
-    box.replaceChildren(s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-      grid, below, bands, cross, lines, dots,
-      s("line", { class: "base", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM })));
-    const last = drawn.map((o) => `${o.name} ${format(o.y[o.y.length - 1])}`).join(", ");
-    box.setAttribute("aria-label", visible(`${options.title}. Last values: ${last}`));
-    frame = { px, cross, drawn, xs: [...new Set(drawn.flatMap((o) => o.x))].sort((a, b) => a - b), width, format, at: null };
-  }
+/** Ends of both axes; null without values. */
+function ranges(drawn, options) {
+  let [x0, x1] = extent(drawn, (o) => [o.x]);
+  let [y0, y1] = extent(drawn, (o) => [o.y, o.low, o.high]);
+  if (!Number.isFinite(y0)) return null;
+  if (options.zero) { y0 = Math.min(0, y0); y1 = y1 === 0 && y0 === 0 ? 1 : y1; }
+  if (y0 === y1) { y0 -= Math.abs(y0) * 0.1 || 1; y1 += Math.abs(y1) * 0.1 || 1; }
+  if (!options.zero) { const pad = (y1 - y0) * 0.06; y0 -= pad; y1 += pad; }
+  if (x0 === x1) { x0 -= 1; x1 += 1; }
+  return [x0, x1, y0, y1];
+}
 
-  function point(index) {
-    if (!frame || !frame.xs.length) return;
-    frame.at = Math.max(0, Math.min(frame.xs.length - 1, index));
-    const x = frame.xs[frame.at], left = frame.px(x);
-    frame.cross.setAttribute("x1", left);
-    frame.cross.setAttribute("x2", left);
-    frame.cross.setAttribute("visibility", "visible");
-    const rows = frame.drawn.map((o) => [o, o.x.indexOf(x)]).filter(([o, i]) => i >= 0 && o.y[i] !== null).map(([o, i]) => {
-      const range = o.low && !options.stacked ? ` [${frame.format(o.low[i])}, ${frame.format(o.high[i])}]` : "";
-      const value = options.stacked ? o.high[i] - o.low[i] : o.y[i];
-      return h("div", {}, h("i", { class: `key c${o.color}` }), o.name, " ", h("b", {}, frame.format(value)), range);
-    });
-    tip.replaceChildren(h("div", { class: "hint" }, `${options.xLabel || "step"} ${number(x)}`), ...rows);
-    tip.hidden = false;
-    const half = left > frame.width / 2;
-    tip.style.left = half ? "auto" : `${left + 24}px`;
-    tip.style.right = half ? `${frame.width - left + 8}px` : "auto";
-  }
+/** Points of a series that has few, linked where it has an address. */
+function points(one, options, px, py, format) {
+  if (one.x.length > 60 || (one.x.length > 1 && !options.points)) return [];
+  return one.x.map((x, i) => {
+    if (one.y[i] === null) return null;
+    const dot = s("circle", { class: `dot c${one.color}`, cx: px(x), cy: py(one.y[i]), r: 3 });
+    return one.href ? s("a", { href: one.href, "aria-label": `${one.name}, ${number(x)}: ${format(one.y[i])}` }, dot) : dot;
+  });
+}
 
-  function leave() {
-    tip.hidden = true;
-    if (frame) frame.cross.setAttribute("visibility", "hidden");
-  }
+/** Show the values at the x with this index in `tip`. */
+function showValues(frame, tip, options, index) {
+  frame.at = Math.max(0, Math.min(frame.xs.length - 1, index));
+  const x = frame.xs[frame.at], left = frame.px(x);
+  for (const [name, value] of [["x1", left], ["x2", left], ["visibility", "visible"]]) frame.cross.setAttribute(name, value);
+  const rows = frame.drawn.map((o) => [o, o.x.indexOf(x)]).filter(([o, i]) => i >= 0 && o.y[i] !== null).map(([o, i]) => {
+    const range = o.low && !options.stacked ? ` [${frame.format(o.low[i])}, ${frame.format(o.high[i])}]` : "";
+    const value = options.stacked ? o.high[i] - o.low[i] : o.y[i];
+    return h("div", {}, h("i", { class: `key c${o.color}` }), o.name, " ", h("b", {}, frame.format(value)), range);
+  });
+  tip.replaceChildren(h("div", { class: "hint" }, `${options.xLabel || "step"} ${number(x)}`), ...rows);
+  tip.hidden = false;
+  const half = left > frame.width / 2;
+  tip.style.left = half ? "auto" : `${left + 24}px`;
+  tip.style.right = half ? `${frame.width - left + 8}px` : "auto";
+}
 
+/** Values under the pointer and by the arrow keys. `now()` is the present drawing. */
+function follow(box, tip, options, now) {
+  const leave = () => { tip.hidden = true; now()?.cross.setAttribute("visibility", "hidden"); };
   box.addEventListener("pointermove", (event) => {
+    const frame = now();
     if (!frame) return;
     const at = event.clientX - box.getBoundingClientRect().left;
     let best = 0;
     frame.xs.forEach((x, i) => { if (Math.abs(frame.px(x) - at) < Math.abs(frame.px(frame.xs[best]) - at)) best = i; });
-    point(best);
+    showValues(frame, tip, options, best);
   });
   box.addEventListener("pointerleave", leave);
   box.addEventListener("blur", leave);
   box.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key], frame = now();
     if (!move || !frame) return;
     event.preventDefault();
-    point((frame.at ?? (move > 0 ? -1 : frame.xs.length)) + move);
+    showValues(frame, tip, options, (frame.at ?? (move > 0 ? -1 : frame.xs.length)) + move);
   });
-  new ResizeObserver(draw).observe(box);
+}
+
+/**
+ * A chart of lines. options: title (a text or a function), hint, format, height, zero (the axis starts at
+ * 0), points, stacked, legend, xLabel, empty. Its update(series) takes
+ * [{ name, color, dash, x, y, low, high, href }].
+ */
+export function lineChart(options) {
+  const hidden = new Set();
+  const title = () => (typeof options.title === "function" ? options.title() : options.title);
+  const box = h("div", { class: "plot", tabindex: "0", role: "img" });
+  const legend = h("div", { class: "legend" }), tip = h("div", { class: "tip", hidden: true }), caption = h("b", {}, title());
+  const figure = h("figure", { class: "chart card" },
+    h("figcaption", {}, caption, options.hint ? h("span", { class: "hint" }, options.hint) : null), box, tip, legend);
+  let series = [], frame = null;
+
+  function draw() {
+    frame = drawing(series.filter((one) => !hidden.has(one.name)), options, Math.max(240, box.clientWidth || 500));
+    box.replaceChildren(frame ? frame.svg : h("p", { class: "empty" }, options.empty || "no value yet"));
+    const last = frame ? frame.drawn.map((o) => `${o.name} ${frame.format(o.y[o.y.length - 1])}`).join(", ") : "none";
+    box.setAttribute("aria-label", visible(`${title()}. Last values: ${last}`));
+  }
+
+  function toggle(one, button) {
+    hidden.has(one.name) ? hidden.delete(one.name) : hidden.add(one.name);
+    button.setAttribute("aria-pressed", String(!hidden.has(one.name)));
+    draw();
+  }
 
   figure.update = (next) => {
+    caption.textContent = visible(title());
     series = options.stacked ? stacked(next) : next;
-    legend.replaceChildren(...(series.length < 2 && !options.legend ? [] : series.map((one) =>
-      h("button", {
-        type: "button", "aria-pressed": String(!hidden.has(one.name)), title: "show or hide",
-        onclick: (event) => {
-          hidden.has(one.name) ? hidden.delete(one.name) : hidden.add(one.name);
-          event.currentTarget.setAttribute("aria-pressed", String(!hidden.has(one.name)));
-          draw();
-        },
-      }, h("i", { class: `key c${one.color}` + (one.dash ? ` dash${one.dash}` : "") }), one.name))));
+    const entries = series.length < 2 && !options.legend ? [] : series;
+    legend.replaceChildren(...entries.map((one) => h("button", {
+      type: "button", title: "show or hide", "aria-pressed": String(!hidden.has(one.name)), onclick: (event) => toggle(one, event.currentTarget),
+    }, h("i", { class: `key c${one.color}` + (one.dash ? ` dash${one.dash}` : "") }), one.name)));
     draw();
   };
+  follow(box, tip, options, () => frame);
+  new ResizeObserver(draw).observe(box);
   return figure;
 }
 

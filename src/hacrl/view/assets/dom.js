@@ -54,6 +54,11 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : (100 * value).toFixed(digits) + " %";
 }
 
+/** An evaluation's mean: an accuracy in percent, or a mean reward. */
+export function score(value, right, digits = 1) {
+  return right ? percent(value, digits) : number(value);
+}
+
 export function signed(value, digits = 2) {
   if (value === null || value === undefined) return "–";
   return (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);

@@ -1,6 +1,6 @@
 // One run: curves, seconds by phase, notes. Everything moves while the run trains.
 
-import { age, fact, h, link, number, percent, select, table } from "./dom.js";
+import { age, fact, h, link, number, percent, score, select, table } from "./dom.js";
 import { exported, get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { stateBadge } from "./runs.js";
@@ -23,7 +23,8 @@ export function runTabs(id) {
 export async function runView(params, page) {
   const id = params.id;
   const facts = h("div", { class: "facts" }), notes = h("div"), scores = h("div");
-  const accuracy = lineChart({ title: "Held-out accuracy", hint: "with 95 % interval", points: true, format: (v) => percent(v, 0), height: 240, legend: true });
+  let right = true;
+  const accuracy = lineChart({ title: () => (right ? "Held-out accuracy" : "Mean held-out reward"), hint: "with 95 % interval", points: true, format: (v) => score(v, right, 0), height: 240, legend: true });
   const phases = lineChart({ title: "Seconds by phase", hint: "all agents, each step", stacked: true, zero: true, height: 240 });
   const charts = CHARTS.map(([key, options]) => [key, lineChart(options)]);
   const other = lineChart({ title: params.metric || "Another metric", empty: "choose a metric" });
@@ -41,6 +42,7 @@ export async function runView(params, page) {
   async function refresh() {
     const data = await get("run", { id });
     page.title(data.id, data.path, runTabs(id));
+    right = data.right;
     facts.replaceChildren(stateBadge(data.state), fact("step", `${data.done} of ${data.steps}`), fact("algorithm", data.algorithm),
       fact("task", data.task), fact("seed", data.seed), fact("rollouts", number(data.rollouts)), fact("changed", exported ? new Date(1000 * data.changed).toISOString().slice(0, 16).replace("T", " ") + " UTC" : age(data.now - data.changed)));
     accuracy.update(data.agents.filter((a) => data.accuracy[a.name]).map((a) => {
@@ -83,12 +85,12 @@ function noteList(data) {
 }
 
 function scoreTable(data) {
-  const range = (p) => p ? [h("b", {}, percent(p[1])), h("span", { class: "hint" }, ` [${(100 * p[2]).toFixed(1)}, ${(100 * p[3]).toFixed(1)}]`)] : "–";
+  const plain = (v) => score(v, data.right).replace(" %", "");
+  const range = (p) => p ? [h("b", {}, score(p[1], data.right)), h("span", { class: "hint" }, ` [${plain(p[2])}, ${plain(p[3])}]`)] : "–";
   const points = (a) => data.accuracy[a.name] || [];
   const last = (a, key) => { const v = data.series[key]?.[a.name]; return v ? v[v.length - 1] : null; };
   return table([
-    { title: "agent", left: true, cell: (a) => [h("i", { class: `key c${data.agents.indexOf(a) % 8}` }), a.name, a.learns ? "" : " (frozen)"] },
-    { title: "model", left: true, cell: (a) => h("span", { class: "hint" }, a.model || "") },
+    { title: "agent", left: true, cell: (a) => [h("i", { class: `key c${data.agents.indexOf(a) % 8}` }), a.name, a.learns ? "" : " (frozen)", h("span", { class: "hint" }, ` ${a.model || ""}`)] },
     { title: "before", cell: (a) => range(points(a)[0]) },
     { title: "last", cell: (a) => range(points(a).length > 1 ? points(a)[points(a).length - 1] : null) },
     { title: "reward", cell: (a) => number(last(a, "reward")) },

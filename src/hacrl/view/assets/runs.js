@@ -1,20 +1,21 @@
 // The runs of a folder, and several runs in one chart.
 
-import { age, badge, card, h, link, notice, percent, select, table } from "./dom.js";
+import { age, badge, card, h, link, notice, percent, score, select, table } from "./dom.js";
 import { get } from "./data.js";
 import { lineChart } from "./chart.js";
 
-const OVERLAYS = [["accuracy", "held-out accuracy"], ["reward", "training reward"], ["loss", "loss"], ["peers/used", "peers' samples used"], ["reply_tokens", "reply tokens"]];
+const OVERLAYS = [["accuracy", "held-out accuracy or reward"], ["reward", "training reward"], ["loss", "loss"], ["peers/used", "peers' samples used"], ["reply_tokens", "reply tokens"]];
 
 export function stateBadge(state) {
   return badge(state, { running: "good", finished: "calm", stopped: "warn" }[state]);
 }
 
 /** First and last accuracy of an agent, e.g. "24.4 → 52.5 %". */
-function change(points) {
+function change(points, right) {
   if (!points || !points.length) return "–";
   const first = points[0], last = points[points.length - 1];
-  return points.length > 1 ? `${(100 * first[1]).toFixed(1)} → ${percent(last[1])}` : percent(first[1]);
+  const before = score(first[1], right);
+  return points.length > 1 ? `${before.replace(" %", "")} → ${score(last[1], right)}` : before;
 }
 
 export async function runsView(params, page) {
@@ -35,7 +36,7 @@ export async function runsView(params, page) {
       { title: "state", left: true, cell: (r) => r.pending ? badge("reading") : r.error ? badge("not readable", "bad") : stateBadge(r.state) },
       { title: "step", cell: (r) => r.error || r.pending ? "" : `${r.done} / ${r.steps}` },
       { title: "algorithm", left: true, cell: (r) => r.algorithm || "" },
-      { title: "accuracy", left: true, hint: "held-out accuracy: first → last evaluation", cell: (r) => r.error ? h("span", { class: "hint" }, r.error) : (r.agents || []).map((a) => h("div", { class: "pair" }, h("span", { class: "hint" }, a), " ", change(r.accuracy[a]))) },
+      { title: "held-out", left: true, hint: "accuracy, or mean reward: first → last evaluation", cell: (r) => r.error ? h("span", { class: "hint why" }, r.error) : (r.agents || []).map((a) => h("div", { class: "pair" }, h("span", { class: "hint" }, a), " ", change(r.accuracy[a], r.right))) },
       { title: "notes", cell: (r) => r.notes || "" },
       { title: "changed", cell: (r) => r.changed ? age(now - r.changed) : "" },
     ];
@@ -48,8 +49,8 @@ export async function runsView(params, page) {
     list.replaceChildren(found.runs.length ? table(columns(found.now), found.runs) : notice("This folder holds no run yet."));
     suites.replaceChildren(...(found.suites.length ? [card("Comparisons", null,
       h("ul", {}, found.suites.map((x) => h("li", {}, h("a", { href: link("suite", { id: x.id }), "data-row": "" }, x.id)))))] : []));
-    if (found.runs.some((r) => r.pending)) setTimeout(() => refresh().catch(page.fail), 300);
-    await drawOverlay(found.runs.filter((r) => chosen.has(r.id)));
+    if (found.runs.some((r) => r.pending)) setTimeout(() => list.isConnected && refresh().catch(page.fail), 300);
+    await drawOverlay(found.runs.filter((r) => chosen.has(r.id) && r.agents));
   }
 
   async function drawOverlay(runs) {
