@@ -53,16 +53,16 @@ def some_requests(count: int = 96) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "groups", "size", "window", "cap", "dtype"),
+    ("heads", "groups", "size", "splits", "window", "cap", "dtype"),
     [
-        (8, 2, 128, None, None, torch.bfloat16),
-        (3, 3, 64, None, None, torch.bfloat16),
-        (1, 4, 256, 100, None, torch.bfloat16),
-        (2, 4, 96, None, 20.0, torch.float32),
-        (4, 1, 32, 33, None, torch.float32),
+        (8, 2, 128, 1, None, None, torch.bfloat16),
+        (3, 3, 64, 1, None, None, torch.bfloat16),
+        (1, 4, 256, 8, 100, None, torch.bfloat16),
+        (2, 4, 96, 4, None, 20.0, torch.float32),
+        (4, 1, 32, 2, 33, None, torch.float32),
     ],
 )
-def test_attention_over_pages(heads, groups, size, window, cap, dtype) -> None:
+def test_attention_over_pages(heads, groups, size, splits, window, cap, dtype) -> None:
     from hacrl.sampling.kernels import decode_attention
 
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def test_attention_over_pages(heads, groups, size, window, cap, dtype) -> None:
     key = torch.randn(rows, heads, size, device="cuda", dtype=dtype)
     value = torch.randn_like(key)
     out = decode_attention(
-        query, key, value, keys, values, table, position, Rule(size**-0.5, window, cap)
+        query, key, value, keys, values, table, position, Rule(size**-0.5, window, cap), splits
     )
     for r in range(rows):
         n = int(position[r])

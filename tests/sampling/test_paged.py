@@ -20,7 +20,7 @@ from hacrl.sampling.paged import PagedSampler
 from hacrl.sampling.transformers_cache import TransformersSampler, draw
 
 
-def torch_attention(query, key, value, keys, values, table, position, rule):
+def torch_attention(query, key, value, keys, values, table, position, rule, splits):
     """decode_attention, row by row."""
     rows, heads, size = query.shape
     out = torch.empty_like(query)

@@ -23,6 +23,8 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 """Rows of the captured steps. A batch uses the next larger size; the remaining rows are idle."""
 FUSE_AFTER = 256
 """Steps after which small operations are compiled (policy/fuse.py) and graphs are captured again."""
+PROGRAMS = 264
+"""Attention over a row is split until a layer's attention has this many independent programs."""
 STATE = ("token", "position", "key", "index", "limit", "done")
 """State of a row: the next token to read, its position in the sequence, the noise stream, the number of
 sampled tokens, the reply's limit, and (on the device) whether the reply is finished."""
@@ -70,12 +72,17 @@ class _DecodeAttention:
     def __init__(self, pages: Tensor, table_RP: Tensor, position_R: Tensor) -> None:
         self.attention = page_kernels()[0]
         self.pages, self.table_RP, self.position_R = pages, table_RP, position_R
+        self.splits = 1
+        while self.splits < 8 and len(position_R) * pages.shape[3] * self.splits < PROGRAMS:
+            self.splits *= 2
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         query, key, value = (x[:, :, 0] for x in (query, key, value))
         keys, values = self.pages[layer, 0], self.pages[layer, 1]
         table, position = self.table_RP, self.position_R
-        out_RHD: Tensor = self.attention(query, key, value, keys, values, table, position, rule)
+        out_RHD: Tensor = self.attention(
+            query, key, value, keys, values, table, position, rule, self.splits
+        )
         return out_RHD.unsqueeze(1)
 
 

@@ -50,15 +50,16 @@ def _add_token(q, k, v, top, total, acc, scale, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _attend_kernel(
-    query, key, value, keys, values, table, position, out, scale, window, cap,
+    query, key, value, keys, values, table, position, out, part_out, part_max, part_sum,
+    scale, window, cap,
     query_row, query_head, key_row, key_head, value_row, value_head,
     page_stride, head_stride, table_row,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, PAGE: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one row's new token, at `position`, with one key head over its pages."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    """Attention of one row's new token, at `position`, with one key head over one split of its pages."""
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     g, d, o = tl.arange(0, GROUP_PAD), tl.arange(0, SIZE_PAD), tl.arange(0, PAGE)
     real = (g < GROUP)[:, None] & (d < SIZE)[None, :]
     heads = head * GROUP + g
@@ -72,7 +73,7 @@ def _attend_kernel(
     first = 0
     if WINDOWED:
         first = tl.maximum(length + 1 - window, 0)
-    for p in range(first // PAGE, tl.cdiv(length, PAGE)):
+    for p in range(first // PAGE + split, tl.cdiv(length, PAGE), SPLITS):
         page = tl.load(table + row * table_row + p).to(tl.int64)
         at = page * page_stride + head * head_stride + o[:, None] * SIZE + d[None, :]
         index = p * PAGE + o
@@ -90,16 +91,40 @@ def _attend_kernel(
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         top = new_top
-    # The new token: attend to it from registers and store it in the cache.
-    k = tl.load(key + row * key_row + head * key_head + d, mask=d < SIZE, other=0.0)
-    v = tl.load(value + row * value_row + head * value_head + d, mask=d < SIZE, other=0.0)
-    page = tl.load(table + row * table_row + length // PAGE).to(tl.int64)
-    at = page * page_stride + head * head_stride + (length % PAGE) * SIZE + d
-    tl.store(keys + at, k, mask=d < SIZE)
-    tl.store(values + at, v, mask=d < SIZE)
-    top, total, acc = _add_token(q, k, v, top, total, acc, scale, cap, CAPPED)
-    at = (row * HEADS * GROUP + heads)[:, None] * SIZE + d[None, :]
-    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+    if split == 0:  # the new token: attend to it from registers and store it in the cache
+        k = tl.load(key + row * key_row + head * key_head + d, mask=d < SIZE, other=0.0)
+        v = tl.load(value + row * value_row + head * value_head + d, mask=d < SIZE, other=0.0)
+        page = tl.load(table + row * table_row + length // PAGE).to(tl.int64)
+        at = page * page_stride + head * head_stride + (length % PAGE) * SIZE + d
+        tl.store(keys + at, k, mask=d < SIZE)
+        tl.store(values + at, v, mask=d < SIZE)
+        top, total, acc = _add_token(q, k, v, top, total, acc, scale, cap, CAPPED)
+    all_heads = HEADS * GROUP
+    if SPLITS == 1:
+        at = (row * all_heads + heads)[:, None] * SIZE + d[None, :]
+        tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+    else:
+        place = (row * all_heads + heads) * SPLITS + split
+        tl.store(part_out + place[:, None] * SIZE + d[None, :], acc, mask=real)
+        tl.store(part_max + place, top, mask=g < GROUP)
+        tl.store(part_sum + place, total, mask=g < GROUP)
+
+
+@triton.jit
+def _join_kernel(
+    part_out, part_max, part_sum, out,
+    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Combine the splits of one row and query head."""
+    place = tl.program_id(0)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, SIZE_PAD)
+    top = tl.load(part_max + place * SPLITS + s)
+    total = tl.load(part_sum + place * SPLITS + s)
+    weight = tl.exp(top - tl.max(top, 0))
+    at = (place * SPLITS + s)[:, None] * SIZE + d[None, :]
+    acc = tl.load(part_out + at, mask=(d < SIZE)[None, :], other=0.0)
+    joined = tl.sum(acc * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + place * SIZE + d, joined.to(out.dtype.element_ty), mask=d < SIZE)
 
 
 def decode_attention(
@@ -111,6 +136,7 @@ def decode_attention(
     table_RP: Tensor,
     position_R: Tensor,
     rule: Rule,
+    splits: int,
 ) -> Tensor:
     """Attention [R, H, D] of one new token per row over its pages; stores the token's key and value.
 
@@ -120,16 +146,26 @@ def decode_attention(
     _, heads, page, _ = keys.shape
     group = all_heads // heads
     out = torch.empty((rows, all_heads, size), dtype=query_RHD.dtype, device=query_RHD.device)
-    _attend_kernel[(rows, heads)](
-        query_RHD, key_RKD, value_RKD, keys, values, table_RP, position_R, out,
+    parts = rows * all_heads * splits if splits > 1 else 1
+    part_out = torch.empty(parts * size, dtype=torch.float32, device=out.device)
+    part_max = torch.empty(parts, dtype=torch.float32, device=out.device)
+    part_sum = torch.empty(parts, dtype=torch.float32, device=out.device)
+    size_pad = triton.next_power_of_2(size)
+    _attend_kernel[(rows, heads, splits)](
+        query_RHD, key_RKD, value_RKD, keys, values, table_RP, position_R,
+        out, part_out, part_max, part_sum,
         rule.scale, rule.window or 0, rule.cap or 1.0,
         query_RHD.stride(0), query_RHD.stride(1), key_RKD.stride(0), key_RKD.stride(1),
         value_RKD.stride(0), value_RKD.stride(1), keys.stride(0), keys.stride(1), table_RP.stride(0),
         HEADS=heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        SIZE=size, SIZE_PAD=triton.next_power_of_2(size), PAGE=page,
+        SIZE=size, SIZE_PAD=size_pad, PAGE=page, SPLITS=splits,
         WINDOWED=rule.window is not None, CAPPED=rule.cap is not None,
         num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
+    if splits > 1:
+        _join_kernel[(rows * all_heads,)](
+            part_out, part_max, part_sum, out, SIZE=size, SIZE_PAD=size_pad, SPLITS=splits
+        )
     return out
 
 
