@@ -145,6 +145,9 @@ def main() -> int:
 def parts(arguments: argparse.Namespace, setting: Setting) -> dict[str, Callable[[], None]]:
     """What to run, in order."""
     cases = TINY if arguments.tiny else GPU if arguments.device == "gpu" else CPU
+    if arguments.few:
+        joint_case = replace(cases.joint, prompts=64, minibatch=256, shares=(0.35,))
+        cases = replace(cases, rollout=cases.rollout[1::3], joint=joint_case)
     wanted = arguments.parts.split(",")
     both = {"score", "update"} & set(wanted)
     step_case = replace(cases.step, per_device=arguments.trl_batch or cases.step.per_device)
@@ -200,6 +203,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default="", help="comma-separated; see DEFAULT_PARTS")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--tiny", action="store_true", help="smallest shapes: a test of the parts")
+    parser.add_argument("--few", action="store_true", help="fewer rollouts, a smaller joint case")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs, after a warm-up")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
     parser.add_argument(
