@@ -38,7 +38,7 @@ def test_a_run_and_its_keys(tab: Any, address: str) -> None:
     tab.goto(f"{address}#runs?sel=team|old")  # one of them cannot be drawn
     tab.locator("path.line").first.wait_for(state="attached")
     tab.goto(f"{address}#run?id=team")
-    tab.get_by_text("Held-out accuracy").wait_for()
+    tab.locator(".facts").wait_for()
     assert tab.locator("figure:visible").count() >= 9
     chart = tab.get_by_label("Training reward. Last values")
     chart.hover()
