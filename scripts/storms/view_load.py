@@ -201,7 +201,7 @@ def measure(run: Path, cache: str, index: bool) -> dict[str, Any]:
             found[name] = {"s": seconds, "cpu_s": server.cpu() - before}
         while index:
             progress = server.get("rollouts")[0]["index"]
-            if progress["done"] >= progress["total"]:
+            if progress["complete"]:
                 found["index"] = {"s": time.perf_counter() - server.started, "cpu_s": server.cpu()}
                 break
             time.sleep(2)

@@ -50,8 +50,10 @@ def replies(run: RunDirectory) -> list[Trajectory]:
 
 def test_filters_agree_with_the_files(run: RunDirectory) -> None:
     index = Index(LiveRun.open(run.path))
+    assert not index.progress()["complete"]
     assert total(index, step=2) == len(AGENTS) * EACH  # of a step that the index does not have yet
     assert index.refresh() == STEPS - 1 and index.refresh() == 0
+    assert index.progress() == {"done": STEPS, "total": STEPS, "complete": True, "error": ""}
     every = replies(run)
     assert total(index) == len(every) == 96
     right = [t for t in every if t.agent == "bee" and t.reward > 0]

@@ -215,7 +215,7 @@ def test_a_comparison_and_its_report(tab: Any, runs: Path, tmp_path: Path) -> No
         seed = tab.locator("figure svg a").first
         seed.click()
         tab.wait_for_url("**#run?id=runs*")
-        tab.get_by_text("Held-out accuracy").wait_for()
+        tab.locator(".facts").wait_for()
     tab.goto((out / "report.html").as_uri())
     tab.get_by_text("Difference to gspo").first.wait_for()
     assert tab.locator("figure svg a").first.get_attribute("href").startswith("runs/team/")

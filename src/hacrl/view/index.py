@@ -50,7 +50,7 @@ class Index:
         self._writing = threading.RLock()
         self._place, self._memory = _open(_file(run.path))
         self.searchable = "fts5" in self._definition("texts")
-        self._total = 0
+        self._total: int | None = None  # steps of the run, once they are counted
         self._failed = ""
         self._thread: threading.Thread | None = None
 
@@ -72,8 +72,9 @@ class Index:
             newest = "SELECT error FROM steps WHERE error != '' ORDER BY step DESC LIMIT 1"
             failed = db.execute(newest).fetchone()
         error = self._failed or (failed[0] if failed else "")
-        total = max(self._total, done)
-        return {"done": done, "total": total, "error": error, "memory": self.in_memory}
+        total = max(self._total or 0, done)
+        complete = self._total is not None and done >= self._total
+        return {"done": done, "total": total, "complete": complete, "error": error}
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -170,7 +170,8 @@ export function lineChart(options) {
   function draw() {
     frame = drawing(series.filter((one) => !hidden.has(one.name)), options, Math.max(240, box.clientWidth || 500));
     box.replaceChildren(frame ? frame.svg : h("p", { class: "empty" }, options.empty || "no value yet"));
-    const last = frame ? frame.drawn.map((o) => `${o.name} ${frame.format(o.y[o.y.length - 1])}`).join(", ") : "none";
+    if (!frame) return box.removeAttribute("aria-label");
+    const last = frame.drawn.map((o) => `${o.name} ${frame.format(o.y[o.y.length - 1])}`).join(", ");
     box.setAttribute("aria-label", visible(`${title()}. Last values: ${last}`));
   }
 

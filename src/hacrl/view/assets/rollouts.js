@@ -21,7 +21,7 @@ export function useBadge(use) {
 }
 
 function progress(index) {
-  if (!index || index.done >= index.total) return index?.error ? notice(index.error, "bad") : "";
+  if (!index || index.complete) return index?.error ? notice(index.error, "bad") : "";
   const bar = h("progress", { max: index.total, value: index.done });
   return h("p", { class: "notice", role: "status" }, bar, ` Indexing: ${number(index.done)} of ${number(index.total)} steps, newest first. The list grows until it is complete.`);
 }
@@ -52,7 +52,7 @@ export async function rolloutsView(params, page) {
     if (event && complete && !(run.state === "running" && !params.offset)) return;
     const found = await get("rollouts", { ...params, learner });
     state.replaceChildren(progress(found.index), exported?.partial ? notice(exported.partial) : "");
-    complete = !found.index || found.index.done >= found.index.total;
+    complete = !found.index || found.index.complete;
     const focused = document.activeElement?.getAttribute?.("href");
     const last = found.offset + found.rows.length;
     count.textContent = found.total ? `${number(found.offset + 1)} to ${number(last)} of ${number(found.total)} replies` : "";

@@ -44,7 +44,7 @@ export async function teachView(params, page) {
     const data = await get("teach", { id });
     page.title(id, null, runTabs(id));
     const { done, total } = data.index || { done: 0, total: 0 };
-    state.replaceChildren(...(data.index && done < total ? [notice(`Counting samples: ${done} of ${total} steps.`)] : []));
+    state.replaceChildren(...(data.index && !data.index.complete ? [notice(`Counting samples: ${done} of ${total} steps.`)] : []));
     const pair = (learner, source) => data.pairs.find((p) => p.learner === learner && p.source === source);
     matrix.replaceChildren(h("div", { class: "wide" }, h("table", { class: "matrix" },
       h("thead", {}, h("tr", {}, h("th", { class: "left" }, "learner ↓   source →"), data.sources.map((x) => h("th", { class: "left" }, x)))),
