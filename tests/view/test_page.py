@@ -117,9 +117,9 @@ def test_rollouts_filters_search_and_links(tab: Any, address: str, browser: Any)
     tab.wait_for_url("**learner=finch**")
     totals = {}
     for used in ("used", "clipped", "zero", "none"):
-        tab.get_by_label("used").select_option(used)
-        tab.wait_for_url(f"**used={used}**")
-        tab.locator("main:not([aria-busy])").wait_for()
+        with tab.expect_response(lambda r, used=used: f"used={used}" in r.url):
+            tab.get_by_label("used").select_option(used)
+        tab.wait_for_timeout(500)  # until the answer is drawn
         text = tab.locator("main").inner_text()
         totals[used] = 0 if "No reply matches" in text else int(text.split(" of ")[1].split()[0])
     assert sum(totals.values()) == 16
