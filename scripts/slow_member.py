@@ -2,7 +2,7 @@
 
     python scripts/slow_member.py [--seeds 5] [--seconds 60] [--staleness 4] [--slowness 4]
 
-Two members, wren (fast) and finch (slowed down by sleeping), train over a hub for the same time: with
+Two members of one size, the second slowed down by sleeping, train over a hub for the same time: with
 deadline and staleness, and waiting for each other. Prints for every seed the fraction of time that the
 fast member waited, the fraction of the slow member's batches that it used, and the held-out accuracy of
 both members at the end of that time.
@@ -34,7 +34,7 @@ CHARTER: dict[str, Any] = {
 }
 SETTINGS: dict[str, Any] = {
     "minibatch_samples": 32,
-    "evaluation": {"every": 10, "problems": 100, "temperature": 0.0},
+    "evaluation": {"every": 4, "problems": 60, "temperature": 0.0},
     "checkpoint": {"save": False},
 }
 
@@ -57,7 +57,7 @@ def train(
     folder.mkdir(parents=True)
     with HubProcess(folder, **CHARTER, seed=seed, **charter) as hub:
         ant = MemberProcess(hub, "ant", mine("wren", **SETTINGS))
-        bee = MemberProcess(hub, "bee", mine("finch", **SETTINGS))
+        bee = MemberProcess(hub, "bee", mine("wren-2", **SETTINGS))
         bee.slowness = slowness
         try:
             ant.start()
