@@ -248,7 +248,7 @@ def attack_table(results: Results, level: bool | str) -> Iterator[str]:
     for attack in ("honest", *ATTACKS):
         for algorithm in ALGORITHMS:
             off, on = (results[attack, algorithm, d] for d in (False, level))
-            if len(off) < 2 or len(on) < 2:
+            if not off or not on:
                 continue
             lost = [loss(results, attack, algorithm, d, "without") for d in (False, level)]
             alone = loss(results, attack, algorithm, level, "alone")
@@ -260,7 +260,8 @@ def attack_table(results: Results, level: bool | str) -> Iterator[str]:
 
 
 def points(found: Estimate) -> str:
-    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+    interval = f" [{found.low:+.1f}, {found.high:+.1f}]" if found.count > 1 else ""
+    return f"{found.mean:+.1f}{interval}"
 
 
 def false_alarms(results: Results) -> Iterator[str]:
