@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +100,25 @@ def draw_forest() -> None:
 def draw_exchange() -> None:
     figure, axis = plt.subplots(figsize=(6.5, 3.6))
     seen = set()
+    drawn: Counter[tuple[float, str]] = Counter()
     for row in report("teams")[1].rows:
         found = row.exchange
         if found is None or found.flat or row.arm not in COLOURS:
             continue
         top = 1.1 * found.multiples[-1]  # where censored values are drawn
         f, low, high = (min(v, top) for v in (found.f, found.low, found.high))
-        x = found.n + 0.1 * (list(COLOURS).index(row.arm) - 1.5)
+        count = drawn[found.n, row.arm]  # agents of one rule stand side by side
+        drawn[found.n, row.arm] += 1
+        x = found.n + 0.2 * (list(COLOURS).index(row.arm) - 2) + 0.05 * count
         axis.plot([x, x], [low, high], color=COLOURS[row.arm], linewidth=1, alpha=0.6)
         axis.plot(x, f, "o", color=COLOURS[row.arm], markersize=4)
         seen.add(row.arm)
     axis.plot([1, 5], [1, 5], "--", color="grey", linewidth=0.8)
     axis.axhline(4, color="grey", linewidth=0.5)
-    axis.set(
-        xlabel="agents in the team, n", ylabel="exchange rate f (dashed: f = n; above 4: censored)"
+    axis.set(xlabel="agents in the team, n", ylabel="exchange rate f", xlim=(0.8, 5.2))
+    axis.set_xticks(range(1, 6))
+    axis.set_title(
+        "one line per agent; dashed: f = n; above 4 and below 1: only bounded", fontsize=8
     )
     _legend(figure, seen)
     _save(figure, "exchange.svg")
