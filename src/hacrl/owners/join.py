@@ -139,6 +139,7 @@ class Membership:
             connection.patience,
             connection.verify,
         )
+        client.state()  # a signed request: a wrong clock is noticed before models are loaded
         for name, digest in self.team.data.items():
             _place(client, name, digest, run / "data" / name, beside / name)
         if client.head:
