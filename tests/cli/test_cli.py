@@ -74,7 +74,7 @@ def test_replies_that_are_not_judged_are_on_every_screen(tmp_path: Path) -> None
     code, out, err = hacrl("train", config, "--run", run)
     assert code == 0, err
     count = r"\(of \d+ judged, \d+ not\)"
-    assert re.search(rf"before training: wren 50.0±0.0 % {count}  finch 50.0±0.0 % {count}", err)
+    assert re.search(rf"before training: wren 50.0±0.0 {count}  finch 50.0±0.0 {count}", err)
     failed = r"your reward function failed on \d+ of \d+ replies \(\d+ error; first error: ValueErr"
     assert len(re.findall(rf"note: \w+, evaluation before training: {failed}", err)) == 2
     code, out, _ = hacrl("show", run)

@@ -62,7 +62,8 @@ def test_a_replay_member_names_its_agent(tmp_path: Path) -> None:
 
 
 def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
-    """The stored run grows between a kill and the resume: the published rows stay."""
+    """The stored run grows between a kill and the resume, which is refused. When the run is as it was,
+    the resume gives the same numbers."""
     stored = hacrl.train(team(member("finch"), steps=1, **NO_EVALUATION), tmp_path / "stored")
     replay = {"name": "old", "replay": str(stored.path)}
     settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
@@ -70,6 +71,10 @@ def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
     before = run.metrics_path.read_bytes()
     hacrl.resume(stored.path, steps=3)
     shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(UserError, match="batches of"):
+        hacrl.resume(run.path)
+    for step in (1, 2):
+        shutil.rmtree(stored.pool_path / f"step-00000{step}")
     hacrl.resume(run.path)
     assert run.metrics_path.read_bytes() == before
 
