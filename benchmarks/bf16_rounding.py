@@ -1,7 +1,7 @@
 """How rounding in bfloat16 changes a sequence's ratio, and GSPO's clip decisions.
 
-    python benchmarks/bf16_rounding.py shapes Qwen3-0.6B,Qwen3-1.7B           # random weights, on a GPU
-    python benchmarks/bf16_rounding.py model FOLDER --tokens 60 --rate 1e-6   # a pretrained model, on a CPU
+    python benchmarks/bf16_rounding.py shapes Qwen3-0.6B,Qwen3-1.7B   # random weights, on a GPU
+    python benchmarks/bf16_rounding.py model FOLDER --tokens 60 --rate 1e-6   # a pretrained model
 
 `shapes` prints own samples outside the clip for updates that move no weight, and the agreement with
 float32 after one update at 1e-6. `model` moves every weight by `--rate` in a random direction, and
