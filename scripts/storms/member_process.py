@@ -54,10 +54,10 @@ def mine(model: str, agent: Mapping[str, Any] | None = None, **tables: Any) -> d
     return {**MINE, **tables, "agent": own}
 
 
-def run_command(folder: Path, arguments: list[str], slowness: float) -> None:
+def run_command(folder: Path, arguments: list[str], slowness: float, pause: float) -> None:
     """Run hacrl in this process, in a folder, with its output in the file `log`."""
-    if slowness > 1:
-        _slow_down(slowness)
+    if slowness > 1 or pause:
+        _slow_down(slowness, pause)
     os.chdir(folder)
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -67,8 +67,8 @@ def run_command(folder: Path, arguments: list[str], slowness: float) -> None:
     app(arguments, prog_name="hacrl")
 
 
-def _slow_down(factor: float) -> None:
-    """Let sampling and learning take `factor` times as long."""
+def _slow_down(factor: float, pause: float) -> None:
+    """Let sampling and learning each take `factor` times as long and `pause` seconds more."""
     from hacrl.training.agent import Agent
 
     for name in ("_attempt", "learn"):
@@ -77,7 +77,7 @@ def _slow_down(factor: float) -> None:
         def slow(*args: Any, real: Any = real) -> Any:
             began = time.monotonic()
             result = real(*args)
-            time.sleep((factor - 1) * (time.monotonic() - began))
+            time.sleep((factor - 1) * (time.monotonic() - began) + pause)
             return result
 
         setattr(Agent, name, slow)
@@ -101,6 +101,8 @@ class MemberProcess:
         self.process: ForkServerProcess | None = None
         self.slowness = 1.0
         """An agent that takes this many times as long, by sleeping."""
+        self.pause = 0.0
+        """Seconds that sampling and learning each take longer, by sleeping."""
 
     @property
     def log(self) -> str:
@@ -114,7 +116,7 @@ class MemberProcess:
 
     def start(self, *options: str) -> None:
         """Run the command in a process that has hacrl and torch loaded already."""
-        arguments = (self.folder, self.arguments(*options), self.slowness)
+        arguments = (self.folder, self.arguments(*options), self.slowness, self.pause)
         self.process = PROCESSES.Process(target=run_command, args=arguments, daemon=True)
         self.process.start()
 

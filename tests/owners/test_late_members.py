@@ -26,27 +26,33 @@ SETTINGS = {
 def test_late_batches_are_used_once_and_a_resume_is_exact(
     make_hub: MakeHub, members: MakeMember
 ) -> None:
-    """bee is slow. ant does not wait for it, uses its batches later, and repeats that exactly."""
-    hub = make_hub(**{**QUICK, "steps": 8, "deadline": 0.2, "staleness": 4}, names=("ant", "bee"))
+    """bee is slow. ant does not wait for it, uses its batches later, and repeats that exactly.
+
+    bee's pause is longer than the deadline, so each of its batches is late on any machine. ant's steps
+    take at least the deadline, so bee's batches are at most a few steps old.
+    """
+    steps = 16
+    charter = {**QUICK, "steps": steps, "deadline": 0.5, "staleness": 4}
+    hub = make_hub(**charter, names=("ant", "bee"))
     ant, bee = (
         members(hub, "ant", mine("wren", **SETTINGS)),
         members(hub, "bee", mine("finch", **SETTINGS)),
     )
-    bee.slowness = 8.0
-    for member in (ant, bee):
+    bee.pause = 0.6
+    for member in (bee, ant):
         member.start()
     for member in (ant, bee):
         member.wait()
     rows = ant.reader().metrics("train", "ant")
-    assert len(rows) == 8 and all(row["late/age"] <= 4 for row in rows)
+    assert len(rows) == steps and all(row["late/age"] <= 4 for row in rows)
     journal, pool = LearnerJournal(ant.run / "journal" / "ant"), Pool(ant.run / "pool")
-    stored = [journal.read("late", step, pool.digest(step)) for step in range(8)]
+    stored = [journal.read("late", step, pool.digest(step)) for step in range(steps)]
     used = [tuple(batch) for found in stored if found for batch in found["batches"]]
     assert used and len(set(used)) == len(used)
     assert sum(row["late/batches"] for row in rows) == len(used)
     assert sum(row["late/samples"] for row in rows) > 0
     own = [row["step"] for row in bee.reader().metrics("train", "bee")]
-    assert {step for step, _ in used} <= set(own) and len(own) < 8  # it skips to the open step
+    assert {step for step, _ in used} <= set(own) and len(own) < steps  # it skips to the open step
     assert replay(ant, 2) and replay(bee, 2)
 
 
