@@ -6,11 +6,11 @@ DIR has files NAME.jsonl or NAME.jsonl.gz, one JSON object per line with `id` an
 judges see the same replies:
 
     math     hacrl's verifier
-    boxed    verify(parse("\\boxed{gold}"), parse(reply)) of math-verify
-    plain    verify(parse(gold), parse(reply)) of math-verify
+    boxed    verify(parse("\\boxed{reference}"), parse(reply)) of math-verify
+    plain    verify(parse(reference), parse(reply)) of math-verify
 
-Checks: every gold answer against itself; altered answers, half right in another notation, half wrong
-but close; eight workers on any number of cores; expressions that never return among normal ones.
+Checks: every reference answer against itself; altered answers, half right in another notation, half
+wrong but close; eight workers on any number of cores; expressions that never return among normal ones.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Plain:
     """math-verify as in its README."""
 
     name, version, reward_range = "plain", "1", (0.0, 1.0)
-    gold = "{}"
+    reference = "{}"
 
     def prepare(self) -> None:
         from math_verify import parse, verify
@@ -46,15 +46,15 @@ class Plain:
     def judge(self, reply: str, problem: Problem) -> Verdict:
         from math_verify import parse, verify
 
-        good = verify(parse(self.gold.replace("{}", problem.answer)), parse(reply))
+        good = verify(parse(self.reference.replace("{}", problem.answer)), parse(reply))
         return Verdict(float(good), Status.OK if good else Status.WRONG)
 
 
 class Boxed(Plain):
-    """The same with the gold answer in a box."""
+    """The same with the reference answer in a box."""
 
     name = "boxed"
-    gold = r"\boxed{{}}"
+    reference = r"\boxed{{}}"
 
 
 SENTENCES = [
@@ -66,7 +66,7 @@ SENTENCES = [
 """{} is the answer. The last has no box."""
 
 
-def golds(folder: Path) -> Iterator[tuple[str, str, str]]:
+def references(folder: Path) -> Iterator[tuple[str, str, str]]:
     """(set, id, answer) of all rows."""
     for path in sorted(folder.glob("*.jsonl*")):
         opener = gzip.open if path.suffix == ".gz" else open
@@ -80,10 +80,10 @@ def altered(rows: list[tuple[str, str, str]], changes: list[Change], count: int,
     """`count` altered answers, spread evenly over the kinds of change and the sets."""
     draw = random.Random(seed)
     kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name, _, gold in rows:
+    for name, _, reference in rows:
         for change in changes:
-            if change(gold, random.Random(0)) not in (None, gold):
-                kinds[change.__name__][name].append(gold)
+            if change(reference, random.Random(0)) not in (None, reference):
+                kinds[change.__name__][name].append(reference)
     by_name = {change.__name__: change for change in changes}
     found, seen = [], set()
     order = sorted(kinds)
@@ -91,43 +91,46 @@ def altered(rows: list[tuple[str, str, str]], changes: list[Change], count: int,
         if len(found) == count:
             break
         kind = order[i % len(order)]
-        gold = draw.choice(kinds[kind][draw.choice(sorted(kinds[kind]))])
-        new = by_name[kind](gold, draw)
-        if new is None or new == gold or (gold, new) in seen:
+        reference = draw.choice(kinds[kind][draw.choice(sorted(kinds[kind]))])
+        new = by_name[kind](reference, draw)
+        if new is None or new == reference or (reference, new) in seen:
             continue
-        seen.add((gold, new))
-        found.append((kind, gold, draw.choice(SENTENCES).replace("{}", new), new))
+        seen.add((reference, new))
+        found.append((kind, reference, draw.choice(SENTENCES).replace("{}", new), new))
     return found
 
 
 def judge(kind: str, pairs: list[tuple[str, str]], workers: int, timeout: float = 20.0):
-    """Verdicts of (gold, reply) pairs and the seconds they took."""
+    """Verdicts of (reference, reply) pairs and the seconds they took."""
     settings = VerifierConfig(kind=kind, workers=workers, timeout=timeout)
     with VerifierPool(settings) as pool:
         pool.wait_ready()
         began = time.monotonic()
-        items = [(reply, Problem(str(i), (), gold, "m")) for i, (gold, reply) in enumerate(pairs)]
+        items = [
+            (reply, Problem(str(i), (), reference, "m"))
+            for i, (reference, reply) in enumerate(pairs)
+        ]
         return pool.judge_all(items), time.monotonic() - began
 
 
-def check_golds(rows: list[tuple[str, str, str]], workers: int, misses: int) -> None:
-    print("\n## Golds against themselves (rows not OK)\n")
-    unique = sorted({gold for _, _, gold in rows})
-    pairs = [(gold, rf"So it is \boxed{{{gold}}}.") for gold in unique]
+def check_referencess(rows: list[tuple[str, str, str]], workers: int, misses: int) -> None:
+    print("\n## Reference answers against themselves (rows not OK)\n")
+    unique = sorted({reference for _, _, reference in rows})
+    pairs = [(reference, rf"So it is \boxed{{{reference}}}.") for reference in unique]
     good = {}
     for judge_name, kind in JUDGES.items():
         verdicts, seconds = judge(kind, pairs, workers)
         good[judge_name] = {g: v.status for g, v in zip(unique, verdicts, strict=True)}
-        print(f"{judge_name}: {len(unique)} different golds in {seconds:.1f} s")
+        print(f"{judge_name}: {len(unique)} different references in {seconds:.1f} s")
         if judge_name == "math":
             shown = [(g, v) for g, v in zip(unique, verdicts, strict=True) if v.status != Status.OK]
-            for gold, verdict in shown[:misses]:
-                print(f"   {verdict.status}: {gold!r}")
+            for reference, verdict in shown[:misses]:
+                print(f"   {verdict.status}: {reference!r}")
     print("\n| set | rows | math | boxed | plain |\n|---|---|---|---|---|")
     table = defaultdict(list)
-    for name, _, gold in rows:
-        table[name].append(gold)
-    table["all"] = [gold for _, _, gold in rows]
+    for name, _, reference in rows:
+        table[name].append(reference)
+    table["all"] = [reference for _, _, reference in rows]
     for name, answers in table.items():
         bad = [sum(good[j][g] != Status.OK for g in answers) for j in JUDGES]
         print(f"| {name} | {len(answers)} | " + " | ".join(map(str, bad)) + " |")
@@ -139,7 +142,7 @@ def check_altered(rows: list, count: int, seed: int, workers: int, misses: int) 
         ("Wrong but close: false positives", WRONG, False),
     ]:
         cases = altered(rows, changes, count // 2, seed)
-        pairs = [(gold, reply) for _, gold, reply, _ in cases]
+        pairs = [(reference, reply) for _, reference, reply, _ in cases]
         verdicts = {name: judge(kind, pairs, workers)[0] for name, kind in JUDGES.items()}
         missed = {
             name: [i for i, v in enumerate(found) if (v.status == Status.OK) != wanted]
@@ -169,10 +172,10 @@ POISON = [
 def check_load(rows: list, workers: int) -> None:
     print("\n## Load\n")
     sample = random.Random(0).sample(rows, 1000)
-    pairs = [(gold, rf"\boxed{{{gold}}}") for _, _, gold in sample]
+    pairs = [(reference, rf"\boxed{{{reference}}}") for _, _, reference in sample]
     for size in (workers, 8):
         verdicts, seconds = judge("math", pairs, size, timeout=5.0)
-        print(f"1,000 golds, {size} workers: {seconds:.1f} s, {count_statuses(verdicts)}")
+        print(f"1,000 references, {size} workers: {seconds:.1f} s, {count_statuses(verdicts)}")
     for poison in POISON:
         pairs = [("x+1", rf"\boxed{{x + {i % 3}}}") for i in range(200)]
         pairs[60] = ("x+1", rf"\boxed{{{poison}}}")
@@ -191,10 +194,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--misses", type=int, default=20, help="how many of math's misses to print")
     options = parser.parse_args()
-    rows = list(golds(options.data))
+    rows = list(references(options.data))
     if not rows:
         sys.exit(f"--data {options.data} holds no NAME.jsonl with answers")
-    check_golds(rows, options.workers, options.misses)
+    check_referencess(rows, options.workers, options.misses)
     check_altered(rows, options.altered, options.seed, options.workers, options.misses)
     check_load(rows, options.workers)
 

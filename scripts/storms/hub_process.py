@@ -46,7 +46,9 @@ def row(agent: str, step: int, problem: str, index: int, text: str, reward: floa
         finish=Finish.STOP,
         mean_logprob=-0.25,
         num_tokens=3,
-        verdict=Verdict(reward, Status.OK if reward else Status.WRONG, "the gold answer is 42"),
+        verdict=Verdict(
+            reward, Status.OK if reward else Status.WRONG, "the reference answer is 42"
+        ),
         verifier="number/1",
         sampling=Sampling(1.0, 32),
         shareable=True,

@@ -61,7 +61,7 @@ class Problem:
     id: str  # unique in its task; the same problem has the same id for every agent
     messages: tuple[Message, ...]
     """The conversation up to the reply, without any agent's system text."""
-    answer: str  # the gold answer, as text
+    answer: str  # the reference answer, as text
     task: str  # its name, for capability by task and for tables
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the data row, for verifiers that want them."""

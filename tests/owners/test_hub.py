@@ -64,7 +64,8 @@ def test_three_members_over_several_steps(any_hub: MakeHub) -> None:
                 assert [(t.key, t.text, t.reward) for t in decoded] == [
                     (t.key, t.text, t.reward) for t in sent
                 ]
-                assert b"gold answer" not in b"".join(texts) and b"secret" not in b"".join(texts)
+                whole = b"".join(texts)
+                assert b"reference answer" not in whole and b"secret" not in whole
                 outcomes = client.part(step, listed.envelope.outcomes).splitlines()
                 second = TRAJECTORY.decode(outcomes[1])
                 assert (second.problem_id, second.index, second.turns) == ("q0", 1, ())

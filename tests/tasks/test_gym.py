@@ -9,8 +9,8 @@ import pytest
 
 from hacrl.errors import UserError
 from hacrl.tasks import TaskConfig, make_task
-from hacrl.tasks.gold import evaluate, gold_is_right, operand_key
 from hacrl.tasks.gym import GymPool, GymTask, make_pool, mixture
+from hacrl.tasks.reference_answers import answer_is_right, evaluate, operand_key
 from hacrl.tasks.settings import GymConfig
 from hacrl.types import Message, Problem
 
@@ -81,10 +81,10 @@ def test_evaluate_knows_precedence(expression: str, value: Fraction) -> None:
         ("maze", {}, "3", None),
     ],
 )
-def test_golds_are_computed_again(
+def test_reference_answers_are_computed_again(
     dataset: str, metadata: dict[str, Any], answer: str, right: bool | None
 ) -> None:
-    assert gold_is_right(dataset, metadata, answer) is right
+    assert answer_is_right(dataset, metadata, answer) is right
 
 
 def test_operands_that_may_be_swapped_are_the_same_problem() -> None:
@@ -108,7 +108,7 @@ def ladder() -> GymTask:
     return task
 
 
-def test_the_ladder_asks_shortly_and_its_golds_are_right(ladder: GymTask) -> None:
+def test_the_ladder_asks_shortly_and_its_reference_answers_are_right(ladder: GymTask) -> None:
     """The whole pools of one-digit products and small lcms: 10 times 10 problems each."""
     assert [p.label for p in ladder.pools] == [e.label for e in mixture("arithmetic-ladder")]
     sizes = {p.label: len(p.train) + len(p.held_out) for p in ladder.pools}
@@ -142,18 +142,18 @@ def test_no_operands_are_on_both_sides(ladder: GymTask) -> None:
     assert 0.15 < len(held_out) / len(train | held_out) < 0.25
 
 
-def test_wrong_and_empty_golds_are_left_out_and_counted() -> None:
+def test_wrong_and_empty_answers_are_left_out_and_counted() -> None:
     """Both are known faults of reasoning-gym 0.1.25."""
     pytest.importorskip("reasoning_gym")
     settings = {"allow_parentheses": False, "operators": ["+", "-", "*"], "min_terms": 3}
     mixed = make_pool(GymConfig(name="basic_arithmetic", draws=200, settings=settings), 0.1)
-    assert mixed.facts["wrong_gold"] > 20
+    assert mixed.facts["wrong_answer"] > 20
     for problem in mixed.train:
         assert evaluate(problem.columns["metadata"]["expression"]) == int(problem.answer)
     zero = {"min_value": 0, "max_value": 1}
     bases = make_pool(GymConfig(name="base_conversion", draws=50, settings=zero), 0.1)
-    assert bases.facts["empty_gold"] > 0
-    total = sum(bases.facts[k] for k in ("repeated", "empty_gold", "wrong_gold"))
+    assert bases.facts["empty_answer"] > 0
+    total = sum(bases.facts[k] for k in ("repeated", "empty_answer", "wrong_answer"))
     assert total + bases.facts["train"] + bases.facts["held_out"] == 50
 
 

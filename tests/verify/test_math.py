@@ -80,13 +80,13 @@ def test_shapes() -> None:
     assert unlabel("2x = 5") == ("", "2x = 5")
 
 
-def judge(gold: str, answer: str, box: bool = True, **options: object) -> Verdict:
+def judge(reference: str, answer: str, box: bool = True, **options: object) -> Verdict:
     verifier = make_verifier(VerifierConfig(kind="math", options=options))
     reply = rf"so it is \boxed{{{answer}}}." if box else answer
-    return verifier.judge(reply, Problem("p", (), gold, "t"))
+    return verifier.judge(reply, Problem("p", (), reference, "t"))
 
 
-# A gold answer, then answers that equal it (SAME) or do not (DIFFERENT).
+# A reference answer, then answers that equal it (SAME) or do not (DIFFERENT).
 SAME = [
     (r"\frac{3}{4}", "0.75", "6/8"),
     (r"\frac{7}{4}", r"1\frac{3}{4}"),
@@ -177,14 +177,14 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer"), [(g, a) for g, *more in SAME for a in more])
-def test_equal_in_another_notation(gold: str, answer: str) -> None:
-    assert judge(gold, answer).status is Status.OK
+@pytest.mark.parametrize(("reference", "answer"), [(g, a) for g, *more in SAME for a in more])
+def test_equal_in_another_notation(reference: str, answer: str) -> None:
+    assert judge(reference, answer).status is Status.OK
 
 
-@pytest.mark.parametrize(("gold", "answer"), [(g, a) for g, *more in DIFFERENT for a in more])
-def test_close_but_different(gold: str, answer: str) -> None:
-    assert judge(gold, answer).status is Status.WRONG
+@pytest.mark.parametrize(("reference", "answer"), [(g, a) for g, *more in DIFFERENT for a in more])
+def test_close_but_different(reference: str, answer: str) -> None:
+    assert judge(reference, answer).status is Status.WRONG
 
 
 def test_tolerance() -> None:
@@ -199,7 +199,8 @@ def test_statuses() -> None:
     assert judge("5", "the answer is 5", box=False, box_only=True).status is Status.UNPARSED
     assert judge("5", "").status is Status.UNPARSED
     assert judge("5", "", box=False).status is Status.UNPARSED
-    for reply in ("5", r"\frac{(", "t(0,4]"):  # an unreadable gold answer is ERROR for every reply
+    # An unreadable reference answer is ERROR for every reply.
+    for reply in ("5", r"\frac{(", "t(0,4]"):
         assert judge("t(0,4]", reply).status is Status.ERROR
 
 

@@ -1,6 +1,6 @@
 """Problems of reasoning-gym, several datasets mixed by weight.
 
-Each dataset gives a pool: its first `draws` problems without duplicates and without wrong gold
+Each dataset gives a pool: its first `draws` problems without duplicates and without wrong reference
 answers. A hash of a problem's operands, or of its text where the operands are unknown, puts it into
 training or holds it out: 3 * 4 and 4 * 3 are on the same side in every dataset of a mixture.
 """
@@ -16,8 +16,8 @@ from typing import Any
 from hacrl.errors import UserError
 from hacrl.tasks.dataset import normalised
 from hacrl.tasks.deck import Deck, hash_fraction, hash_number
-from hacrl.tasks.gold import gold_is_right, operand_key
 from hacrl.tasks.prompt import PromptTemplate
+from hacrl.tasks.reference_answers import answer_is_right, operand_key
 from hacrl.tasks.settings import GymConfig, TaskConfig
 from hacrl.types import Message, Problem
 
@@ -33,7 +33,7 @@ class GymPool:
     weight: float
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
-    facts: dict[str, int]  # draws, repeated, empty_gold, wrong_gold, train, held_out
+    facts: dict[str, int]  # draws, repeated, empty_answer, wrong_answer, train, held_out
 
 
 class GymTask:
@@ -49,10 +49,10 @@ class GymTask:
         self.facts = {pool.label: pool.facts for pool in pools}
         """Sizes of the pools and counts of the problems left out."""
         self.notes = [
-            f"task.gym: {pool.label!r} leaves out {pool.facts['empty_gold']} of {pool.facts['draws']} "
-            f"draws without an answer and {pool.facts['wrong_gold']} with a wrong one"
+            f"task.gym: {pool.label!r} leaves out {pool.facts['empty_answer']} of {pool.facts['draws']} "
+            f"draws without an answer and {pool.facts['wrong_answer']} with a wrong one"
             for pool in pools
-            if pool.facts.get("empty_gold") or pool.facts.get("wrong_gold")
+            if pool.facts.get("empty_answer") or pool.facts.get("wrong_answer")
         ]
         """Sentences about the data for the user; a run shows them. Repeated draws are normal."""
         self._decks = [Deck([p.id for p in pool.train], seed) for pool in pools]
@@ -129,7 +129,7 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
     data = _dataset(entry)
     label = entry.label or entry.name
     template = PromptTemplate(entry.prompt, f"the prompt of {label!r} in task.gym")
-    facts = {"draws": entry.draws, "repeated": 0, "empty_gold": 0, "wrong_gold": 0}
+    facts = {"draws": entry.draws, "repeated": 0, "empty_answer": 0, "wrong_answer": 0}
     train: list[Problem] = []
     held_out: list[Problem] = []
     seen: set[str] = set()
@@ -145,9 +145,9 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
         if asked in seen:
             fault = "repeated"
         elif not isinstance(answer, str) or not answer.strip():
-            fault = "empty_gold"
-        elif gold_is_right(entry.name, metadata, answer) is False:
-            fault = "wrong_gold"
+            fault = "empty_answer"
+        elif answer_is_right(entry.name, metadata, answer) is False:
+            fault = "wrong_answer"
         seen.add(asked)
         if fault is not None:
             facts[fault] += 1

@@ -38,9 +38,9 @@ class ColumnsConfig(BaseModel):
     messages: str | None = None
     """Column with a conversation, [{ role, content }, ...], instead of a question. Unset: the column
     `messages` if there is no question column. A last message of the assistant is not part of the
-    prompt; it is the gold answer if there is no answer column."""
+    prompt; it is the reference answer if there is no answer column."""
     answer: str = "answer"
-    """Column with the gold answer: text or a number."""
+    """Column with the reference answer: text or a number."""
     id: str | None = None
     """Column with the problem's id. Unset: the column `id` if it exists, else file name and a hash
     of the row."""

@@ -24,9 +24,9 @@ _WRAP = r"[\s*_(\[{$]*(?:\\(?:text|mathrm|mathbf|textbf)\s*\{)?[\s*(]*"
 
 @dataclass(frozen=True)
 class ChoiceVerifier:
-    """Compares the chosen letter with the gold letter ("B", "(B)" or "b").
+    """Compares the chosen letter with the reference letter ("B", "(B)" or "b").
 
-    Example: gold "B"; "The answer is (B), not (C)." -> OK by rule 2; "(A) or rather (C)" -> WRONG.
+    Example: reference "B"; "The answer is (B), not (C)." -> OK by rule 2; "(A) or rather (C)" -> WRONG.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -39,13 +39,13 @@ class ChoiceVerifier:
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         letter = rf"([{re.escape(self.letters)}{re.escape(self.letters.lower())}])"
-        gold = re.match(rf"{_WRAP}{letter}(?![A-Za-z])", problem.answer)
-        if gold is None:
-            return failed(f"the gold answer {problem.answer!r} is none of {self.letters}")
+        reference = re.match(rf"{_WRAP}{letter}(?![A-Za-z])", problem.answer)
+        if reference is None:
+            return failed(f"the reference answer {problem.answer!r} is none of {self.letters}")
         chosen = self._find(reply, letter + "(?![A-Za-z'])")
         if chosen is None:
             return unparsed("no letter in the reply")
-        return (right if chosen == gold[1].upper() else wrong)(chosen)
+        return (right if chosen == reference[1].upper() else wrong)(chosen)
 
     def _find(self, reply: str, letter: str) -> str | None:
         found = re.match(_WRAP + letter, last_box(reply) or "")

@@ -1,4 +1,4 @@
-"""`exact`: the reply is the gold answer, character for character."""
+"""`exact`: the reply is the reference answer, character for character."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,9 @@ from hacrl.verify.protocol import right, unparsed, wrong
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Compares the whole reply with the gold answer. An empty reply is UNPARSED.
+    """Compares the whole reply with the reference answer. An empty reply is UNPARSED.
 
-    Example: reply " 42\\n", gold "42" -> OK; reply "42." -> WRONG.
+    Example: reply " 42\\n", reference "42" -> OK; reply "42." -> WRONG.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -20,7 +20,7 @@ class ExactVerifier:
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     strip: bool = True
-    """Ignore white space around reply and gold answer."""
+    """Ignore white space around reply and reference answer."""
     case: bool = True
     """Distinguish upper and lower case."""
 

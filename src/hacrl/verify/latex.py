@@ -86,7 +86,7 @@ def clean(answer: str) -> str:
 
 
 def without_letter_unit(text: str) -> str:
-    """5 m -> 5, for comparison with a gold answer that is a bare number."""
+    """5 m -> 5, for comparison with a reference answer that is a bare number."""
     return _LETTER_UNIT.sub("", text)
 
 
@@ -260,7 +260,7 @@ def unlabel(text: str) -> tuple[str, str]:
 
 
 def words(text: str) -> str:
-    """The `bare_words` of a gold answer in words; "" for a formula. A single letter, as in multiple
+    """The `bare_words` of a reference answer in words; "" for a formula. A single letter, as in multiple
     choice, is a word; two letters are not."""
     bare = _unwrapped(text)
     letters = r"[A-Za-z][A-Za-z\s.,'\-]*" if bare == text.strip() else r"[A-Za-z][\w\s.,'\-]*"

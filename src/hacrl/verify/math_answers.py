@@ -1,4 +1,4 @@
-"""`math`: the final answer of the reply equals the gold answer, in whatever notation.
+"""`math`: the final answer of the reply equals the reference answer, in whatever notation.
 
     1. the answer is found in the reply (extract.py); both answers are put into one spelling (latex.py)
     2. equal text is equal; plain numbers are compared exactly; words without regard to case
@@ -7,7 +7,7 @@
 
 Units, currency and degree signs are ignored, and so are a leading "x =" and a missing base. Numbers are
 exact: 0.33 is not 1/3, but a decimal of six or more digits equals the number it is the beginning of.
-`tolerance` accepts rounded results. An unreadable gold answer is ERROR for every reply.
+`tolerance` accepts rounded results. An unreadable reference answer is ERROR for every reply.
 """
 
 import re
@@ -29,7 +29,7 @@ _ENOUGH_DIGITS = 6
 class MathVerifier:
     """Judges LaTeX answers by value.
 
-    Example: gold "\\\\frac{3}{4}"; replies "... \\\\boxed{0.75}" and "The answer is 6/8." -> OK
+    Example: reference "\\\\frac{3}{4}"; replies "... \\\\boxed{0.75}" and "The answer is 6/8." -> OK
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -40,7 +40,7 @@ class MathVerifier:
     box_only: bool = False
     """Only a \\boxed{} is an answer; a reply without one is UNPARSED."""
     tolerance: float = 0.0
-    """Largest accepted difference of two numbers as a fraction of the gold answer, e.g. 0.01 for
+    """Largest accepted difference of two numbers as a fraction of the reference answer, e.g. 0.01 for
     rounded results in physics; 0 compares exactly."""
 
     def prepare(self) -> None:
@@ -49,37 +49,37 @@ class MathVerifier:
         symbolic.warm_up()
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
-        gold = latex.clean(problem.answer)
-        if not _judgeable(gold):
-            return failed(f"the gold answer {problem.answer!r} cannot be read")
+        reference = latex.clean(problem.answer)
+        if not _judgeable(reference):
+            return failed(f"the reference answer {problem.answer!r} cannot be read")
         found = final_answer(reply, self.box_only)
         if found is None:
             return unparsed("no answer in the reply")
         answer = latex.clean(found)
         if not answer:
             return unparsed("the answer is empty")
-        if not latex.words(gold) and _squeeze(gold) != _squeeze(answer):
+        if not latex.words(reference) and _squeeze(reference) != _squeeze(answer):
             answer = _number_of_sentence(answer)
-        return right(found) if self.same(gold, answer) else wrong(found)
+        return right(found) if self.same(reference, answer) else wrong(found)
 
-    def same(self, gold: str, answer: str) -> bool:
+    def same(self, reference: str, answer: str) -> bool:
         """Whether two cleaned answers mean the same."""
-        if _squeeze(gold) == _squeeze(answer):
+        if _squeeze(reference) == _squeeze(answer):
             return True
-        gold_words = latex.words(gold)
-        if gold_words:
-            return gold_words == latex.bare_words(answer)
-        if (verdict := self._same_numbers(gold, answer)) is not None:
+        words = latex.words(reference)
+        if words:
+            return words == latex.bare_words(answer)
+        if (verdict := self._same_numbers(reference, answer)) is not None:
             return verdict
-        if (time := latex.clock(gold)) is not None:
+        if (time := latex.clock(reference)) is not None:
             return time == latex.clock(answer)
-        if "=" in gold or "=" in answer or r"\in " in answer:
-            return self._same_equations(gold, answer)
-        return self._same_shapes(gold, answer)
+        if "=" in reference or "=" in answer or r"\in " in answer:
+            return self._same_equations(reference, answer)
+        return self._same_shapes(reference, answer)
 
-    def _same_numbers(self, gold: str, answer: str) -> bool | None:
+    def _same_numbers(self, reference: str, answer: str) -> bool | None:
         """None if one of them is not a plain number."""
-        g = latex.value(gold)
+        g = latex.value(reference)
         a = latex.value(answer) or (latex.value(latex.without_letter_unit(answer)) if g else None)
         if g is None or a is None:
             return None
@@ -88,27 +88,27 @@ class MathVerifier:
         # 8 and 8 % (a question that asks for percent), or 0.08 and 8 %
         return (a.percent and self._near(g.number, a.number)) or self._near(_scaled(g), _scaled(a))
 
-    def _near(self, gold: Fraction, answer: Fraction) -> bool:
-        return abs(gold - answer) <= Fraction(self.tolerance) * abs(gold)
+    def _near(self, reference: Fraction, answer: Fraction) -> bool:
+        return abs(reference - answer) <= Fraction(self.tolerance) * abs(reference)
 
-    def _same_equations(self, gold: str, answer: str) -> bool:
+    def _same_equations(self, reference: str, answer: str) -> bool:
         """ "x = 5" equals 5, but not "y = 5"; other equations may be rearranged."""
-        parts = [latex.split(text) for text in (gold, answer)]
+        parts = [latex.split(text) for text in (reference, answer)]
         if len(parts[0]) > 1 or len(parts[1]) > 1:
             if len(parts[0]) == len(parts[1]):
                 return self._same_bag(*parts)
             label, rest = latex.unlabel(answer)
-            return bool(label) and self.same(gold, rest)  # x = 1, 2
-        (gold_label, gold_rest), (label, rest) = latex.unlabel(gold), latex.unlabel(answer)
-        if (gold_label or label) and (not gold_label or not label or gold_label == label):
-            if ("=" in gold_rest) == ("=" in rest):
-                return self.same(gold_rest, rest)
-        elif gold_label and label:
+            return bool(label) and self.same(reference, rest)  # x = 1, 2
+        (wanted, right_side), (label, rest) = latex.unlabel(reference), latex.unlabel(answer)
+        if (wanted or label) and (not wanted or not label or wanted == label):
+            if ("=" in right_side) == ("=" in rest):
+                return self.same(right_side, rest)
+        elif wanted and label:
             return False
-        return self._same_algebra(gold, answer)
+        return self._same_algebra(reference, answer)
 
-    def _same_shapes(self, gold: str, answer: str) -> bool:
-        g, a = latex.shape(gold), latex.shape(answer)
+    def _same_shapes(self, reference: str, answer: str) -> bool:
+        g, a = latex.shape(reference), latex.shape(answer)
         kinds = (g.kind, a.kind)
         if kinds in (("list", "list"), ("union", "union")):
             return self._same_bag(g.parts, a.parts)
@@ -123,27 +123,27 @@ class MathVerifier:
             return {g.brackets, a.brackets} <= flat and self._same_rows(g.parts, a.parts)
         if "list" in kinds or "matrix" in kinds:
             return False
-        return self._same_algebra(gold, answer)
+        return self._same_algebra(reference, answer)
 
-    def _same_rows(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-        return len(gold) == len(answer) and all(map(self.same, gold, answer))
+    def _same_rows(self, reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+        return len(reference) == len(answer) and all(map(self.same, reference, answer))
 
-    def _same_bag(self, gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    def _same_bag(self, reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
         """Whether the parts are equal in some order."""
-        if len(gold) != len(answer):
+        if len(reference) != len(answer):
             return False
         left = list(answer)
-        for part in gold:
+        for part in reference:
             partner = next((other for other in left if self.same(part, other)), None)
             if partner is None:
                 return False
             left.remove(partner)
         return True
 
-    def _same_algebra(self, gold: str, answer: str) -> bool:
+    def _same_algebra(self, reference: str, answer: str) -> bool:
         from hacrl.verify import symbolic
 
-        return symbolic.equal(gold, answer)
+        return symbolic.equal(reference, answer)
 
 
 def _squeeze(text: str) -> str:
@@ -173,18 +173,18 @@ def _number_of_sentence(answer: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _judgeable(gold: str) -> bool:
-    """Whether a gold answer can be read."""
+def _judgeable(reference: str) -> bool:
+    """Whether a reference answer can be read."""
     from hacrl.verify import symbolic
 
-    if not gold:
+    if not reference:
         return False
-    if latex.words(gold) or latex.value(gold) is not None:
+    if latex.words(reference) or latex.value(reference) is not None:
         return True
-    rest = latex.unlabel(gold)[1]
+    rest = latex.unlabel(reference)[1]
     found = latex.shape(rest)
     if found.kind == "base":
         return True
     if found.kind != "one":
         return all(_judgeable(part) for part in found.parts)
-    return (rest != gold and _judgeable(rest)) or symbolic.readable(rest)
+    return (rest != reference and _judgeable(rest)) or symbolic.readable(rest)

@@ -1,4 +1,4 @@
-"""`number`: the first or last number of the reply equals the gold answer.
+"""`number`: the first or last number of the reply equals the reference answer.
 
 A number is an optional sign, digits with or without thousands commas, decimals, an exponent, or a
 fraction of two such numbers without spaces.
@@ -68,9 +68,9 @@ def _value(digits: str) -> Fraction:
 
 @dataclass(frozen=True)
 class NumberVerifier:
-    """Compares the first or last number of the reply with the last number of the gold answer.
+    """Compares the first or last number of the reply with the last number of the reference answer.
 
-    Example: reply "17 + 25 = 42.", gold "42" -> OK with which = "last", WRONG with "first".
+    Example: reply "17 + 25 = 42.", reference "42" -> OK with which = "last", WRONG with "first".
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -81,16 +81,16 @@ class NumberVerifier:
     which: Literal["first", "last"] = "last"
     """The number of the reply that is its answer."""
     tolerance: float = 0.0
-    """Largest accepted difference as a fraction of the gold answer; 0 compares exactly."""
+    """Largest accepted difference as a fraction of the reference answer; 0 compares exactly."""
     after: str = ""
     """Read only the text behind the first occurrence of these words, e.g. "The answer is". With
     which = "first" this judges the first answer of a model that does not stop after it. A reply
     without these words is UNPARSED."""
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
-        golds = list(numbers_in(problem.answer))
-        if not golds:
-            return failed(f"the gold answer {problem.answer!r} contains no number")
+        references = list(numbers_in(problem.answer))
+        if not references:
+            return failed(f"the reference answer {problem.answer!r} contains no number")
         _, words, rest = reply.partition(self.after) if self.after else ("", "", reply)
         if self.after and not words:
             return unparsed(f"no {self.after!r} in the reply")
@@ -98,6 +98,6 @@ class NumberVerifier:
         found = next(numbers, None) if self.which == "first" else last(numbers)
         if found is None:
             return unparsed(f"no number after {words!r}" if words else "no number in the reply")
-        gold = golds[-1]
-        near = abs(found - gold) <= Fraction(self.tolerance) * abs(gold)
+        reference = references[-1]
+        near = abs(found - reference) <= Fraction(self.tolerance) * abs(reference)
         return right(str(found)) if near else wrong(str(found))

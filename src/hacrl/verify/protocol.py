@@ -47,7 +47,7 @@ class Verifier(Protocol):
 
 
 def right(answer: str, reward: float = 1.0) -> Verdict:
-    """The reply's answer is the gold answer."""
+    """The reply's answer is the reference answer."""
     return Verdict(reward, Status.OK, answer[:DETAIL_LIMIT])
 
 
@@ -62,7 +62,7 @@ def unparsed(reason: str) -> Verdict:
 
 
 def failed(reason: str) -> Verdict:
-    """The verifier could not judge (an unreadable gold answer, an exception, a dead process)."""
+    """The verifier could not judge (an unreadable reference answer, an exception, a dead process)."""
     return Verdict(0.0, Status.ERROR, reason[:DETAIL_LIMIT])
 
 

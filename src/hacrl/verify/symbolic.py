@@ -58,29 +58,29 @@ _KEEP = re.compile(r"\\(?:log|lim|sum|prod|int|min|max)(?![a-z])")
 
 def warm_up() -> None:
     """Load the grammars and the number library, about a second each."""
-    for gold, answer in [(r"\frac{x+1}{\sqrt{2}}", r"x^{2}"), ("(1,2)", "x<3"), ("x+y=2", "y=1")]:
-        equal(gold, answer)
+    for pair in [(r"\frac{x+1}{\sqrt{2}}", r"x^{2}"), ("(1,2)", "x<3"), ("x+y=2", "y=1")]:
+        equal(*pair)
 
 
-def equal(gold: str, answer: str) -> bool:
+def equal(reference: str, answer: str) -> bool:
     """Whether two cleaned answers, each one expression or relation, mean the same. An unreadable one
     is not equal to anything."""
-    gold_text, answer_text = _distinct_symbols(gold, answer)
-    gold_tree = _read(gold_text)
-    answer_tree = _read(answer_text) if gold_tree is not None else None
+    reference_text, answer_text = _distinct_symbols(reference, answer)
+    reference_tree = _read(reference_text)
+    answer_tree = _read(answer_text) if reference_tree is not None else None
     if answer_tree is None:
         return False
-    if isinstance(gold_tree, sympy.Expr) and isinstance(answer_tree, sympy.Expr):
-        by_value = _equal_values(gold_tree, answer_tree)
+    if isinstance(reference_tree, sympy.Expr) and isinstance(answer_tree, sympy.Expr):
+        by_value = _equal_values(reference_tree, answer_tree)
         if by_value is not None:
             return by_value
     options = {"timeout_seconds": None, "allow_set_relation_comp": True, "float_rounding": 12}
-    return bool(verify(gold_tree, answer_tree, **options))
+    return bool(verify(reference_tree, answer_tree, **options))
 
 
-def readable(gold: str) -> bool:
-    """Whether a cleaned gold answer can be parsed."""
-    return _read(_distinct_symbols(gold, "")[0]) is not None
+def readable(reference: str) -> bool:
+    """Whether a cleaned reference answer can be parsed."""
+    return _read(_distinct_symbols(reference, "")[0]) is not None
 
 
 def _distinct_symbols(*texts: str) -> list[str]:
@@ -115,19 +115,19 @@ def _read(text: str) -> Any | None:
         return tree
 
 
-def _equal_values(gold: Any, answer: Any) -> bool | None:
+def _equal_values(reference: Any, answer: Any) -> bool | None:
     """Whether the values at the points are equal; None if there are no values."""
-    imaginary = {s: sympy.I for s in gold.free_symbols | answer.free_symbols if s.name == "i"}
-    gold, answer = gold.xreplace(imaginary), answer.xreplace(imaginary)
-    symbols = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
+    imaginary = {s: sympy.I for s in reference.free_symbols | answer.free_symbols if s.name == "i"}
+    reference, answer = reference.xreplace(imaginary), answer.xreplace(imaginary)
+    symbols = sorted({s.name for s in reference.free_symbols | answer.free_symbols})
     compared = 0
     for point in _POINTS if symbols else _POINTS[:1]:
         by_name = dict(zip(symbols, itertools.cycle(point), strict=False))
-        gold_value, answer_value = _value(gold, by_name), _value(answer, by_name)
-        if gold_value is None or answer_value is None:
+        reference_value, answer_value = _value(reference, by_name), _value(answer, by_name)
+        if reference_value is None or answer_value is None:
             continue
         compared += 1
-        if not _close(gold_value, answer_value):
+        if not _close(reference_value, answer_value):
             return False
     return True if compared else None
 

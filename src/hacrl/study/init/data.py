@@ -104,14 +104,14 @@ def _all(answers: Sequence[str], test: Callable[[str], bool]) -> bool:
     return all(map(test, answers))
 
 
-def check_gold(data: Data, kind: str, options: dict[str, Any], most: int = 200) -> str:
-    """Judge the gold answers themselves. Returns a warning if the verifier rejects some, else ""."""
+def check_references(data: Data, kind: str, options: dict[str, Any], most: int = 200) -> str:
+    """Judge the reference answers. Returns a warning if the verifier rejects some, else ""."""
     verifier = make_verifier(VerifierConfig(kind=kind, options=options))
     rows = list(zip(data.answers, data.rows, strict=True))[:most]
     bad = [
         row.where
         for answer, row in rows
-        if verifier.judge(answer, Problem("gold", (), answer, "gold")).status is not Status.OK
+        if verifier.judge(answer, Problem("p", (), answer, "t")).status is not Status.OK
     ]
     if not bad:
         return ""

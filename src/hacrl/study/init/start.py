@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hacrl.errors import UserError
 from hacrl.store.files import write_atomic
-from hacrl.study.init.data import Data, check_gold, guess_verifier, read_data
+from hacrl.study.init.data import Data, check_references, guess_verifier, read_data
 from hacrl.study.init.schema import config_schema
 from hacrl.study.init.team import POCKET, PROMPTS, Reward, make_agents, write_text
 from hacrl.verify.settings import VERIFIERS
@@ -151,7 +151,7 @@ def _reward(
         raise UserError(
             f"--reward {wanted}: choose one of {known}, {OWN}, or FILE.py:FUNCTION for your own"
         )
-    if warning := check_gold(data, wanted, {}):
+    if warning := check_references(data, wanted, {}):
         report(f"note: {warning}")
     return Reward(wanted, {})
 

@@ -1,6 +1,6 @@
-"""Checks reasoning-gym's gold answers by computing them again, and keys problems by their operands.
+"""Checks reasoning-gym's reference answers by computing them again, and keys problems by their operands.
 
-reasoning-gym 0.1.25 has wrong gold answers: `basic_arithmetic` without parentheses and with three or
+reasoning-gym 0.1.25 has wrong answers: `basic_arithmetic` without parentheses and with three or
 more mixed terms ignores precedence.
 """
 
@@ -24,10 +24,10 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
 }
 
 
-def gold_is_right(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool | None:
-    """Whether the gold answer is right; None if this module cannot compute it.
+def answer_is_right(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool | None:
+    """Whether the reference answer is right; None if this module cannot compute it.
 
-    Example: gold_is_right("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20") is False
+    Example: answer_is_right("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20") is False
     """
     try:
         if dataset in OF_NUMBERS:
