@@ -1,8 +1,8 @@
-"""Write docs/reference.md (every key of a config) and docs/metrics.md (every metric) from the code.
+"""Write docs/reference.md (every key of a config) from the code.
 
     python scripts/make_reference.py
 
-tests/test_reference.py fails when the files are stale.
+tests/test_docs.py fails when the file is stale.
 """
 
 import ast
@@ -20,7 +20,6 @@ from pydantic_core import PydanticUndefined
 from hacrl.algorithms import ALGORITHMS
 from hacrl.algorithms.base import AlgorithmSettings
 from hacrl.config import Config
-from hacrl.logs.glossary import METRICS
 from hacrl.verify.settings import VERIFIERS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,16 +27,6 @@ HEAD = """# Reference: every key of a config
 
 Look up a key, its values and its default here. This page is generated from the config classes
 (`scripts/make_reference.py`). `hacrl schema` prints the same as JSON schema for editors.
-"""
-METRICS_HEAD = """# Metrics
-
-Look up what a name in `RUN/metrics.jsonl`, TensorBoard or `run.metrics()` means. This page is generated
-from `logs/glossary.py` (`scripts/make_reference.py`), and a test compares it with the metrics of real
-runs.
-
-A word in capitals stands for a name: SOURCE and AGENT for an agent, TASK for a task, B for a baseline.
-Words like learner, source and floor are in the [glossary](glossary.md). Counts and means are of one
-agent in one step.
 """
 
 
@@ -158,15 +147,5 @@ def reference() -> str:
     return "\n".join(lines)
 
 
-def metrics() -> str:
-    """The text of docs/metrics.md."""
-    lines = [METRICS_HEAD]
-    for section, names in METRICS.items():
-        lines += [f"## {section}", "", "| metric | meaning |", "|---|---|"]
-        lines += [*(f"| `{name}` | {cell(text)} |" for name, text in names.items()), ""]
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
     (DOCS / "reference.md").write_text(reference(), encoding="utf-8")
-    (DOCS / "metrics.md").write_text(metrics(), encoding="utf-8")
