@@ -206,7 +206,6 @@ class Storm:
                 ["resume", str(self.run), "--", self.override()],
                 ["compare", place, "--only", value, "--against", value],
                 ["demo", "--steps", value, "--run", place],
-                ["models", "fetch", value, place],
                 [value, place],
                 ["train", str(self.config), "--steps", "3"],
             ]
@@ -245,7 +244,6 @@ def without_models() -> Iterator[None]:
         stack.enter_context(patch("hacrl.study.evaluation.Policy", stop))
         stack.enter_context(patch("hacrl.study.evaluation.VerifierPool", stop))
         stack.enter_context(patch("hacrl.study.compare.train_runs", lambda runs, parallel: []))
-        stack.enter_context(patch("hacrl.study.models.fetch", stop))
         yield
 
 

@@ -2,7 +2,7 @@
 
 training.py    train, resume, demo, compare
 results.py     show, samples, eval, export
-setup.py       init, schema, doctor, models fetch, data fetch
+setup.py       init, schema, doctor, data fetch
 owners.py      hub, key, charter
 viewing.py     view
 terminal.py    errors, hints and arguments that several commands use

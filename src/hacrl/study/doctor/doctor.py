@@ -36,7 +36,7 @@ EXTRAS = {
     "math": ("math-verify", "verifier math"),
     "gym": ("reasoning-gym", "tasks of reasoning-gym"),
     "data": ("datasets", "Parquet and hub datasets"),
-    "gguf": ("gguf", "hacrl models fetch"),
+    "gguf": ("gguf", "scripts/fetch_model.py"),
     "ray": ("ray", "runtime.kind = 'ray'"),
     "vllm": ("vllm", "sampler.kind = 'vllm'"),
     "wandb": ("wandb", "log.wandb"),

