@@ -103,19 +103,21 @@ class SamplerConfig(Table):
 
 
 class RuntimeConfig(Table):
-    kind: str = "local"
-    """local: all agents in this process, one after another. ray: each agent in its own process, in
-    parallel (docs/scale.md; needs the extra hacrl[ray])."""
+    kind: Literal["local", "processes", "ray"] = "local"
+    """local: all agents in this process, one after another. processes: each agent in its own process on
+    this machine, side by side. ray: the same on one or many machines (needs the extra hacrl[ray]). See
+    docs/scale.md."""
     address: str | None = None
     """ray: the cluster to join, HOST:PORT of its head or "auto". Unset: RAY_ADDRESS, or a new cluster on
     this machine for the run."""
     placement: Literal["pack", "spread"] = "pack"
     """ray: place agents on as few machines as possible, or on as many."""
     deadline: float | None = Field(None, gt=0)
-    """ray: seconds to wait for other agents after the first has published a step. Unset: no limit."""
+    """processes, ray: seconds to wait for other agents after the first has published a step. Unset: no
+    limit."""
     late: Literal["wait", "go_on"] = "wait"
-    """ray: what to do when an agent misses the deadline. wait: report it and keep waiting (results
-    unaffected). go_on: close the step without it; it learns from the others' rollouts later."""
+    """processes, ray: what to do when an agent misses the deadline. wait: report it and keep waiting
+    (results unaffected). go_on: close the step without it; it learns from the others' rollouts later."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 ...; an agent may set its own."""
     threads: int | None = Field(None, ge=1, le=1024)

@@ -199,6 +199,10 @@ def _make_executor(
         from hacrl.cluster.executor import RayExecutor
 
         return RayExecutor(config, run, observer, hooks, stack)
+    if config.runtime.kind == "processes":
+        from hacrl.cluster.processes import ProcessExecutor
+
+        return ProcessExecutor(config, run, observer, hooks, stack)
     from hacrl.training.local import LocalExecutor
 
     return LocalExecutor(config, run, observer, hooks, stack, task, pool)

@@ -9,10 +9,12 @@ same signal a second time has its default effect and ends the process at once.
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -83,6 +85,28 @@ def _receive(number: int, frame: object) -> None:
     _received = _received or number
     # A second Ctrl-C must not end a notebook or an interactive session.
     signal.signal(number, _previous[number] if hasattr(sys, "ps1") else signal.SIG_DFL)
+
+
+def start_python(
+    module: str, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENTS PARENT BIND`, whose last arguments are for `end_with_parent`,
+    in a process group of its own, which Ctrl-C does not reach. It imports this very package, also if
+    that is not installed. `variables` are added to its environment, `options` are those of Popen."""
+    bind = threading.current_thread() is threading.main_thread()
+    environment = {**os.environ, **(variables or {})}
+    root = str(Path(__file__).parents[1])
+    if root != sysconfig.get_path("purelib"):
+        paths = [environment.get("PYTHONPATH", ""), root]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return subprocess.Popen(
+        # -P: a random.py in the working directory must not shadow the standard library.
+        [sys.executable, "-P", "-m", module, *arguments, str(os.getpid()), str(int(bind))],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+        **options,
+    )
 
 
 def end_with_parent(parent: int, bind: bool) -> None:

@@ -25,7 +25,7 @@ from hacrl.policy import head, offload
 from hacrl.policy.policy import Policy
 from hacrl.study.doctor import doctor
 from hacrl.study.doctor.activations import Measured, measure
-from hacrl.study.doctor.memory import Need, device_peak, estimate_need
+from hacrl.study.doctor.memory import Need, device_peak, estimate_need, side_by_side_peak
 from hacrl.types import Sample, Update
 
 CPU = torch.device("cpu")
@@ -117,6 +117,7 @@ def test_a_devices_peak_by_hand() -> None:
     offloaded = {name: replace(n, offload="optimizer", batch=0, step=0) for name, n in both.items()}
     peak = device_peak(offloaded, None, True)
     assert (peak.bytes, peak.when) == (10 + 4 + 8 + 5, "small samples")
+    assert side_by_side_peak(both, None, True).bytes == 128 + (4 + 24 + 8 + 40)
 
 
 H200 = 150e9

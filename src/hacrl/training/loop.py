@@ -3,8 +3,8 @@
 For every step: all agents roll out, the step is closed, all agents learn, evaluate and save.
 `Team.member` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
 for one another in one place, the barrier of a step (`Team.barrier`). An executor carries calls to
-an agent out: in this process, one after the other (local.py), or in Ray actors, side by side
-(cluster/executor.py).
+an agent out: in this process, one after the other (local.py), or side by side, in processes of this
+machine (cluster/processes.py) or in Ray actors (cluster/executor.py).
 """
 
 import asyncio

@@ -14,20 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import hacrl
 from hacrl.importing import pack_functions
-from hacrl.stopping import kill_marked
+from hacrl.stopping import kill_marked, start_python
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.protocol import MARK
 from hacrl.verify.settings import VerifierConfig
@@ -59,17 +55,16 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
         self.socket, theirs = socket.socketpair()
         with theirs:
-            bind = threading.current_thread() is threading.main_thread()
-            # -P: a random.py in the working directory must not shadow the standard library.
-            command = [sys.executable, "-P", "-m", "hacrl.verify.worker"]
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid()), str(int(bind))],
-                stdin=subprocess.DEVNULL,
+            # One worker is one thread: numeric libraries that start a thread per core would starve
+            # the other workers.
+            threads = os.environ.get("OMP_NUM_THREADS", "1")
+            self._process = start_python(
+                "hacrl.verify.worker",
+                str(theirs.fileno()),
+                variables={"OMP_NUM_THREADS": threads, MARK: self._mark},
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # its own process group: killed as a whole, no Ctrl-C
-                env={**_environment(), MARK: self._mark},
             )
         paths = [os.path.abspath(path) for path in sys.path if path]
         with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
@@ -153,14 +148,3 @@ class WorkerProcess:
 def pack_call(reply: str, problem: Problem) -> bytes:
     """A call as sent to a worker; raises whatever pickle raises for the problem's columns."""
     return pickle.dumps((reply, replace(problem, columns=dict(problem.columns))))
-
-
-def _environment() -> dict[str, str]:
-    """The worker imports this very package, also when it is not installed. One worker is one
-    thread: numeric libraries that start a thread per core would starve the other workers."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    root = str(Path(hacrl.__path__[0]).parent)
-    if root != sysconfig.get_path("purelib"):
-        parts = [environment.get("PYTHONPATH", ""), root]
-        environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
-    return environment

@@ -6,12 +6,10 @@ are one world of torch.distributed, in which each agent has a process group.
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,7 +18,6 @@ from typing import IO, Any
 
 import torch
 
-import hacrl
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.policy.load import choose_device
@@ -35,6 +32,7 @@ from hacrl.policy.sharding.process_group import (
     open_store,
 )
 from hacrl.policy.sharding.sharded import ShardedPolicy, follow
+from hacrl.stopping import start_python
 
 EXIT_TIMEOUT = 10.0  # seconds until a follower that does not end is killed
 
@@ -128,17 +126,11 @@ class Follower:
 
     def __init__(self, spec: RankSpec) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        bind = threading.current_thread() is threading.main_thread()
-        command = [sys.executable, "-P", "-m", "hacrl.policy.sharding", json.dumps(asdict(spec))]
-        # It must import this very package, also if that is not installed.
-        paths = [os.environ.get("PYTHONPATH", ""), str(Path(hacrl.__path__[0]).parent)]
-        self._process = subprocess.Popen(
-            [*command, str(os.getpid()), str(int(bind))],
-            stdin=subprocess.DEVNULL,
+        self._process = start_python(
+            "hacrl.policy.sharding",
+            json.dumps(asdict(spec)),
             stdout=self._output,
             stderr=self._output,
-            start_new_session=True,  # no Ctrl-C: rank 0 decides when to end
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         self.pid = self._process.pid
 

@@ -22,7 +22,13 @@ from hacrl.importing import CodeRefused
 from hacrl.policy.load import choose_device, model_source
 from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
-from hacrl.study.doctor.memory import Need, device_peak, estimate_need, size_text
+from hacrl.study.doctor.memory import (
+    Need,
+    device_peak,
+    estimate_need,
+    side_by_side_peak,
+    size_text,
+)
 from hacrl.study.doctor.models import context_length, make_renderer
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
@@ -191,12 +197,13 @@ def memory_findings(config: Config) -> Iterator[Finding]:
         if (need := agent_need(config, agent)) is not None:
             place = str(choose_device(agent.device or config.runtime.device))
             place = "cuda:0" if place == "cuda" else place
-            place += "" if config.runtime.kind == "local" else f" for {agent.name}"
+            place += f" for {agent.name}" if config.runtime.kind == "ray" else ""
             devices.setdefault(place, {})[agent.name] = need
+    find_peak = side_by_side_peak if config.runtime.kind == "processes" else device_peak
     for place, needs in devices.items():
         device = choose_device(place.split()[0])
         whole = device_memory(device)
-        peak = device_peak(needs, whole, keeps_cache=device.type == "cuda")
+        peak = find_peak(needs, whole, keeps_cache=device.type == "cuda")
         fits = peak.bytes <= FITS * whole
         text = f"about {size_text(peak.bytes)} at most, when {peak.when}"
         text += " (the other optimizers are offloaded to the host)" if peak.offloaded else ""

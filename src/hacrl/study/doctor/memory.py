@@ -84,6 +84,15 @@ def device_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) 
     return Peak(most, when, offloaded=total + kept < full)
 
 
+def side_by_side_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) -> Peak:
+    """The peak of agents that share a device from processes of their own: all have their peaks at once.
+
+    Each process decides about offloading as if it were alone."""
+    peaks = [device_peak({name: need}, whole, keeps_cache) for name, need in needs.items()]
+    most = sum(peak.bytes for peak in peaks)
+    return Peak(most, "all agents have their peaks at once", any(p.offloaded for p in peaks))
+
+
 def estimate_need(
     config: Config, agent: AgentConfig, source: str, device: torch.device, whole: float | None
 ) -> Need | None:

@@ -1,0 +1,182 @@
+"""Agents side by side on one machine: one process for each, without Ray.
+
+One agent samples while another learns, and they wait for one another only where a step is closed. The
+loop is that of loop.py; a call to an agent is a message to its process. If the process ends, the call
+raises AgentLost, and the next call starts it again. `kill -9` of the run ends all processes.
+
+    python -P -m hacrl.cluster.processes FD PARENT BIND    (started by ProcessExecutor)
+"""
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import defaultdict
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import hacrl
+from hacrl.cluster.actor import AgentActor, AgentSpec, Failed
+from hacrl.config import AgentConfig, Config
+from hacrl.logs.observer import PHASES, Observer
+from hacrl.stopping import check, end_with_parent, start_python
+from hacrl.store.rundir import RunDirectory
+from hacrl.training.hooks import Hooks
+from hacrl.training.loop import AgentLost
+
+POLL = 0.5  # seconds between two checks for Ctrl-C and SIGTERM
+GRACE = 10.0  # seconds that an idle process has to end by itself
+
+
+class AgentProcess:
+    """The process of one agent and the connection to it."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self.process = start_python("hacrl.cluster.processes", str(number), pass_fds=[number])
+        self.connection = Connection(ours.detach())
+        self.busy = False
+        paths = [os.path.abspath(path) for path in sys.path if path]
+        self.send((paths, spec))
+
+    def send(self, message: Any) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next `receive` reports it
+            self.connection.send(message)
+
+    async def receive(self) -> Any:
+        """Wait for the answer of a call; AgentLost if the process has ended."""
+        arrived, loop, number = (
+            asyncio.Event(),
+            asyncio.get_running_loop(),
+            self.connection.fileno(),
+        )
+        loop.add_reader(number, arrived.set)
+        try:
+            while not arrived.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(arrived.wait(), POLL)
+                check()
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise AgentLost(self.end()) from error
+        finally:
+            loop.remove_reader(number)
+
+    def end(self) -> str:
+        """End the process, at once if it is busy, and return how it ended."""
+        if not self.connection.closed:
+            self.connection.close()  # an idle process ends by itself
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.1 if self.busy else GRACE)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class ProcessExecutor:
+    """Carries calls out in one process per agent. See `hacrl.training.loop.Executor`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        observer: Observer,
+        hooks: Hooks,
+        stack: ExitStack,
+    ) -> None:
+        self.config, self.run, self.observer, self.hooks = config, run, observer, hooks
+        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.processes = {a.name: self._start(a.name) for a in config.agents}
+        stack.callback(self._end)
+
+    async def call(self, name: str, method: str, *args: Any) -> Any:
+        check()
+        self.observer.phase(PHASES.get(method, method))
+        process = self.processes.get(name) or self._start(name)
+        self.processes[name] = process
+        process.busy = True
+        process.send((method, args))
+        try:
+            answer = await process.receive()
+        except AgentLost:
+            del self.processes[name]
+            raise
+        process.busy = False
+        if isinstance(answer, Failed):
+            raise answer.error()
+        if isinstance(answer, Exception):
+            raise answer
+        for phase, seconds in answer.seconds.items():
+            self.seconds[name][phase] += seconds
+        for note in answer.notes:
+            self.observer.note(note)
+        return answer.value
+
+    def _start(self, name: str) -> AgentProcess:
+        run, folder = str(self.run.path.absolute()), str(Path.cwd())
+        return AgentProcess(
+            AgentSpec(self.config, name, run, self.hooks, folder, hacrl.__version__)
+        )
+
+    def _end(self) -> None:
+        for process in self.processes.values():
+            if process.busy:
+                os.killpg(process.process.pid, signal.SIGKILL)
+            else:
+                process.connection.close()  # all idle ones end at the same time
+        for process in self.processes.values():
+            process.end()
+
+
+class LocalActor(AgentActor):
+    """The agent in its process. The other ranks of a sharded agent are processes started by this one."""
+
+    def _policy(self, agent: AgentConfig) -> Any:
+        from hacrl.policy.sharding.followers import LocalRanks
+
+        alone = self.spec.config.model_copy(update={"agents": (agent,)})
+        return LocalRanks(alone, self.stack).policy(agent)
+
+
+def main() -> None:
+    """Serve the calls of the run, until it closes the connection or ends."""
+    descriptor, parent, bind = (int(argument) for argument in sys.argv[1:])
+    end_with_parent(parent, bool(bind))
+    connection = Connection(descriptor)
+    paths, spec = connection.recv()
+    sys.path.extend(path for path in paths if path not in sys.path)
+    actor = LocalActor(spec)
+    while True:
+        try:
+            method, args = connection.recv()
+        except (EOFError, ConnectionResetError):
+            break
+        try:
+            answer: Any = actor.call(method, args)
+        except Exception as error:
+            answer = _portable(error)
+        connection.send(answer)
+    actor.close()
+
+
+def _portable(error: Exception) -> Exception:
+    """The error with its traceback as a note; another one if it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(traceback.format_exc())
+    return error
+
+
+if __name__ == "__main__":
+    main()
