@@ -150,9 +150,9 @@ def run_arm(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
 
 
 def measured(run: RunReader, steps: int) -> dict[str, Any]:
-    before, after = run.metrics("evaluation", LEARNER)
+    before, after = run.metric_rows("evaluation", LEARNER)
     replies = (run.evaluation(steps, LEARNER) / "replies.jsonl").open()
-    trained = run.metrics("train", LEARNER)
+    trained = run.metric_rows("train", LEARNER)
     out = {
         peer: [row["step"] for row in trained if row.get(f"trust/quarantined/{peer}")]
         for peer in (HONEST, BAD)

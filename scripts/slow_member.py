@@ -47,7 +47,7 @@ def waited(run: RunReader) -> float:
 
 
 def last_accuracy(run: RunReader, name: str) -> float:
-    return float(run.metrics("evaluation", name)[-1]["accuracy"])
+    return float(run.metric_rows("evaluation", name)[-1]["accuracy"])
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
         finally:
             ant.kill()
             bee.kill()
-    rows = ant.reader().metrics("train", "ant")
+    rows = ant.reader().metric_rows("train", "ant")
     sent = len(list((bee.run / "hub" / "receipts").glob("*.json")))
     in_time = sum("capability/bee" in row and row.get("samples/kept/bee", 0) > 0 for row in rows)
     late = sum(row.get("late/batches", 0.0) for row in rows)

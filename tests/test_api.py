@@ -64,27 +64,31 @@ def test_a_run_shows_itself(run: hacrl.Run) -> None:
     again = hacrl.Run(str(run.path))
     assert repr(again) == f"Run({str(run.path)!r}: hacpo, wren + finch, step 2 of 2, finished)"
     html = again._repr_html_()
-    assert html.count("<tr>") == 3 and "finch" in html
-    frame = again.metrics("train", "wren").frame()
+    assert html.count("<tr") == 3 and "finch" in html
+    frame = again.metrics("train", "wren")
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["step"]) == [0, 1] and frame["rollouts"].sum() == 2 * 6 * 4
     samples = again.samples(step=1, agent="finch")
-    assert len(samples) == 2 * 6 * 4 and set(samples[0]["learners"]) == {"finch"}
+    assert len(samples) == 2 * 6 * 4 and set(samples["learners"][0]) == {"finch"}
     assert len(again.plot().axes) == 2
     with pytest.raises(UserError, match="not a run directory"):
         hacrl.Run(run.path.parent)
 
 
-def test_tables_escape_replies_and_are_short() -> None:
-    html = hacrl.Rows([{"text": "<script>x</script>"}] * 60)._repr_html_()
-    assert "<script>" not in html and "&lt;script&gt;" in html
-    assert "50 of 60 rows" in html
-
-
-def test_frames_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas(run: hacrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pip install pandas"):
-        hacrl.Rows([{"a": 1}]).frame()
+    assert run._repr_html_().startswith("<p>Run(")
+    for table in (run.metrics, run.samples, run.evaluate):
+        with pytest.raises(UserError, match=r"pip install 'hacrl\[notebook\]'"):
+            table()
+
+
+def test_tables_escape_replies() -> None:
+    row = {"mean": 0.5}
+    values = {"team": "<script>", "agent": "a", "arm": "b", "verdict": "", "difference": None}
+    values |= {"rollouts": 1, "updates": 1, "seconds": 1, "before": row, "after": row}
+    html = hacrl.Comparison({"verdicts": [], "rows": [values]}, Path("r.html"))._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html
 
 
 def test_a_resume_asks_for_the_function_and_notices_another(run: hacrl.Run) -> None:
@@ -100,8 +104,8 @@ def test_a_resume_asks_for_the_function_and_notices_another(run: hacrl.Run) -> N
         UserError, match=r"Give it again, e.g. hacrl.resume\(RUN, reward=FUNCTION\)"
     ):
         run.resume(steps=3)
-    (row, _) = run.evaluate(reward=length, **{"evaluation.problems": 3})
-    assert (row["agent"], row["accuracy"], row["problems"]) == ("wren", 0.5, 3)
+    found = run.evaluate(reward=length, **{"evaluation.problems": 3})
+    assert found[["agent", "accuracy", "problems"]].values.tolist()[0] == ["wren", 0.5, 3]
     assert run.export("wren", run.path.parent / "wren").joinpath("model.safetensors").is_file()
 
 
@@ -154,7 +158,7 @@ overrides = ["algorithm.name=gspo"]
         minibatch_samples=16,
         **{"evaluation.problems": 4},
     )
-    assert len(found.rows) == 6 and {row["arm"] for row in found.rows} == {"together", "alone"}
+    assert len(found.rows) == 6 and set(found.rows["arm"]) == {"together", "alone"}
     assert found.report.is_file() and found.verdicts[0] in repr(found)
 
 

@@ -122,7 +122,7 @@ def test_the_task_of_the_page_trains(folder: Path) -> None:
     assert asked == {p.id for p in task.batch(0, 6)}
     assert len(asked) == 6
     assert not {p.id for p in task.train} & {p.id for p in task.held_out(None)}
-    scores = [r["accuracy/doubles"] for r in run.metrics() if r["kind"] == "evaluation"]
+    scores = [r["accuracy/doubles"] for r in run.metric_rows() if r["kind"] == "evaluation"]
     assert len(scores) == 4  # two agents, before and after
     with pytest.raises(UserError, match="prompts_per_step"):
         task.batch(0, 91)
@@ -160,7 +160,7 @@ def test_the_sampler_of_the_page_trains(folder: Path) -> None:
     """It counts the tokens of all replies so far, which are those of the journal."""
     run = hacrl.train(tiny(**fragment(folder, "sampler.toml")), "run")
     for agent in ("wren", "finch"):
-        (row,) = [r for r in run.metrics() if r["agent"] == agent and r["step"] == 0]
+        (row,) = [r for r in run.metric_rows() if r["agent"] == agent and r["step"] == 0]
         rollouts, _ = Journal(run.journal(agent)).read(0)
         assert row["written"] == sum(len(r.completion.token_ids) for r in rollouts) > 0
 

@@ -52,7 +52,7 @@ def test_ctrl_c_in_a_finaliser_stops_the_run(tmp_path: Path) -> None:
         hacrl.train(config, tmp_path / "run", observer=StopAfterOneStep())
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     run = hacrl.resume(tmp_path / "run", steps=2)
-    assert [row["step"] for row in run.metrics("train")] == [0, 1]
+    assert [row["step"] for row in run.metric_rows("train")] == [0, 1]
 
 
 def signalled(number: int, work: Callable[[], Any]) -> None:

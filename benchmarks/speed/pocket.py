@@ -77,7 +77,9 @@ def pocket(setting: Setting, steps: int = 5) -> None:
         setting.log.say(f"pocket: {steps} steps with generate and the same noise")
         with _samplers(GenerateSampler) as theirs:
             other = start(config, Path(folder) / "generate")
-        difference, compared = largest_difference(list(mine.metrics()), list(other.metrics()))
+        difference, compared = largest_difference(
+            list(mine.metric_rows()), list(other.metric_rows())
+        )
     seconds = sum(w.seconds for w in ours)
     setting.log.add(
         Measurement(

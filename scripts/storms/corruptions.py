@@ -114,13 +114,13 @@ def final(run: RunReader) -> dict[str, Any]:
     found = shown(run)
     found["agents"] = [{**agent, "seconds": 0} for agent in found["agents"]]
     found["checks"] = {**found["checks"], "seconds": 0} if found["checks"] else None
-    rows = run.metrics("evaluation")
+    rows = run.metric_rows("evaluation")
     for name in [agent.name for agent in run.config().agents]:
         checkpoints = Checkpoints(run.checkpoints(name), 2)
         newest = checkpoints.path(checkpoints.steps()[-1]) / "model.safetensors"
         found[name] = checkpoints.best(), sha256(newest), newest.parent.name
     scores = {(r["step"], r["agent"]): run.scores(r["step"], r["agent"]) for r in rows}
-    return {**found, "metrics": run.metrics(), "scores": scores, "config": run.config()}
+    return {**found, "metrics": run.metric_rows(), "scores": scores, "config": run.config()}
 
 
 def damage(path: Path, random_: random.Random) -> str | None:

@@ -168,12 +168,12 @@ def difference(name: str, run: RunReader, reference: RunReader) -> str:
     evaluations and weights; empty if they are equal, byte for byte."""
     for kind in ("train", "evaluation"):
         mine, theirs = (
-            [json.dumps(row) for row in r.metrics(kind, name)] for r in (run, reference)
+            [json.dumps(row) for row in r.metric_rows(kind, name)] for r in (run, reference)
         )
         if not mine or mine != theirs:
             pairs = [p for p in zip(mine, theirs, strict=False) if p[0] != p[1]]
             return f"{kind} metrics ({len(mine)} and {len(theirs)} rows): {pairs[:1]}"
-    done = sorted({row["step"] for row in run.metrics("evaluation", name)})
+    done = sorted({row["step"] for row in run.metric_rows("evaluation", name)})
     for step in done:
         folders = (run.evaluation(step, name), reference.evaluation(step, name))
         files = [{p.name: p.read_bytes() for p in f.iterdir() if p.is_file()} for f in folders]

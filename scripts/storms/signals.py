@@ -207,7 +207,7 @@ def _not_resumable(place: Path) -> list[str]:
     """Why the run cannot continue by one step, or start where it had not begun."""
     run = place / "run"
     begun = (run / "config.toml").exists()
-    done = len({row["step"] for row in RunReader(run).metrics("train")}) if begun else 0
+    done = len({row["step"] for row in RunReader(run).metric_rows("train")}) if begun else 0
     arguments = ["resume", "run"] if begun else ["train", "team.toml", "--run", "run"]
     child = _start(place, [*arguments, f"steps={done + 1}"])
     return [f"cannot continue: {_last_line(place)}"] if child.wait() else []

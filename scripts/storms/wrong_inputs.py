@@ -102,7 +102,7 @@ class Storm:
             sound = Kind("sound", files=files, overrides=kind.overrides)
             code, screen, run = self.run(sound, team)
             assert code == 0, screen
-            self.expected[key] = RunDirectory.open(run).metrics()
+            self.expected[key] = RunDirectory.open(run).metric_rows()
         return self.expected[key]
 
     def judge(self, kind: Kind, team: str) -> str:
@@ -119,7 +119,7 @@ class Storm:
             return "" if found else f"exit {code}, not named ({kind.says}): {screen[-700:]}"
         if code != 0:
             return f"exit {code}: {screen[-700:]}"
-        if kind.same and RunDirectory.open(run).metrics() != self.reference(kind, team):
+        if kind.same and RunDirectory.open(run).metric_rows() != self.reference(kind, team):
             return f"other numbers than with sound inputs: {screen[-700:]}"
         return ""
 

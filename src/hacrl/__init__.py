@@ -13,12 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hacrl.api import Comparison, Rows, Run, compare, evaluate, resume, train
+    from hacrl.api import Comparison, Run, compare, evaluate, resume, train
 
 __version__ = "0.1.0"
 __all__ = [
     "Comparison",
-    "Rows",
     "Run",
     "__version__",
     "compare",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from html import escape
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hacrl.config import Config, load_config, parse_config
@@ -19,7 +20,7 @@ from hacrl.config_file import Overrides
 from hacrl.errors import UserError
 from hacrl.importing import give_function
 from hacrl.logs.observer import Callback, Observer, Several
-from hacrl.store.rundir import RunDirectory
+from hacrl.store.rundir import Row, RunDirectory
 from hacrl.study.inspect.samples import as_json as samples_json
 from hacrl.study.inspect.samples import find_samples
 from hacrl.study.inspect.summary import RunSummary, summarise
@@ -30,35 +31,14 @@ if TYPE_CHECKING:
 
 Reward = Callable[..., Any]
 """A reward function: f(completion, answer, **columns) -> float or None (hacrl/verify/function.py)."""
-SHOWN = 50  # rows of a table in a notebook
-
-
-class Rows(list[dict[str, Any]]):
-    """Rows with named values: a list of dicts that a notebook shows as a table.
-
-    Example: run.metrics("evaluation").frame().pivot(index="step", columns="agent", values="accuracy")
-    """
-
-    def frame(self) -> DataFrame:
-        """The rows as a pandas data frame; UserError if pandas is not installed."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError("data frames need pandas: pip install pandas") from error
-        return pandas.DataFrame(list(self))
-
-    def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for row in self for name in row))
-        lines = [_html_row("th", names)]
-        lines += [_html_row("td", [_short(row.get(n)) for n in names]) for row in self[:SHOWN]]
-        more = f"<p>{SHOWN} of {len(self)} rows</p>" if len(self) > SHOWN else ""
-        return f"<table>{''.join(lines)}</table>{more}"
 
 
 class Run(RunDirectory):
     """A run directory: results, samples, evaluation, export, curves.
 
-    Example: hacrl.Run("runs/team").metrics("train", "wren").frame()["reward"].plot()
+    Tables are pandas data frames; they need the extra hacrl[notebook].
+
+    Example: hacrl.Run("runs/team").metrics("train", "wren").plot("step", "reward")
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -72,7 +52,7 @@ class Run(RunDirectory):
         return f"Run({str(self.path)!r}: {found.config.algorithm.name}, {agents}, {steps})"
 
     def _repr_html_(self) -> str:
-        rows = Rows(
+        rows = [
             {
                 "agent": agent.name,
                 "held-out reward before": _interval(agent.before),
@@ -83,26 +63,26 @@ class Run(RunDirectory):
                 "seconds": agent.seconds,
             }
             for agent in self.summary().agents
-        )
-        return f"<p>{escape(repr(self))}</p>{rows._repr_html_()}"
+        ]
+        return f"<p>{escape(repr(self))}</p>{_html(rows)}"
 
     def summary(self) -> RunSummary:
         """The figures of `hacrl show`."""
         return summarise(self)
 
-    def metrics(self, kind: str | None = None, agent: str | None = None) -> Rows:
-        """Rows of metrics.jsonl, of one kind ("train" or "evaluation") or agent where given.
-        docs/metrics.md explains the names."""
-        return Rows(super().metrics(kind, agent))
+    def metrics(self, kind: str | None = None, agent: str | None = None) -> DataFrame:
+        """metrics.jsonl as a data frame, of one kind ("train" or "evaluation") or agent where given.
+        docs/metrics.md explains the columns."""
+        return _frame(self.metric_rows(kind, agent))
 
     def samples(
         self, step: int | None = None, agent: str | None = None, problem: str | None = None
-    ) -> Rows:
+    ) -> DataFrame:
         """The replies of a training step (from 1; default: the last) with reward, and what each
         learner made of them; only those of one learner or problem where given."""
-        return Rows(samples_json(find_samples(self, step, agent, problem, _note)))
+        return _frame(samples_json(find_samples(self, step, agent, problem, _note)))
 
-    def evaluate(self, **options: Any) -> Rows:
+    def evaluate(self, **options: Any) -> DataFrame:
         """Evaluate the agents of the run; see `hacrl.evaluate`."""
         return evaluate(str(self.path), **options)
 
@@ -205,7 +185,7 @@ def evaluate(
     best: bool = False,
     out: str | Path | None = None,
     **overrides: Any,
-) -> Rows:
+) -> DataFrame:
     """Evaluate the agents of a run, or a model, on held-out problems: one row per agent.
 
     `target` is a run directory or a model; for a model, `config` has the problems. The replies are
@@ -213,6 +193,7 @@ def evaluate(
     """
     from hacrl.study.evaluation import evaluate_held_out
 
+    _pandas()  # an error before the work
     path = Path(config) if config else None
     if reward is not None:
         used = load_config(path) if path else RunDirectory.open(Path(target)).config()
@@ -227,7 +208,7 @@ def evaluate(
         out=Path(out) if out else None,
         report=_note,
     )
-    return Rows({"agent": c.agent.name, "step": c.step, **r.metrics()} for c, r in results)
+    return _frame([{"agent": c.agent.name, "step": c.step, **r.metrics()} for c, r in results])
 
 
 class Comparison:
@@ -239,21 +220,24 @@ class Comparison:
         self.verdicts: list[str] = values["verdicts"]
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> DataFrame:
+        return _frame(self._rows())
+
+    def _rows(self) -> list[Row]:
         kept = ("team", "agent", "arm", "verdict", "rollouts", "updates", "seconds")
-        return Rows(
+        return [
             {key: row[key] for key in kept}
-            | {f"{when}": row[when]["mean"] for when in ("before", "after")}
+            | {when: row[when]["mean"] for when in ("before", "after")}
             | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
             for row in self.values["rows"]
-        )
+        ]
 
     def __repr__(self) -> str:
         return "\n".join([f"Comparison({str(self.report)!r})", *self.verdicts])
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{escape(text)}</li>" for text in self.verdicts)
-        return f"<ul>{lines}</ul>{self.rows._repr_html_()}<p>{escape(str(self.report))}</p>"
+        return f"<ul>{lines}</ul>{_html(self._rows())}<p>{escape(str(self.report))}</p>"
 
 
 def compare(
@@ -344,10 +328,21 @@ def _interval(score: Any) -> str:
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def _short(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+def _pandas() -> ModuleType:
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("data frames need pandas: pip install 'hacrl[notebook]'") from error
+    return pandas
 
 
-def _html_row(tag: str, values: Sequence[Any]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(str(v))}</{tag}>' for v in values)}</tr>"
+def _frame(rows: Sequence[Row]) -> DataFrame:
+    return _pandas().DataFrame(rows)
+
+
+def _html(rows: Sequence[Row]) -> str:
+    """A table for a notebook; nothing without pandas, so that objects can always be shown."""
+    try:
+        return _frame(rows).to_html(index=False, na_rep="", border=0)
+    except UserError:
+        return ""

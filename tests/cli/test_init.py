@@ -51,6 +51,29 @@ def test_a_team_from_flags_trains(tmp_path: Path) -> None:
     assert "exists" in refused("init", config, *POCKET, "--data", data)
 
 
+@pytest.mark.parametrize("answer", [None, "answer"])
+def test_a_team_from_conversations(tmp_path: Path, answer: str | None) -> None:
+    """The answer is a column, or the last message. The prompt limit counts the system message."""
+
+    def row(a: int) -> dict[str, Any]:
+        system = {"role": "system", "content": "Add. " * 20}
+        chat = [system, {"role": "user", "content": f"{a}+1="}]
+        reply = {"role": "assistant", "content": str(a + 1)}
+        return {"messages": chat, "answer": a + 1} if answer else {"messages": [*chat, reply]}
+
+    data = write_rows(tmp_path / "chat.jsonl", [row(a) for a in range(40)])
+    config = tmp_path / "team.toml"
+    code, out, err = hacrl("init", config, *POCKET, "--data", data, "--steps", "1")
+    assert code == 0, err
+    source = "column 'answer'" if answer else "the last message"
+    assert f"40 rows; question: column 'messages', answer: {source}" in out
+    settings = load_config(config)
+    assert (settings.verifier.kind, settings.task.columns.messages) == ("number", "messages")
+    assert settings.max_prompt_tokens > 100
+    code, out, err = hacrl("doctor", config)
+    assert code == 0, out + err
+
+
 def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     rows = [{"question": f"{n}+1=", "answer": str(n + 1), "level": 1} for n in range(40)]
     data, config = write_rows(tmp_path / "d.jsonl", rows), tmp_path / "team.toml"
@@ -129,7 +152,8 @@ def test_the_answers_choose_the_verifier(tmp_path: Path, answers: list[str], kin
         ([{"question": "x", "answer": None}], (), "line 1: column 'answer' is empty"),
         ([{"question": "x", "answer": "1"}], ("--reward", "right"), "choose one of exact, number"),
         ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
-        ([{"messages": [], "id": "1"}], (), "has conversations (column messages)"),
+        ([{"messages": [], "answer": "1"}], (), "must be a list of messages {role, content}"),
+        ([{"messages": [{"role": "user", "content": "1?"}]}], (), "name it with --answer"),
         ([], (), "the file is empty"),
     ],
 )

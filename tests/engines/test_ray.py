@@ -68,8 +68,8 @@ def test_a_run_resumes_in_the_other_runtime(in_one_process: RunDirectory, tmp_pa
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     done = subprocess.run(resume, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    trained = [row for row in run.metrics() if row["kind"] == "train"]
-    assert trained == [row for row in in_one_process.metrics() if row["kind"] == "train"]
+    trained = [row for row in run.metric_rows() if row["kind"] == "train"]
+    assert trained == [row for row in in_one_process.metric_rows() if row["kind"] == "train"]
 
 
 def test_killed_agents_are_restarted(
@@ -124,7 +124,7 @@ def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None
     run = hacrl.train(on_ray(config), tmp_path / "ray")
     config["agents"][0]["ranks"] = 1
     whole = hacrl.train(config, tmp_path / "local")
-    for row, other in zip(run.metrics(), whole.metrics(), strict=True):
+    for row, other in zip(run.metric_rows(), whole.metric_rows(), strict=True):
         assert row["reward"] == other["reward"]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)

@@ -147,7 +147,7 @@ def test_others_continue_without_a_lost_agent_and_it_catches_up(
     both = [s.step for s in snapshots if s.members == ("wren", "finch")]
     assert len(alone) >= 3 and len(alone) + len(both) == steps
     assert min(both) < min(alone) and max(both) > max(alone)  # it left and came back
-    trained = [row for row in run.metrics() if row["kind"] == "train"]
+    trained = [row for row in run.metric_rows() if row["kind"] == "train"]
     counted = {(row["step"], row["agent"]) for row in trained}
     assert len(trained) == len(counted) == 2 * steps  # every snapshot learned once by both
     for row in trained:

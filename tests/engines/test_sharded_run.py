@@ -38,7 +38,7 @@ def largest_gaps(one: RunDirectory, two: RunDirectory) -> tuple[float, float]:
     """Largest differences of gradient norms and of all other metrics, relative for values above 1.
     Values that are not floats must be equal."""
     norms, others = [0.0], [0.0]
-    for mine, theirs in zip(one.metrics(), two.metrics(), strict=True):
+    for mine, theirs in zip(one.metric_rows(), two.metric_rows(), strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
             if isinstance(value, float):
@@ -76,7 +76,7 @@ def test_twenty_steps_on_two_ranks_equal_the_unsharded_run(tmp_path: Path, beta:
     assert weights < 1e-5
     assert others < 1e-5
     assert norms < 1e-4
-    updates = [r["updates"] for r in sharded.metrics() if r["kind"] == "train"]
+    updates = [r["updates"] for r in sharded.metric_rows() if r["kind"] == "train"]
     assert sum(updates) > 60
 
 
@@ -89,7 +89,7 @@ def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
             hacrl.resume(run.path, [f"agents.*.ranks={ranks}", f"steps={steps}"])
     assert weights_gap(unbroken, run, 6) < 1e-5
     trained = [
-        [(r["step"], r["agent"], r["reward"]) for r in each.metrics() if r["kind"] == "train"]
+        [(r["step"], r["agent"], r["reward"]) for r in each.metric_rows() if r["kind"] == "train"]
         for each in (unbroken, run)
     ]
     assert trained[0] == trained[1]
@@ -171,7 +171,7 @@ def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
     assert _until(lambda: not any(_alive(pid) for pid in followers), 300)
     run = RunDirectory.open(tmp_path / "run")
     run.set_config(run.config().model_copy(update={"steps": 3}))
-    assert hacrl.resume(run.path).metrics()
+    assert hacrl.resume(run.path).metric_rows()
 
 
 def _journalled(place: Path) -> bool:

@@ -88,7 +88,7 @@ def gaps(policy: Policy, asked: list[Request], replies: list[Reply]) -> list[flo
 
 
 def rows(run: RunDirectory, kind: str, agent: str) -> list[dict[str, Any]]:
-    return [r for r in run.metrics() if r["kind"] == kind and r["agent"] == agent]
+    return [r for r in run.metric_rows() if r["kind"] == kind and r["agent"] == agent]
 
 
 # ---------------------------------------------------------------- the models of these tests
@@ -310,5 +310,5 @@ def test_the_same_on_ray(wide: dict[str, Path], tmp_path: Path) -> None:
         )
         for kind in ("local", "ray")
     ]
-    a, b = (sorted(run.metrics(), key=lambda r: (r["step"], r["agent"])) for run in runs)
+    a, b = (sorted(run.metric_rows(), key=lambda r: (r["step"], r["agent"])) for run in runs)
     assert a == b

@@ -26,7 +26,7 @@ def test_a_check_on_the_gpu_is_complete_and_changes_no_update(tmp_path: Path) ->
             diagnostics={"every": every, "problems": 4, "samples": 8},
         )
         run = hacrl.train(config, tmp_path / str(every))
-        rows.append(next(r for r in run.metrics() if r["agent"] == "wren"))
+        rows.append(next(r for r in run.metric_rows() if r["agent"] == "wren"))
     plain, checked = rows
     assert checked["own/grad_norm"] == pytest.approx(plain["own/grad_norm"], rel=1e-2)
     norm = checked["diagnostics/gradient_norm/wren"]

@@ -46,7 +46,7 @@ def test_a_team_in_bfloat16_on_one_gpu_learns_and_replays_its_journal(tmp_path: 
     config["runtime"] = {"device": "cuda"}
     config |= {"steps": 6, "prompts_per_step": 16, "samples_per_prompt": 8, "minibatch_samples": 64}
     run = hacrl.train(config, tmp_path / "run")
-    rewards = [r["reward"] for r in run.metrics() if r["kind"] == "train"]
+    rewards = [r["reward"] for r in run.metric_rows() if r["kind"] == "train"]
     assert sum(rewards[-6:]) > sum(rewards[:6])  # the last two steps against the first two
     names = ("wren", "finch", "heron")
     before = {(a, s): Journal(run.journal(a)).read(s) for a in names for s in range(6)}

@@ -95,4 +95,4 @@ def test_a_run_on_two_gpus_without_ray(tmp_path: Path) -> None:
     config = team(member("wren", ranks=2), member("finch"))
     config["runtime"] = {"device": "cuda"}
     run = hacrl.train(config, tmp_path / "run")
-    assert [r["updates"] > 0 for r in run.metrics() if r["kind"] == "train"]
+    assert [r["updates"] > 0 for r in run.metric_rows() if r["kind"] == "train"]

@@ -28,7 +28,7 @@ PATTERNS = [re.sub(r"[A-Z]+", "[^/]+", name.replace("TASK", ".+")) for name in M
 def test_every_metric_of_a_run_has_a_meaning(tmp_path: Path, settings: dict[str, Any]) -> None:
     agents = team.member("wren", away=[[1, 2]]), team.member("finch", publish="successes")
     config = team.team(*agents, steps=2, evaluation={"problems": 4}, **settings)
-    rows = hacrl.train(config, tmp_path / "run").metrics()
+    rows = hacrl.train(config, tmp_path / "run").metric_rows()
     names = {name for row in rows for name in row}
     assert len(names) > 50
     unknown = [n for n in names if not any(re.fullmatch(pattern, n) for pattern in PATTERNS)]

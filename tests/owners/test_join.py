@@ -132,7 +132,7 @@ def test_a_lost_run_directory(make_hub: MakeHub, members: Callable[..., MemberPr
     ant.key = ant.folder / "new.key"
     ant.run = ant.folder / "run-2"
     run = ant.train()
-    steps = [row["step"] for row in run.metrics("train", "ant")]
+    steps = [row["step"] for row in run.metric_rows("train", "ant")]
     assert steps == list(range(open_step, 3)) and steps
     assert json.loads(hub.client("bee")._send("GET", "/v1/proofs")) == []
 
@@ -164,7 +164,7 @@ def test_a_frozen_member_without_log_probabilities(
         member.start()
     for member in team:
         member.wait()
-    ant, bee = (m.reader().metrics("train", m.name) for m in team[:2])
+    ant, bee = (m.reader().metric_rows("train", m.name) for m in team[:2])
     assert [row["samples/kept/cat"] > 0 for row in ant] == [True, True]
     assert [row["samples/kept/cat"] for row in bee] == [0.0, 0.0]
     assert all(row["samples/drop/no_logprob"] > 0 for row in bee)

@@ -43,7 +43,7 @@ def test_late_batches_are_used_once_and_a_resume_is_exact(
         member.start()
     for member in (ant, bee):
         member.wait()
-    rows = ant.reader().metrics("train", "ant")
+    rows = ant.reader().metric_rows("train", "ant")
     assert len(rows) == steps and all(row["late/age"] <= 4 for row in rows)
     journal, pool = LearnerJournal(ant.run / "journal" / "ant"), Pool(ant.run / "pool")
     stored = [journal.read("late", step, pool.digest(step)) for step in range(steps)]
@@ -51,7 +51,7 @@ def test_late_batches_are_used_once_and_a_resume_is_exact(
     assert used and len(set(used)) == len(used)
     assert sum(row["late/batches"] for row in rows) == len(used)
     assert sum(row["late/samples"] for row in rows) > 0
-    own = [row["step"] for row in bee.reader().metrics("train", "bee")]
+    own = [row["step"] for row in bee.reader().metric_rows("train", "bee")]
     assert {step for step, _ in used} <= set(own) and len(own) < steps  # it skips to the open step
     assert replay(ant, 2) and replay(bee, 2)
 
@@ -81,7 +81,9 @@ def test_members_join_leave_and_come_back_and_a_deadline_passes(
     team["ant"].start()
     for member in team.values():
         member.wait()
-    steps = {n: [row["step"] for row in m.reader().metrics("train", n)] for n, m in team.items()}
+    steps = {
+        n: [row["step"] for row in m.reader().metric_rows("train", n)] for n, m in team.items()
+    }
     here = {n: {*range(13)} for n in models} | {"dan": {*range(4, 13)}, "bee": {*range(7), 11, 12}}
     assert all(set(steps[n]) <= here[n] for n in models)
     assert len(here["ant"] - set(steps["ant"])) >= 1 and steps["ant"][-1] == 12

@@ -150,7 +150,7 @@ def test_skipped_samples_are_null_in_the_samples_file(tmp_path: Path) -> None:
         ],
     }  # fmt: skip
     run = hacrl.train(config, tmp_path / "run")
-    metrics = [row for row in run.metrics() if row["kind"] == "train"]
+    metrics = [row for row in run.metric_rows() if row["kind"] == "train"]
     for row in metrics:
         path = run.path / f"samples/{row['agent']}/step-{row['step']:06d}.jsonl"
         stored = [json.loads(line) for line in path.read_text().splitlines()]

@@ -56,8 +56,8 @@ def test_a_sampler_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         evaluation={"problems": 0},
     )
     run = hacrl.train(config, tmp_path / "run")
-    assert [r["changes"] for r in run.metrics() if r["agent"] == "finch"] == [0, 4, 8]
-    assert not any("changes" in r for r in run.metrics() if r["agent"] == "wren")
+    assert [r["changes"] for r in run.metric_rows() if r["agent"] == "finch"] == [0, 4, 8]
+    assert not any("changes" in r for r in run.metric_rows() if r["agent"] == "wren")
 
 
 def test_built_in_by_default(llama: Path) -> None:

@@ -54,8 +54,8 @@ def test_a_row_measured_twice_counts_once(tmp_path: Path) -> None:
         {"step": 1, "agent": "a", "sample": 0.5, "update": 3.0, "diagnostics": 8.0},
         {"step": 1, "agent": "", "evaluate": 100.0},
     )
-    assert [row["reward"] for row in run.metrics("train", "a")] == [0.1, 0.3]
-    assert len(run.metrics()) == 3 and run.metrics("train", "frozen") == []
+    assert [row["reward"] for row in run.metric_rows("train", "a")] == [0.1, 0.3]
+    assert len(run.metric_rows()) == 3 and run.metric_rows("train", "frozen") == []
     assert run.training_seconds() == {0: 3.0, 1: 7.0}
     assert (run.seconds("a"), run.seconds("a", diagnostics=True)) == (10.0, 8.0)
     assert run.steps_done() == 2

@@ -55,11 +55,11 @@ def test_rewinding_keeps_what_was_measured_before(tmp_path):
         run.add_metrics([{"kind": "evaluation", "step": step, "agent": "a", "x": float("nan")}])
         run.add_metrics([{"kind": "train", "step": step, "agent": "a"}])
     run.rewind(1)
-    kept = [(row["kind"], row["step"]) for row in run.metrics()]
+    kept = [(row["kind"], row["step"]) for row in run.metric_rows()]
     assert kept == [("evaluation", 0), ("train", 0), ("evaluation", 1)]
-    assert run.metrics()[0]["x"] is None
+    assert run.metric_rows()[0]["x"] is None
     run.rewind(0)
-    assert run.metrics() == []
+    assert run.metric_rows() == []
 
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:

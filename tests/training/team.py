@@ -53,7 +53,7 @@ class Notes(Quiet):
 
 def rows(run: RunReader, agent: str, kind: str = "train") -> list[dict[str, Any]]:
     """The metrics rows of one agent."""
-    return run.metrics(kind, agent)
+    return run.metric_rows(kind, agent)
 
 
 def snapshots(run: RunReader, steps: int) -> list[Snapshot]:

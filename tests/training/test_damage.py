@@ -68,7 +68,7 @@ def test_d4_an_edited_reward_in_the_pool_is_named_and_written_again(
         pool.snapshot(1)
     resumed(run, "pool: 1 damaged or missing files, the first of step 2")
     assert pool.snapshot(1) == Pool(whole.pool_path).snapshot(1)
-    assert run.metrics() == whole.metrics()
+    assert run.metric_rows() == whole.metric_rows()
 
 
 def test_d4_an_edited_snapshot_is_named_and_written_again(run: RunReader, whole: RunReader) -> None:
@@ -216,7 +216,7 @@ def test_files_deleted_during_a_run_end_it_with_a_message(
     with pytest.raises(UserError, match=rf"{path / name}.*hacrl resume"):
         start(config, path, observer=Deletes(path / name, step))
     hacrl.resume(path)
-    assert len(RunReader(path).metrics("train")) == 6
+    assert len(RunReader(path).metric_rows("train")) == 6
     assert len(Pool(path / "pool").snapshot(2).groups) == 3
 
 

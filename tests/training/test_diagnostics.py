@@ -22,7 +22,8 @@ HERE = {"kind": "number", "workers": 0}
 
 def without_checks(run: RunDirectory) -> list[dict[str, Any]]:
     return [
-        {k: v for k, v in row.items() if not k.startswith("diagnostics/")} for row in run.metrics()
+        {k: v for k, v in row.items() if not k.startswith("diagnostics/")}
+        for row in run.metric_rows()
     ]
 
 
@@ -47,7 +48,7 @@ def three(**diagnostics: int) -> dict[str, Any]:
 
 def test_a_run_with_checks_is_the_run_without(checked: RunDirectory, tmp_path: Path) -> None:
     plain = hacrl.train(three(every=0), tmp_path / "plain")
-    assert without_checks(checked) == plain.metrics()
+    assert without_checks(checked) == plain.metric_rows()
     assert not (plain.path / "diagnostics").exists()
     for agent in ("wren", "finch"):
         weights = [
@@ -63,14 +64,14 @@ def test_a_resumed_run_has_the_checks_of_an_unbroken_one(
     whole = hacrl.resume(half.path, steps=3)
 
     def train(run: RunDirectory) -> list[dict[str, Any]]:
-        return [row for row in run.metrics() if row["kind"] == "train"]
+        return [row for row in run.metric_rows() if row["kind"] == "train"]
 
     assert train(whole) == train(checked)
 
 
 def test_checks_come_when_due_and_are_complete(checked: RunDirectory) -> None:
     """3 problems x 4 replies of the step and as many held-out ones; a frozen member has none."""
-    rows = [row for row in checked.metrics() if row["kind"] == "train"]
+    rows = [row for row in checked.metric_rows() if row["kind"] == "train"]
     found = {(r["step"], r["agent"]) for r in rows if "diagnostics/cost/rollouts" in r}
     assert found == {(s, a) for s in (0, 2) for a in ("wren", "finch")}
     for row in rows:
@@ -87,7 +88,7 @@ def test_checks_come_when_due_and_are_complete(checked: RunDirectory) -> None:
 
 
 def test_the_figures_can_be_counted_again_from_the_runs_files(checked: RunDirectory) -> None:
-    for row in checked.metrics():
+    for row in checked.metric_rows():
         if "diagnostics/cost/rollouts" not in row:
             continue
         path = checked.path / "diagnostics" / row["agent"] / f"step-{row['step']:06d}.json"
@@ -127,7 +128,7 @@ def test_other_algorithms_have_what_applies(name: str, sources: set[str], tmp_pa
         verifier=HERE,
         diagnostics={"every": 1, "problems": 3, "samples": 4},
     )
-    [row] = [r for r in hacrl.train(config, tmp_path / "run").metrics() if r["agent"] == "wren"]
+    [row] = [r for r in hacrl.train(config, tmp_path / "run").metric_rows() if r["agent"] == "wren"]
     assert {k.split("/")[2] for k in row if k.startswith("diagnostics/gain/")} == sources
     assert row["diagnostics/bias/capability"] is not None
 
@@ -176,7 +177,9 @@ def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
     assert note.startswith("liar hurts wren: ")
     assert summarise(run).checks.warnings == (note,)
     assert note in str(summary_table(summarise(run)).caption)
-    gains = [r["diagnostics/gain/honest"] for r in run.metrics() if "diagnostics/gain/honest" in r]
+    gains = [
+        r["diagnostics/gain/honest"] for r in run.metric_rows() if "diagnostics/gain/honest" in r
+    ]
     assert sum(gains) > 0
     sys.modules.pop("rewards", None)
 

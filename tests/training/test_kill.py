@@ -36,7 +36,7 @@ def test_killed_and_resumed_equals_unbroken(
 ) -> None:
     run_until_killed(CONFIG, tmp_path / "run", moment)
     broken = RunDirectory.open(tmp_path / "run")
-    assert broken.metrics() != unbroken.metrics()
+    assert broken.metric_rows() != unbroken.metric_rows()
 
     run = hacrl.resume(tmp_path / "run")
 
@@ -53,7 +53,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(
     again = hacrl.train(CONFIG, tmp_path / "again")
     assert again.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
     other = hacrl.train(CONFIG, tmp_path / "other", seed=4)
-    assert other.metrics() != unbroken.metrics()
+    assert other.metric_rows() != unbroken.metric_rows()
 
 
 def test_a_finished_run_can_be_made_longer(unbroken: RunDirectory, tmp_path: Path) -> None:
@@ -62,6 +62,6 @@ def test_a_finished_run_can_be_made_longer(unbroken: RunDirectory, tmp_path: Pat
     run = hacrl.resume(tmp_path / "run", steps=3)
 
     def trained(r: RunDirectory) -> list:
-        return [row for row in r.metrics() if row["kind"] == "train"]
+        return [row for row in r.metric_rows() if row["kind"] == "train"]
 
     assert trained(run) == trained(unbroken)

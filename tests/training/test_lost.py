@@ -160,8 +160,8 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     assert len(list(pool.rows("finch", 1))) == 24
     assert pool.arrived(2) == ("wren",)  # not even sampled
     assert "step 2 continues without finch" in notes[0] and "step 3 continues without" in notes[1]
-    rows = {(row["step"], row["agent"]): row for row in run.metrics()}
-    assert len(rows) == len(run.metrics()) == 8
+    rows = {(row["step"], row["agent"]): row for row in run.metric_rows()}
+    assert len(rows) == len(run.metric_rows()) == 8
     for step in (1, 2):
         finch, wren = rows[step, "finch"], rows[step, "wren"]
         assert finch["absent"] and finch["own/samples"] == 0 and finch["peers/samples"] > 0
@@ -236,7 +236,7 @@ def test_an_absent_agent_starts_no_deadline(tmp_path: Path) -> None:
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
     assert notes == []
-    rows = [(row["step"], row["agent"]) for row in run.metrics()]
+    rows = [(row["step"], row["agent"]) for row in run.metric_rows()]
     assert (1, "wren") in rows and (1, "finch") not in rows and (2, "finch") in rows
 
 
@@ -247,7 +247,7 @@ def test_a_step_waits_for_a_learner_after_the_deadline(tmp_path: Path) -> None:
     members = [member("wren"), member("finch", learn=False)]
     settings = {**TEAM, "agents": members, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
-    assert notes == [] and len(run.metrics()) == 8
+    assert notes == [] and len(run.metric_rows()) == 8
 
 
 def test_the_end_waits_for_an_absent_agent(tmp_path: Path) -> None:
@@ -259,14 +259,16 @@ def test_the_end_waits_for_an_absent_agent(tmp_path: Path) -> None:
     settings = {**TEAM, "agents": members, "runtime": runtime}
     run, _ = train(Holding, settings, tmp_path / "run", held=held)
     assert 4 in Checkpoints(run.checkpoints("finch"), 2).steps()
-    assert ("evaluation", 4, "finch") in {(r["kind"], r["step"], r["agent"]) for r in run.metrics()}
+    assert ("evaluation", 4, "finch") in {
+        (r["kind"], r["step"], r["agent"]) for r in run.metric_rows()
+    }
 
 
 def test_metrics_of_the_others_are_written_when_an_agent_is_given_up(tmp_path: Path) -> None:
     settings = {**TEAM, "runtime": {**GO_ON, "deadline": 3600.0}}
     run, notes = train(Losing, settings, tmp_path / "run", lose=Always("finch"))
     assert "The other agents continue without it" in notes[-1]
-    wren = [(r["kind"], r["step"]) for r in run.metrics() if r["agent"] == "wren"]
+    wren = [(r["kind"], r["step"]) for r in run.metric_rows() if r["agent"] == "wren"]
     assert wren == [
         ("evaluation", 0),
         *(("train", 0), ("train", 1), ("evaluation", 2)),
@@ -332,13 +334,13 @@ def test_rows_are_written_in_order_whoever_reports_first(tmp_path: Path) -> None
         ("evaluation", 1, "a"),
     ):
         book.add(kind, step, name, {"accuracy": None, "reward": 0.0})
-        assert book.run.metrics() == []
+        assert book.run.metric_rows() == []
     book.add("train", 0, "a", {"reward": 0.0})
-    written = [(r["kind"], r["step"], r["agent"]) for r in book.run.metrics()]
+    written = [(r["kind"], r["step"], r["agent"]) for r in book.run.metric_rows()]
     assert written == [(k, s, n) for k, s in (("train", 0), ("evaluation", 1)) for n in "ab"]
     book.expect("train", 1, ["a", "b"])
     book.add("train", 1, "b", {"reward": 0.0})
     book.release(["a"])  # b's row does not wait any more; a's is written when it comes
-    assert [r["agent"] for r in book.run.metrics()[4:]] == ["b"]
+    assert [r["agent"] for r in book.run.metric_rows()[4:]] == ["b"]
     book.add("train", 1, "a", {"reward": 0.0})
-    assert [r["agent"] for r in book.run.metrics()[4:]] == ["b", "a"]
+    assert [r["agent"] for r in book.run.metric_rows()[4:]] == ["b", "a"]

@@ -74,7 +74,7 @@ def test_one_agent_is_the_method_without_peers(tmp_path: Path, name: str, alone:
     parts = [
         [
             {k.replace("mixed/", "own/"): v for k, v in row.items()}
-            for row in run.metrics()
+            for row in run.metric_rows()
             if row["kind"] == "train"
         ]
         for run in runs

@@ -46,7 +46,7 @@ def rows(run: RunDirectory, agent: str) -> list[dict[str, Any]]:
 
 
 def metrics(run: RunDirectory, agent: str) -> dict[str, Any]:
-    (row,) = [r for r in run.metrics() if r["kind"] == "train" and r["agent"] == agent]
+    (row,) = [r for r in run.metric_rows() if r["kind"] == "train" and r["agent"] == agent]
     return row
 
 

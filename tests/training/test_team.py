@@ -335,7 +335,7 @@ def test_accepted_other_agents_train_from_the_first_step(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match=r"from step 1 on"):
         hacrl.resume(run.path, accept_changed=True)
     assert Pool(run.pool_path).members(0) == ("finch",)
-    assert [row["agent"] for row in run.metrics("train")] == ["finch"]
+    assert [row["agent"] for row in run.metric_rows("train")] == ["finch"]
 
 
 def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_reward_function_that_always_fails_stops_before_anything_is_stored(
     assert expected in str(stopped.value)
     assert f"`hacrl resume {tmp_path / 'run'} --accept-changed`" in str(stopped.value)
     run = RunDirectory.open(tmp_path / "run")
-    assert run.metrics() == [] and not run.evaluation(0, "wren").exists()
+    assert run.metric_rows() == [] and not run.evaluation(0, "wren").exists()
     settings(tmp_path, "return 0.5")
     hacrl.resume(tmp_path / "run", accept_changed=True)
     assert run.finished()
@@ -72,7 +72,7 @@ def test_rewards_outside_the_range_are_named(tmp_path: Path) -> None:
     )
     assert "(r + 1) / 2" in first["text"]
     assert len(run.notes()) <= 2
-    row = run.metrics("evaluation", "wren")[0]
+    row = run.metric_rows("evaluation", "wren")[0]
     assert 0 < row["verdict/error"] < 12 and row["verdict/first_failure"].startswith("error: ")
 
 
@@ -81,7 +81,7 @@ def test_a_leaking_reward_function_changes_no_number(tmp_path: Path) -> None:
     leak = "leaked.append(bytearray(10 << 20)); "
     reward = f"return {NUMBER} % 3 / 2"
     rows = [
-        hacrl.train(settings(tmp_path, body, memory_gb=0.2), tmp_path / name).metrics()
+        hacrl.train(settings(tmp_path, body, memory_gb=0.2), tmp_path / name).metric_rows()
         for name, body in (("sound", reward), ("leaks", leak + reward))
     ]
     assert rows[0] == rows[1]
@@ -98,7 +98,7 @@ def test_workers_killed_from_outside_change_no_number(tmp_path: Path) -> None:
     )
     reward = f"return {NUMBER} % 3 / 2"
     rows = [
-        hacrl.train(settings(tmp_path, body), tmp_path / name).metrics()
+        hacrl.train(settings(tmp_path, body), tmp_path / name).metric_rows()
         for name, body in (("calm", reward), ("killed", kill + reward))
     ]
     assert rows[0] == rows[1]

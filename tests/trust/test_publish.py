@@ -162,4 +162,4 @@ def test_reciprocity_hides_texts_from_a_learner_that_publishes_less(
     assert finch["peers/samples"] == 0 and finch["samples/drop/withheld"] == 24
     assert own_advantages(run, "finch") == own_advantages(everything, "finch")
     both = train(tmp_path / "both", trust={"reciprocity": True})
-    assert both.metrics() == everything.metrics()
+    assert both.metric_rows() == everything.metric_rows()

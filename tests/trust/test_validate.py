@@ -98,7 +98,7 @@ def hostile(rows: Rows) -> list[str]:
 def learned(run: RunDirectory) -> list[dict[str, Any]]:
     """All metrics but the counts of dropped rows."""
     drops = ("samples/drop", "samples/invalid")
-    return [{k: v for k, v in row.items() if not k.startswith(drops)} for row in run.metrics()]
+    return [{k: v for k, v in row.items() if not k.startswith(drops)} for row in run.metric_rows()]
 
 
 def weights(run: RunDirectory) -> list[bytes]:
@@ -115,7 +115,7 @@ def test_d1_d5_d6_bad_rows_are_left_out_and_the_rest_of_the_batch_is_used(
     clean, _ = train(tmp_path / "clean", monkeypatch, agents, lambda rows: dumped(rows[len(BAD) :]))
     assert learned(bad) == learned(clean)
     assert weights(bad) == weights(clean) and len(weights(bad)) == 4
-    for row in bad.metrics("train", "wren"):
+    for row in bad.metric_rows("train", "wren"):
         assert row["samples/drop/invalid"] == row["samples/dropped/finch"] == len(BAD) + 1
         for kind in {kind for kind, _ in BAD}:
             count = sum(kind == other for other, _ in BAD) + (kind == "index")
@@ -130,11 +130,11 @@ def test_d1_d5_d6_bad_rows_are_left_out_and_the_rest_of_the_batch_is_used(
     for name in ("show", "samples"):
         assert CliRunner().invoke(app, [name, str(bad.path)]).exit_code == 0
     shutil.rmtree(bad.path / "checkpoints")
-    before = bad.metrics()
+    before = bad.metric_rows()
     with monkeypatch.context() as patch:  # finch's process publishes its batch again
         patch.setattr(pool_module.Pool, "publish", lambda *args: "")
         hacrl.resume(bad.path)
-    assert bad.metrics() == before
+    assert bad.metric_rows() == before
     assert sum("invalid rows" in row["text"] for row in bad.notes()) == 1
 
 
@@ -187,7 +187,7 @@ def test_d9_ids_that_are_not_the_judged_text_are_left_out(
         tmp_path / "clean", monkeypatch, agents, lambda rows: dumped(ended(rows)[1]), **settings
     )
     assert learned(lying) == learned(clean) and weights(lying) == weights(clean)
-    row = lying.metrics("train", "wren")[0]
+    row = lying.metric_rows("train", "wren")[0]
     assert row["samples/invalid/tokens"] == 5 and row["samples/invalid/logprob"] == 3
     assert row["peers/samples"] > 0
     assert any("not the text that was judged" in note for note in notes)
@@ -201,7 +201,7 @@ def test_rows_of_a_stored_run_are_checked_too(
         patch.setattr(replay_module.ReplayAgent, "_check", lambda *args: None)
         replay = {"name": "old", "replay": str(stored.path)}
         run, notes = train(tmp_path / "run", monkeypatch, [member("wren"), replay], dumped)
-    row = run.metrics("train", "wren")[0]
+    row = run.metric_rows("train", "wren")[0]
     assert row["samples/invalid/reward"] == 4 and row["samples/kept/old"] > 0
     assert any("'old' leaves out 14 stored rows" in note for note in notes)
     with pytest.raises(UserError, match="judged by 'lenient/9'"):

@@ -65,7 +65,7 @@ class TensorBoard:
         # Readers drop what an earlier file has from this step on.
         done, agents = run.steps_done(), [agent.name for agent in config.agents]
         self.first = {name: done if (self.folder / name).exists() else 0 for name in agents}
-        for row in run.metrics():
+        for row in run.metric_rows():
             if row["step"] >= self.first.get(row["agent"], done):  # the last evaluation
                 self.log(row, some_replies(run, row, config.log.table_rows))
 
@@ -161,7 +161,7 @@ class Trackio(Tracker):
                     project=config.log.trackio,
                     name=f"{run.path.name}-{_id(run)[:6]}",
                     config=mask(config.model_dump(mode="json")),
-                    resume="allow" if run.metrics() else "never",
+                    resume="allow" if run.metric_rows() else "never",
                     embed=False,
                     auto_log_gpu=False,
                     auto_log_cpu=False,

@@ -50,7 +50,7 @@ class MetricsLog:
         """Open the loggers and read which rows a resumed run has already."""
         self.loggers, self._table_rows = open_loggers(self.run, config), config.log.table_rows
         self.watches = [make(self.run) for make in self._make_watches]
-        self._known = {(row["kind"], row["step"], row["agent"]) for row in self.run.metrics()}
+        self._known = {(row["kind"], row["step"], row["agent"]) for row in self.run.metric_rows()}
 
     def close(self) -> None:
         for logger in self.loggers:

@@ -58,7 +58,7 @@ class AgentWatch:
         self.text = text
         self._rows: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=steps or None))
         self._warned: set[str] = set()
-        self.look(run.metrics())
+        self.look(run.metric_rows())
 
     def look(self, rows: Sequence[Row]) -> list[str]:
         found = []
@@ -214,7 +214,7 @@ class VerifierWatch:
     def __init__(self, run: RunDirectory) -> None:
         self._kind = run.config().verifier.kind
         self._level: dict[str, int] = {}
-        self.look(run.metrics())
+        self.look(run.metric_rows())
 
     def look(self, rows: Sequence[Row]) -> list[str]:
         found = []

@@ -35,7 +35,7 @@ BESIDE = ("evaluate", "checkpoint")  # phases of times.jsonl that are no part of
 class RunReader:
     """A run directory, opened for reading.
 
-    Example: RunReader.open(Path("runs/team")).metrics("evaluation", "wren")[-1]["accuracy"]
+    Example: RunReader.open(Path("runs/team")).metric_rows("evaluation", "wren")[-1]["accuracy"]
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +138,7 @@ class RunReader:
 
     def steps_done(self) -> int:
         """Number of training steps in the metrics."""
-        return 1 + max((row["step"] for row in self.metrics("train")), default=-1)
+        return 1 + max((row["step"] for row in self.metric_rows("train")), default=-1)
 
     def finished(self) -> bool:
         """Whether every learner has its last row: the final evaluation, or, without evaluations,
@@ -146,7 +146,7 @@ class RunReader:
         config = self.config()
         evaluates = bool(config.evaluation.problems)
         kind, last = ("evaluation", config.steps) if evaluates else ("train", config.steps - 1)
-        done = {row["agent"] for row in self.metrics(kind) if row["step"] == last}
+        done = {row["agent"] for row in self.metric_rows(kind) if row["step"] == last}
         return done >= {agent.name for agent in config.agents if agent.learns}
 
     def running(self) -> bool:
@@ -160,7 +160,7 @@ class RunReader:
             return error.errno == errno.EWOULDBLOCK
         return False
 
-    def metrics(self, kind: str | None = None, agent: str | None = None) -> list[Row]:
+    def metric_rows(self, kind: str | None = None, agent: str | None = None) -> list[Row]:
         """Rows of metrics.jsonl, of one kind ("train" or "evaluation") or agent where given.
 
         Where a resumed run has two rows of one (kind, step, agent), the last one counts.

@@ -30,7 +30,7 @@ def model_card(
     last name only."""
     config = run.config()
     agent = config.agent(name)
-    rows = [row for row in run.metrics("train", name) if row["step"] < step]
+    rows = [row for row in run.metric_rows("train", name) if row["step"] < step]
     scores = scores_of(run, name)
 
     def total(key: str) -> int:

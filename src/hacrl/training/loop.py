@@ -94,7 +94,7 @@ class Team:
                     self.tasks[name] = group.create_task(self.restarting(name))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        self.run.metrics()  # an error if the file was deleted during the last step
+        self.run.metric_rows()  # an error if the file was deleted during the last step
         self.check_pool(0, self.config.steps)
 
     async def member(self, name: str) -> None:

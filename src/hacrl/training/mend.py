@@ -32,7 +32,7 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
         )
     run.rewind(first)
     for name, own in checkpoints.items():
-        evaluations = run.metrics("evaluation", name)
+        evaluations = run.metric_rows("evaluation", name)
         scores = {r["step"]: r["accuracy"] for r in evaluations if r["accuracy"] is not None}
         if error := own.mend_best(scores):
             note(f"{error}. This is done.")
@@ -78,7 +78,7 @@ def damaged_batches(
 
 def took_part(config: Config, run: RunDirectory, step: int) -> list[str]:
     """The agents whose batches counted in a finished step: their metrics do not say absent."""
-    rows = (row for row in run.metrics("train") if row["step"] == step)
+    rows = (row for row in run.metric_rows("train") if row["step"] == step)
     here = {row["agent"] for row in rows if not row.get("absent")}
     return [agent.name for agent in config.agents if agent.name in here]
 

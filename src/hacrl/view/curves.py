@@ -61,7 +61,7 @@ def _listed(library: Library, name: str, read: bool) -> dict[str, Any]:
             "done": run.steps_done(),
             "steps": config.steps,
             "changed": run.changed_at(),
-            "accuracy": _accuracies(run.metrics("evaluation")),
+            "accuracy": _accuracies(run.metric_rows("evaluation")),
             "notes": len(run.notes()),
         }
     except Exception as error:
@@ -94,7 +94,7 @@ def _accuracies(rows: Sequence[Row]) -> dict[str, list[list[float | None]]]:
 def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
     """Everything on the page of one run, but for its replies."""
     config = run.config()
-    train = run.metrics("train")
+    train = run.metric_rows("train")
     steps = sorted({row[STEP] for row in train})
     table = by_agent(train, config)
     return {
@@ -118,7 +118,7 @@ def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
             for source in table
             if source != learner and any(f"ratio/{source}" in row for row in rows.values())
         },
-        "accuracy": _accuracies(run.metrics("evaluation")),
+        "accuracy": _accuracies(run.metric_rows("evaluation")),
         "phases": _phases(run, steps),
         "rollouts": sum(row.get("rollouts", 0) for row in train),
         "notes": [[row[STEP], row["text"]] for row in run.notes()],
@@ -128,7 +128,7 @@ def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
 
 def series(run: LiveRun, metric: str) -> dict[str, Any]:
     """One metric of every agent by step."""
-    train = run.metrics("train")
+    train = run.metric_rows("train")
     steps = sorted({row[STEP] for row in train})
     table = by_agent(train, run.config())
     return {"x": [step + 1 for step in steps], "agents": columns(table, steps, metric)}

@@ -43,7 +43,7 @@ class Library:
         if _is_run(path) or (path / "config.toml").is_file():
             run = LiveRun.open(path)
             run.config()
-            run.metrics()
+            run.metric_rows()
             library = cls(path, "run")
         else:
             library = cls(path, "suite" if _is_suite(path) else "runs")

@@ -16,7 +16,7 @@ LOCK_SECONDS = 1.0  # how long the answer to "is a process training this run?" i
 class LiveRun(RunReader):
     """A run whose growing files are read once; later reads add only the new rows.
 
-    Example: LiveRun.open(Path("runs/team")).metrics("train")
+    Example: LiveRun.open(Path("runs/team")).metric_rows("train")
     """
 
     def __init__(self, path: Path) -> None:

@@ -120,7 +120,7 @@ def problem_data(
 ) -> dict[str, Any]:
     """The data of one problem's page."""
     config, problem = run.config(), problems.get(group.problem_id)
-    drops = {row["agent"]: _reasons(row) for row in run.metrics("train") if row["step"] == step}
+    drops = {row["agent"]: _reasons(row) for row in run.metric_rows("train") if row["step"] == step}
     return {
         "step": step + 1,
         "problem": group.problem_id,

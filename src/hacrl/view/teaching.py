@@ -35,7 +35,7 @@ Counts = Mapping[tuple[str, str], Mapping[str, int]]
 def teaching(run: LiveRun, index: Index) -> dict[str, Any]:
     """The matrix of learners and sources, and each pair by step."""
     config = run.config()
-    train = run.metrics("train")
+    train = run.metric_rows("train")
     steps = sorted({row["step"] for row in train})
     table = by_agent(train, config)
     counts = _counts(index)

@@ -239,7 +239,7 @@ def test_dynamic_sampling_is_read_within_the_rollouts_of_the_reference(tmp_path:
     suite = write_suite(tmp_path, arms=arms, seeds=[1], overrides=[*SMALL.split(), "steps=4"])
     gspo, dynamic = compare(suite, tmp_path / "out").rows
     run = make_runs(load_suite(suite), tmp_path / "out")[1]
-    drawn = [row["rollouts"] for row in run.reader.metrics("train", "wren")]
+    drawn = [row["rollouts"] for row in run.reader.metric_rows("train", "wren")]
     sums = [sum(drawn[:n]) for n in range(5)]
     within = [n for n in sums if n <= 64]
     assert gspo.rollouts == 64 < sums[-1]

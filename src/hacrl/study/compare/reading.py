@@ -80,9 +80,9 @@ def read_run(run: Run, within: Mapping[str, tuple[str, float]] | None = None) ->
 
 def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> AgentRun:
     reader = run.reader
-    train = reader.metrics("train", agent)
+    train = reader.metric_rows("train", agent)
     seconds = reader.training_seconds()
-    evaluations = {row["step"]: row for row in reader.metrics("evaluation", agent)}
+    evaluations = {row["step"]: row for row in reader.metric_rows("evaluation", agent)}
     scores = {step: reader.scores(step, agent) for step in sorted(evaluations)}
     if missing := [step for step in scores if not scores[step]]:
         raise UserError(

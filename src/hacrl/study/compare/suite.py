@@ -228,7 +228,7 @@ class Run:
         """Whether the metrics contain the final evaluation of every learner."""
         if self.kept is not None:
             return True
-        rows = self.reader.metrics("evaluation")
+        rows = self.reader.metric_rows("evaluation")
         done = {row["agent"] for row in rows if row["step"] == self.config.steps}
         return done >= set(self.learners)
 

@@ -114,7 +114,7 @@ class HarmWatch:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self._rows: list[Row] = [row for row in run.metrics() if CHECKED in row]
+        self._rows: list[Row] = [row for row in run.metric_rows() if CHECKED in row]
         self._warned: set[tuple[str, str]] | None = None
 
     def look(self, rows: Sequence[Row]) -> list[str]:

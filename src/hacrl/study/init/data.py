@@ -3,12 +3,16 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.tasks.dataset import to_problems
+from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, read_rows
+from hacrl.tasks.settings import ColumnsConfig
 from hacrl.types import Problem, Status
 from hacrl.verify import VerifierConfig, make_verifier
 from hacrl.verify.number import numbers_in
@@ -18,6 +22,7 @@ ANSWER = (
     *("answer", "final_answer", "ground_truth", "gold", "target", "label", "expected"),
     *("solution", "output", "response", "completion", "a"),
 )
+MESSAGES = ("messages", "conversation", "conversations")
 """Names of columns, the most telling first."""
 
 _ONE_NUMBER = re.compile(r"[^\w]*[-+\d.,/\s]+[^\w]*(?:[a-zA-Z%°]+\.?)?\s*")
@@ -27,7 +32,8 @@ _LETTER = re.compile(r"\(?[A-Ea-e]\)?\.?")
 
 @dataclass(frozen=True)
 class Data:
-    """A data file and the columns to use.
+    """A data file and the columns to use: a question and an answer, or a conversation and an answer
+    column or None, if the answer is the last message of the conversation.
 
     Example: Data(Path("quiz.jsonl"), rows, question="problem", answer="answer")
     """
@@ -35,11 +41,27 @@ class Data:
     path: Path
     rows: Sequence[Row]
     question: str
-    answer: str
+    answer: str | None
 
     @property
+    def columns(self) -> dict[str, str]:
+        """The table task.columns."""
+        asked = "messages" if isinstance(self.rows[0].values[self.question], list) else "question"
+        return {asked: self.question} | ({"answer": self.answer} if self.answer else {})
+
+    @property
+    def answer_source(self) -> str:
+        return f"column {self.answer!r}" if self.answer else "the last message"
+
+    def problems(self, prompt: str = "{question}", most: int | None = None) -> list[Problem]:
+        """The problems of the first rows, as a run reads them."""
+        template = PromptTemplate(prompt, "task.prompt")
+        columns = ColumnsConfig.model_validate(self.columns)
+        return to_problems(list(self.rows[:most]), columns, template, "data", "data")
+
+    @cached_property
     def answers(self) -> list[str]:
-        return [str(row.values[self.answer]).strip() for row in self.rows]
+        return [problem.answer.strip() for problem in self.problems()]
 
     @property
     def other_columns(self) -> list[str]:
@@ -51,18 +73,28 @@ def read_data(path: Path, question: str | None = None, answer: str | None = None
     rows = read_rows(path)
     columns = list(rows[0].values)
     texts = [c for c in columns if isinstance(rows[0].values[c], str)]
-    question = question or _choose(QUESTION, texts)
+    question = question or _choose(QUESTION, texts) or _choose(MESSAGES, columns)
     question = _existing(path, "--question", question, columns)
     rest = [c for c in columns if c != question]
-    answer = answer or _choose(ANSWER, rest) or (rest[0] if len(rest) == 1 else None)
-    answer = _existing(path, "--answer", answer, columns)
+    answer = answer or _choose(ANSWER, rest)
+    if not _ends_with_reply(rows[0].values[question]):
+        answer = answer or (rest[0] if len(rest) == 1 else None)
+        answer = _existing(path, "--answer", answer, columns)
     for row in rows:
         for column in (question, answer):
-            if row.values.get(column) in (None, ""):
+            if column and row.values.get(column) in (None, ""):
                 raise UserError(
                     f"{row.where}: column {column!r} is empty; fill it or delete the row"
                 )
-    return Data(path, rows, question, answer)
+    data = Data(path, rows, question, answer)
+    data.problems()  # an error if a row cannot be used
+    return data
+
+
+def _ends_with_reply(value: Any) -> bool:
+    """Whether the value is a conversation whose last message is the assistant's."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 def _choose(names: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -72,11 +104,6 @@ def _choose(names: Sequence[str], columns: Sequence[str]) -> str | None:
 
 def _existing(path: Path, flag: str, column: str | None, columns: Sequence[str]) -> str:
     there = ", ".join(columns)
-    if column is None and "messages" in columns:
-        raise UserError(
-            f"{path} has conversations (column messages), for which there is no `hacrl init`: start "
-            "from --data arithmetic, then set task.kind and task.train (docs/tasks.md)"
-        )
     if column is None:
         what = flag.strip("-")
         raise UserError(f"{path}: no column looks like the {what}; name it with {flag}: {there}")

@@ -29,7 +29,7 @@ def {name}(completion: str, answer: str, **columns: object) -> float | None:
     means that the reply cannot be judged, and it is not used for training.
 
     completion    the reply
-    answer        the column `{answer}` of the data
+    answer        {answer} of the data
     columns       the other columns of the row: {columns}
     """
 {body}
@@ -79,8 +79,8 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
     if named != BUILT_IN:
         data = read_data(Path(named).expanduser(), wishes.question, wishes.answer)
         report(
-            f"data: {len(data.rows)} rows; question: column {data.question!r}, answer: column "
-            f"{data.answer!r}"
+            f"data: {len(data.rows)} rows; question: column {data.question!r}, answer: "
+            f"{data.answer_source}"
         )
     reward = _reward(wishes.reward, data, ask, report)
     pocket = all(model.startswith(POCKET) for model in models)
@@ -116,7 +116,7 @@ def _stub(name: str, data: Data) -> str:
     plain = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
     return STUB.format(
         name=name,
-        answer=data.answer,
+        answer=data.answer_source,
         columns=", ".join(data.other_columns) or "none",
         imports="\nimport re\n" if plain else "",
         body=BODIES["number" if plain else "text"],

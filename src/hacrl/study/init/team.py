@@ -13,7 +13,6 @@ import jinja2
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.study.init.data import Data
-from hacrl.types import Message
 
 POCKET = "pocket:"
 MEASURED_ROWS = 1000  # rows whose prompts are tokenised to choose max_prompt_tokens
@@ -95,15 +94,11 @@ def _measured(agent: Agent, source: str, data: Data | None, prompt: str) -> Agen
     template = None if load_tokenizer(source).chat_template else "plain"
     settings = AgentConfig(name=agent.name, model=source, template=template)
     renderer = make_renderer(settings, source)
-    rows = list(data.rows[:MEASURED_ROWS]) if data else []
     longest = answer = 0
-    for row in rows:
-        assert data is not None
-        values = {**row.values, "question": row.values[data.question]}
-        message = Message("user", prompt.format_map(values))
-        longest = max(longest, len(renderer.prompt([message])))
-        text = str(row.values[data.answer])
-        answer = max(answer, len(renderer.tokenizer.encode(text, add_special_tokens=False)))
+    for problem in data.problems(prompt, MEASURED_ROWS) if data else []:
+        longest = max(longest, len(renderer.prompt(problem.messages)))
+        ids = renderer.tokenizer.encode(problem.answer, add_special_tokens=False)
+        answer = max(answer, len(ids))
     context = context_length(settings, source)
     return replace(
         agent, template=template, context=context, prompt_tokens=longest, answer_tokens=answer
@@ -137,7 +132,7 @@ def limits(agents: Sequence[Agent], data: Data | None, reward: Reward, gpu: bool
     """
     measured = max((a.prompt_tokens for a in agents), default=0)
     if data and any(not a.prompt_tokens for a in agents):
-        longest = max(len(str(row.values[data.question])) for row in data.rows)
+        longest = max(sum(len(m.content) for m in p.messages) for p in data.problems())
         measured = max(measured, longest // 2 + 64)
     prompt = max(32, _round_up(1.25 * measured))
     pocket = all(a.model.startswith(POCKET) for a in agents)

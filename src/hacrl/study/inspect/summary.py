@@ -121,7 +121,7 @@ def as_json(summary: RunSummary) -> dict[str, Any]:
 
 
 def _checks(run: RunReader, config: Config) -> Checks | None:
-    checked = [row for row in run.metrics("train") if CHECKED in row]
+    checked = [row for row in run.metric_rows("train") if CHECKED in row]
     if not checked:
         return None
     return Checks(
@@ -133,7 +133,7 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
 
 
 def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
-    train = run.metrics("train", agent.name)
+    train = run.metric_rows("train", agent.name)
     scores = scores_of(run, agent.name)
     gain = None
     if len(scores) > 1:
@@ -156,7 +156,7 @@ def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
 
 def scores_of(run: RunReader, agent: str) -> tuple[Score, ...]:
     """Every evaluation of an agent with a judged reply, by step."""
-    rows = sorted(run.metrics("evaluation", agent), key=lambda row: int(row["step"]))
+    rows = sorted(run.metric_rows("evaluation", agent), key=lambda row: int(row["step"]))
     judged = [row for row in rows if row["accuracy"] is not None]
     return tuple(Score(row["step"], _accuracy(row), judged_counts(row)) for row in judged)
 
