@@ -178,7 +178,7 @@ def test_the_python_of_the_readme_runs(folder: Path, capsys: pytest.CaptureFixtu
         tomli_w.dumps(tiny(evaluation={"problems": 6}, checkpoint={"every": 1}))
     )
     runpy.run_path(str(folder / "first_run.py"))
-    assert len(capsys.readouterr().out.splitlines()) == 4  # two agents, before and after
+    assert len(capsys.readouterr().out.splitlines()) == 5  # a header; two agents, before and after
 
 
 def command_names() -> set[str]:
