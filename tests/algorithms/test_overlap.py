@@ -199,13 +199,14 @@ def test_a_success_is_followed_only_where_all_own_replies_failed() -> None:
     to a; its failure has not. r: one success of a's own is enough, though b is better by far."""
     groups = groups_of({"q": {"a": "0ut", "b": "10"}, "r": {"a": "100", "b": "11"}})
 
-    def weights(**settings) -> list[float]:
+    def weights(trusted=None, **settings) -> list[float]:
         seen = scored(seen_by(groups, "a"), 0.02)
-        credited = overlap(**settings).credit(step_of(groups, seen))
-        return [s.weight for s in credited if not s.is_own]
+        step = replace(step_of(groups, seen), trusted=trusted)
+        return [s.weight for s in overlap(**settings).credit(step) if not s.is_own]
 
-    assert weights() == pytest.approx([1, 0.02, 0.02, 0.02])
+    assert weights() == weights(["b"]) == pytest.approx([1, 0.02, 0.02, 0.02])
     assert weights(follow=False) == pytest.approx([0.02] * 4)
+    assert weights([]) == weights(["c"]) == pytest.approx([0.02] * 4)  # b is not trusted
 
 
 def test_better_but_not_right_is_not_followed() -> None:

@@ -1,5 +1,6 @@
 """Members that come late, leave, come back, or miss a deadline: every run is exact after a resume."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,24 @@ SETTINGS = {
 }
 
 
+CAPS = {
+    "judge_again": True,
+    "quarantine": True,
+    "max_source_fraction": 0.4,
+    "max_source_weight": 0.2,
+}
+
+
+def bees_part(ant: MemberProcess, step: int) -> bool:
+    """Whether bee has at most 0.4 of ant's samples of a step and 0.2 of their weight, late or not."""
+    path = ant.reader().samples_folder("ant") / f"step-{step:06d}.jsonl"
+    rows = [json.loads(line) for line in path.open()]
+    amounts = [abs(row["advantage"] * row["weight"]) for row in rows]
+    bees = [row["source"] == "bee" for row in rows]
+    weight = sum(x for x, hers in zip(amounts, bees, strict=True) if hers)
+    return sum(bees) <= 0.4 * len(rows) and weight <= 0.2 * sum(amounts) + 1e-9
+
+
 def test_late_batches_are_used_once_and_a_resume_is_exact(
     make_hub: MakeHub, members: MakeMember
 ) -> None:
@@ -35,7 +54,7 @@ def test_late_batches_are_used_once_and_a_resume_is_exact(
     charter = {**QUICK, "steps": steps, "deadline": 0.5, "staleness": 4}
     hub = make_hub(**charter, names=("ant", "bee"))
     ant, bee = (
-        members(hub, "ant", mine("wren", **SETTINGS)),
+        members(hub, "ant", mine("wren", **SETTINGS, trust=CAPS)),
         members(hub, "bee", mine("finch", **SETTINGS)),
     )
     bee.pause = 0.6
@@ -51,6 +70,8 @@ def test_late_batches_are_used_once_and_a_resume_is_exact(
     assert used and len(set(used)) == len(used)
     assert sum(row["late/batches"] for row in rows) == len(used)
     assert sum(row["late/samples"] for row in rows) > 0
+    assert sum(row["late/left_out"] for row in rows) > 0
+    assert all(bees_part(ant, step) for step in range(steps))
     own = [row["step"] for row in bee.reader().metric_rows("train", "bee")]
     assert {step for step, _ in used} <= set(own) and len(own) < steps  # it skips to the open step
     assert replay(ant, 2) and replay(bee, 2)

@@ -62,6 +62,26 @@ def test_advantages_are_scaled_to_the_fraction_of_the_weight() -> None:
     assert cap_weights(samples, 1.0) == (samples, {})
 
 
+def test_late_samples_share_the_limits_with_those_of_the_step() -> None:
+    """Own 6, ant 3 in time. 0.4 of a total of 10 is 4, so one of ant's late samples is left, and all
+    four of bee's. By weight: own 6, ant 3 x 1 and 5 x 2; a quarter of 8 is 2, which ant has already."""
+    used = [sample("me", i) for i in range(6)] + [sample("ant", i) for i in range(3)]
+    late = [sample("ant", 10 + i, -1.0, 2.0) for i in range(5)]
+    kept, left_out = cap_samples(late, 0.4, seed=0, step=0, before=used)
+    assert len(kept) == 1 and left_out == {"ant": 4}
+    kept, left_out = cap_samples([sample("bee", i) for i in range(4)], 0.4, 0, 0, before=used)
+    assert len(kept) == 4 and not left_out  # 4 of 13
+    scaled, factors = cap_weights(late, 0.25, before=used)
+    assert factors == {"ant": 0} and {s.advantage for s in scaled} == {0}
+    # Half: ant may have 6 and has 3, so 3 of its late 10.
+    scaled, factors = cap_weights(late, 0.5, before=used)
+    assert factors == {"ant": pytest.approx(0.3)}
+    assert [s.advantage for s in scaled] == pytest.approx([-0.3] * 5)
+    own = [replace(s, old_logprobs=(-0.1,)) for s in used[:6]]
+    scored = [replace(s, old_logprobs=(-0.1 - 0.1 * (i > 1),)) for i, s in enumerate(late)]
+    assert cap_unlikely(scored, scored, 0.0, before=own)[1] == {"ant": 3}
+
+
 def test_samples_over_the_ratio_are_left_out() -> None:
     """Claimed -0.5 per token. Their mean -0.1 is s = e^0.4 = 1.49; 0.2 is e^0.7 = 2.01."""
     samples = [sample("me", 0), sample("ant", 0), sample("ant", 1), sample("bee", 0)]

@@ -131,6 +131,25 @@ def test_rows_without_text_count_only_if_their_source_is_trusted(tmp_path: Path)
         assert found["samples/drop/withheld"] == 24
 
 
+def test_overlap_follows_the_successes_of_trusted_peers_only(tmp_path: Path) -> None:
+    """finch claims log-probability 0, so rho < 1: a weight of 1 means that wren follows."""
+
+    def certain(t: Trajectory) -> Trajectory:
+        return replace(t, mean_logprob=0.0)
+
+    def weights(name: str, trust: dict[str, Any]) -> list[float]:
+        settings = {"algorithm": {"name": "overlap"}, "steps": 1, "prompts_per_step": 32}
+        settings |= {"minibatch_samples": 256, "trust": trust}
+        run = train(tmp_path / name, only_finch(certain), **settings)
+        found = map(json.loads, (run.samples_folder("wren") / "step-000000.jsonl").open())
+        return [row["weight"] for row in found if row["source"] == "finch"]
+
+    trusted = weights("trusted", {"judge_again": True, "trusted": ["finch"]})
+    untrusted = weights("untrusted", {"judge_again": True})
+    assert 1.0 in trusted == weights("believed", {})
+    assert len(untrusted) == len(trusted) and 0 < max(untrusted) < 1
+
+
 def raises_on_boom(completion: str, answer: str, **columns: Any) -> float:
     if "boom" in completion:
         raise ValueError("boom")

@@ -33,7 +33,7 @@ from hacrl.training.evaluate import (
     split_by_length,
     stop_if_unjudged,
 )
-from hacrl.training.late import LateStep, late_metrics, open_peers
+from hacrl.training.late import credit_late, late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
 from hacrl.training.samples import (
@@ -49,6 +49,7 @@ from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
 from hacrl.trust.publish import count_texts, public_rows
 from hacrl.trust.validate import Invalid
+from hacrl.trust.view import LateStep
 from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Trajectory, Update
 
 if TYPE_CHECKING:
@@ -175,16 +176,17 @@ class Agent:
     def _minibatches(self, step: int, plan: Plan) -> tuple[Planned, Standing, dict[str, Any]]:
         """The credited samples of each planned update, capability and members of the step, metrics."""
         problems = self._problems(step)
+        came_late = self._came_late(step) if plan.late else []
         with self.clock("samples"), paused_gc():
             seen = self.view.at(step, problems)
-            for late in (came_late := self.late.at(step) if plan.late else []):
+            for late in came_late:
                 seen.include(late.seen)
             members = dict.fromkeys((*seen.snapshot.members, self.name))
             capability = self.capability.at(seen.snapshot, list(members))
             samples, counts = self._samples(step, seen.snapshot, problems)
             counts.drops.update((row.agent, DropReason.INVALID) for row in seen.invalid)
             self._note_invalid(step, seen.invalid)
-        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers)
+        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
         counts.leave_out(self.defence.left_out)
         samples = self.defence.scaled(self._credited(samples, snapshot, capability))
         self.notes += self.defence.notes
@@ -197,7 +199,8 @@ class Agent:
         last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
         planned = plan.updates(problems, self.config.seed, step, last)
         batches = [(update, minibatch(samples, update)) for update in planned]
-        late_samples = self._late(came_late, capability)
+        credit = partial(self._credited, capability=capability)
+        late_samples = credit_late(step, came_late, self.defence, credit, samples)
         facts = {
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
@@ -308,16 +311,13 @@ class Agent:
             raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
         return self.make_samples(snapshot.groups, entry[0] if entry else [], problems)
 
-    def _late(self, steps: Sequence[LateStep], capability: Capability) -> list[list[Sample]]:
-        """The credited samples of late batches, by step and problem."""
-        groups: dict[tuple[int, str], list[Sample]] = {}
-        for late in steps:
-            seen = late.seen.snapshot
-            samples, _ = self.make_samples(seen.groups, [], late.problems, only=late.sources)
-            samples = [s for s in samples if not self.defence.quarantined(s.source)]
-            for s in self._credited(samples, seen, capability):
-                groups.setdefault((seen.step, s.problem_id), []).append(s)
-        return list(groups.values())
+    def _came_late(self, step: int) -> list[LateStep]:
+        """The late batches to use in a step. Their samples are scored if `[trust]` needs that."""
+        with self.clock("late"):
+            steps = self.late.at(step, self.make_samples)
+        if not self.config.trust.scores_peers:
+            return steps
+        return [replace(late, samples=self._score_peers(late.samples)) for late in steps]
 
     def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
         for name, count in Counter(row.agent for row in invalid).items():

@@ -3,14 +3,14 @@
 A late batch of step t is used in one of the `hub.staleness` steps after t, as a block of updates behind
 the step's own (plan.py). Its texts are judged like all others, and the rewards of step t, with those of
 the late batch, set the baseline. Capability is that of the step of use and does not count late rows. Own
-replies of step t are not trained again. Choice and verdicts are journalled before use.
+replies of step t are not trained again. Choice and verdicts are journalled before use. Quarantine and
+caps hold for late samples as for those of the step, together with them (trust/defence.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hacrl.config import Config
@@ -19,8 +19,8 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.validate import Checker
-from hacrl.trust.view import Seen, View
-from hacrl.types import Problem, Status, Trajectory, Verdict
+from hacrl.trust.view import LateStep, View
+from hacrl.types import Problem, Sample, Snapshot, Status, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from hacrl.text.render import Renderer
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 KIND = "late"  # of the journal's files
 
 Problems = Mapping[str, Problem]
-
-
-@dataclass(frozen=True)
-class LateStep:
-    """An earlier step with the rows that came late.
-
-    Example: LateStep(seen, frozenset({"bee"}), problems, age=2)
-    """
-
-    seen: Seen
-    sources: frozenset[str]  # whose rows came late
-    problems: Problems
-    age: int  # steps between the step and its use
 
 
 class LateBatches:
@@ -62,8 +49,11 @@ class LateBatches:
         self.most = config.late_samples
         self.pool, self.view, self.journal, self.problems_of = pool, view, journal, problems_of
 
-    def at(self, step: int) -> list[LateStep]:
-        """The late batches to use in a step, from the journal or chosen, judged and journalled now."""
+    def at(
+        self, step: int, make_samples: Callable[..., tuple[list[Sample], Any]]
+    ) -> list[LateStep]:
+        """The late batches to use in a step, from the journal or chosen, judged and journalled now.
+        `make_samples` is that of the learner (samples.py)."""
         if not self.staleness:
             return []
         digest = self.pool.digest(step)
@@ -83,7 +73,8 @@ class LateBatches:
             problems = self.problems_of(at)
             rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
             seen = self.view.with_late(at, problems, rows, verdicts)
-            found.append(LateStep(seen, frozenset(names), problems, step - at))
+            samples, _ = make_samples(seen.snapshot.groups, [], problems, only=names)
+            found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
 
     def _choose(self, step: int) -> dict[str, Any]:
@@ -121,11 +112,32 @@ class LateBatches:
         ]
 
 
+def credit_late(
+    step: int,
+    steps: Iterable[LateStep],
+    defence: Defence,
+    credit: Callable[[Sequence[Sample], Snapshot], list[Sample]],
+    used: Sequence[Sample],
+) -> list[list[Sample]]:
+    """The credited samples of late batches, by step and problem, within the limits of `[trust]`. `used`
+    are the samples of the step itself."""
+    groups: dict[tuple[int, str], list[Sample]] = {}
+    for late in steps:
+        snapshot, samples = defence.admit_late(step, late, used)
+        samples = defence.scaled(credit(samples, snapshot), used)
+        used = [*used, *samples]
+        for s in samples:
+            groups.setdefault((snapshot.step, s.problem_id), []).append(s)
+    return list(groups.values())
+
+
 def late_metrics(steps: Sequence[LateStep], groups: Iterable[Sized]) -> dict[str, float]:
     """Counts of late batches and samples that a step used."""
+    used = sum(map(len, groups))
     return {
         "late/batches": float(sum(len(late.sources) for late in steps)),
-        "late/samples": float(sum(map(len, groups))),
+        "late/samples": float(used),
+        "late/left_out": float(sum(len(late.samples) for late in steps) - used),
         "late/age": float(max((late.age for late in steps), default=0)),
     }
 

@@ -43,11 +43,16 @@ def cap_ratios(
 
 
 def cap_unlikely(
-    samples: Sequence[Sample], scored: Iterable[Sample], quantile: float
+    samples: Sequence[Sample],
+    scored: Iterable[Sample],
+    quantile: float,
+    before: Sequence[Sample] = (),
 ) -> tuple[list[Sample], Counter[str]]:
     """Leave out peers' samples whose mean log-probability at the learner's weights is below this
-    quantile of the own samples'. `scored` and the result are as for cap_ratios."""
-    own = sorted(fmean(s.old_logprobs) for s in samples if s.is_own and s.old_logprobs)
+    quantile of the own samples', which may be in `before`. `scored` and the result are as for
+    cap_ratios."""
+    mine = (s for s in (*before, *samples) if s.is_own)
+    own = sorted(fmean(s.old_logprobs) for s in mine if s.old_logprobs)
     least = own[int(quantile * len(own))] if own else -inf
     return _without(
         samples, (s for s in scored if s.old_logprobs and fmean(s.old_logprobs) < least)
@@ -64,35 +69,39 @@ def _without(
 
 
 def cap_samples(
-    samples: Sequence[Sample], fraction: float, seed: int, step: int
+    samples: Sequence[Sample], fraction: float, seed: int, step: int, before: Sequence[Sample] = ()
 ) -> tuple[list[Sample], Counter[str]]:
     """Leave out peers' samples until no peer has more than `fraction` of those that are left. A seeded
-    hash chooses them. Also returns the number left out, by source."""
-    counts = Counter(s.source for s in samples if not s.is_own)
+    hash chooses them. `before` are samples that are used in any case and count, too. Also returns the
+    number left out, by source."""
+    taken = Counter(s.source for s in before if not s.is_own)
+    counts = taken + Counter(s.source for s in samples if not s.is_own)
+    own = len(before) + len(samples) - counts.total()
     left_out: Counter[str] = Counter()
     dropped: set[int] = set()
-    for source, most in limits(len(samples) - counts.total(), counts, fraction).items():
+    for source, most in limits(own, counts, fraction).items():
         theirs = [s for s in samples if s.source == source and not s.is_own]
         theirs.sort(key=lambda s: stream_key(seed, s.source, step, s.problem_id, s.index))
-        surplus = theirs[floor(most + 1e-9) :]
+        surplus = theirs[max(0, floor(most + 1e-9) - taken[source]) :]
         dropped.update(map(id, surplus))
         left_out[source] = len(surplus)
     return [s for s in samples if id(s) not in dropped], left_out
 
 
 def cap_weights(
-    samples: Sequence[Sample], fraction: float
+    samples: Sequence[Sample], fraction: float, before: Sequence[Sample] = ()
 ) -> tuple[list[Sample], dict[str, float]]:
     """Scale down the advantages of peers until none has more than `fraction` of the sum of
-    |advantage x weight|. Also returns the factor of each peer that was scaled."""
-    own, peers = 0.0, defaultdict[str, float](float)
-    for s in samples:
-        amount = abs(s.advantage * s.weight)
-        if s.is_own:
-            own += amount
-        else:
-            peers[s.source] += amount
-    factors = {name: most / peers[name] for name, most in limits(own, peers, fraction).items()}
+    |advantage x weight|. `before` are samples that count, too, and are not scaled. Also returns the
+    factor of each peer that was scaled."""
+    own, theirs = _amounts(samples)
+    own_before, taken = _amounts(before)
+    total = {name: taken[name] + theirs[name] for name in {**taken, **theirs}}
+    factors = {
+        name: max(0.0, most - taken[name]) / theirs[name]
+        for name, most in limits(own_before + own, total, fraction).items()
+        if theirs[name]
+    }
     scaled = [
         replace(s, advantage=s.advantage * factors[s.source])
         if s.source in factors and not s.is_own
@@ -100,3 +109,15 @@ def cap_weights(
         for s in samples
     ]
     return scaled, factors
+
+
+def _amounts(samples: Iterable[Sample]) -> tuple[float, defaultdict[str, float]]:
+    """The sum of |advantage x weight| of own samples, and by source of the others."""
+    own, peers = 0.0, defaultdict[str, float](float)
+    for s in samples:
+        amount = abs(s.advantage * s.weight)
+        if s.is_own:
+            own += amount
+        else:
+            peers[s.source] += amount
+    return own, peers

@@ -2,7 +2,8 @@
 
 In this order: sources in quarantine are left out, then samples over `max_ratio` or below
 `min_own_quantile`, then samples over `max_source_fraction`. After credit, advantages are scaled to
-`max_source_weight`.
+`max_source_weight`. Samples of late batches follow under the same rules: caps count them together with
+the step's samples, and only late ones are left out or scaled for it.
 """
 
 from collections import Counter, defaultdict
@@ -23,7 +24,7 @@ from hacrl.trust.quarantine import (
     ratio_evidence,
     threshold,
 )
-from hacrl.trust.view import Seen
+from hacrl.trust.view import LateStep, Seen
 from hacrl.types import Sample, Snapshot
 
 KIND = "quarantine"  # of the journal's files
@@ -46,45 +47,77 @@ class Defence:
         self.left_out: Counter[tuple[str, str]] = Counter()
         """Samples that the step does not use, by source and reason: "quarantined", "ratio",
         "unlikely" or "capped"."""
+        self._out: set[str] = set()  # sources in quarantine
         self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
 
     def admit(
-        self, step: int, seen: Seen, samples: list[Sample], score: Score
+        self,
+        step: int,
+        seen: Seen,
+        samples: list[Sample],
+        score: Score,
+        came_late: Sequence[LateStep] = (),
     ) -> tuple[Snapshot, list[Sample]]:
-        """Return the step's rows without sources in quarantine, and the samples to use."""
-        self.metrics, self.notes, snapshot = {}, [], seen.snapshot
+        """Return the step's rows without sources in quarantine, and the samples to use. Batches that
+        came late are evidence, too."""
+        self.metrics, self.notes = {}, []
         self.left_out.clear()
+        self._out = set()
         scored = [s for s in score(samples) if not s.is_own] if self.trust.scores_peers else []
         self._report_ratios(scored)
         if self.trust.quarantine:
-            standings = self._standings(step, seen, scored)
-            out = {name for name, standing in standings.items() if standing.since is not None}
-            snapshot = snapshot.mapped(lambda t: None if t.agent in out else t) if out else snapshot
-            self.left_out.update((s.source, "quarantined") for s in samples if s.source in out)
-            samples = [s for s in samples if s.source not in out]
-        if self.trust.max_ratio is not None:
-            samples, over = cap_ratios(samples, scored, self.trust.max_ratio)
-            self.left_out.update({(name, "ratio"): n for name, n in over.items()})
-        if self.trust.min_own_quantile is not None:
-            samples, unlikely = cap_unlikely(samples, scored, self.trust.min_own_quantile)
-            self.left_out.update({(name, "unlikely"): n for name, n in unlikely.items()})
-        if self.trust.max_source_fraction < 1:
-            samples, surplus = cap_samples(samples, self.trust.max_source_fraction, self.seed, step)
-            self.left_out.update({(name, "capped"): n for name, n in surplus.items()})
-        return snapshot, samples
+            parts = [(seen.snapshot, scored)]
+            parts += [(_late_rows(late, self.name), late.samples) for late in came_late]
+            standings = self._standings(step, seen, parts)
+            self._out = {name for name, standing in standings.items() if standing.since is not None}
+        kept, left_out = self._admitted(step, samples, scored)
+        self.left_out.update(left_out)
+        return self._without_quarantined(seen.snapshot), kept
 
-    def quarantined(self, source: str) -> bool:
-        """Whether the source is in quarantine in the step that `admit` saw last."""
-        return bool(self.metrics.get(f"trust/quarantined/{source}"))
+    def admit_late(
+        self, step: int, late: LateStep, used: Sequence[Sample]
+    ) -> tuple[Snapshot, list[Sample]]:
+        """The same for a batch that came late, after `admit`. `used` are the samples that are admitted
+        already."""
+        kept, _ = self._admitted(step, late.samples, late.samples, used)
+        return self._without_quarantined(late.seen.snapshot), kept
 
-    def scaled(self, samples: list[Sample]) -> list[Sample]:
-        """The credited samples, with at most `max_source_weight` of the weight by one source."""
+    def scaled(self, samples: list[Sample], used: Sequence[Sample] | None = None) -> list[Sample]:
+        """The credited samples, with at most `max_source_weight` of the weight by one source. `used`
+        are the step's samples, if these came late."""
         if self.trust.max_source_weight < 1:
-            samples, factors = cap_weights(samples, self.trust.max_source_weight)
-            self.metrics |= {f"trust/factor/{name}": factor for name, factor in factors.items()}
+            samples, factors = cap_weights(samples, self.trust.max_source_weight, used or ())
+            name = "trust/factor" if used is None else "late/factor"
+            self.metrics |= {f"{name}/{source}": factor for source, factor in factors.items()}
         return samples
 
-    def _standings(self, step: int, seen: Seen, scored: Sequence[Sample]) -> dict[str, Standing]:
+    def _admitted(
+        self, step: int, samples: list[Sample], scored: list[Sample], used: Sequence[Sample] = ()
+    ) -> tuple[list[Sample], Counter[tuple[str, str]]]:
+        """The samples to use, and the number of the others by source and reason."""
+        out, trust = self._out, self.trust
+        left_out = Counter((s.source, "quarantined") for s in samples if s.source in out)
+        samples = [s for s in samples if s.source not in out]
+        if trust.max_ratio is not None:
+            samples, over = cap_ratios(samples, scored, trust.max_ratio)
+            left_out.update({(name, "ratio"): n for name, n in over.items()})
+        if trust.min_own_quantile is not None:
+            samples, unlikely = cap_unlikely(samples, scored, trust.min_own_quantile, used)
+            left_out.update({(name, "unlikely"): n for name, n in unlikely.items()})
+        if trust.max_source_fraction < 1:
+            samples, surplus = cap_samples(
+                samples, trust.max_source_fraction, self.seed, step, used
+            )
+            left_out.update({(name, "capped"): n for name, n in surplus.items()})
+        return samples, left_out
+
+    def _without_quarantined(self, snapshot: Snapshot) -> Snapshot:
+        out = self._out
+        return snapshot.mapped(lambda t: None if t.agent in out else t) if out else snapshot
+
+    def _standings(
+        self, step: int, seen: Seen, parts: Sequence[tuple[Snapshot, Sequence[Sample]]]
+    ) -> dict[str, Standing]:
         """The standing of every peer after this step, from the journal or computed and journalled."""
         digest = self.pool.digest(step)
         stored = self.journal.read(KIND, step, digest)
@@ -92,7 +125,7 @@ class Defence:
         if stored is None:
             standings = dict(before)
             limit = threshold(self.trust.false_alarm_steps)
-            for name, evidence in self._evidence(step, seen, scored).items():
+            for name, evidence in self._evidence(seen, parts).items():
                 old = before.get(name, Standing())
                 standings[name] = old.after(step, evidence, limit, self.trust.quarantine_steps)
             plain = {name: standing.plain() for name, standing in sorted(standings.items())}
@@ -111,21 +144,24 @@ class Defence:
         return {name: Standing(**plain) for name, plain in sources.items()}
 
     def _evidence(
-        self, step: int, seen: Seen, scored: Sequence[Sample]
+        self, seen: Seen, parts: Sequence[tuple[Snapshot, Sequence[Sample]]]
     ) -> dict[str, dict[str, float]]:
-        """Evidence against each peer that published rows."""
-        groups = seen.snapshot.groups
-        rows = {t.key: t for g in groups for t in g.trajectories if t.agent != self.name}
-        published = Counter(t.agent for t in rows.values())
+        """Evidence against each peer that published rows. `seen` has the counts of all of them; `parts`
+        are the rows of the step and those that came late, with scored samples."""
+        published, long, copies = Counter[str](), Counter[str](), Counter[str]()
         invalid = Counter(row.agent for row in seen.invalid if row.agent != self.name)
-        earlier = [self._long_texts(s) for s in range(max(0, step - COPY_WINDOW), step)]
-        long, copies = count_copies(seen.snapshot, self.name, earlier)
         log_rhos: dict[str, list[float]] = defaultdict(list)
-        for s in scored:
-            if not s.truncated and s.behaviour is not None and s.old_logprobs:
-                row = rows[step, s.source, s.problem_id, s.index]
-                claimed = s.behaviour * row.num_tokens
-                log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
+        for snapshot, scored in parts:
+            rows = {t.key: t for t in snapshot.rows if t.agent != self.name}
+            published.update(t.agent for t in rows.values())
+            step = snapshot.step
+            earlier = [self._long_texts(s) for s in range(max(0, step - COPY_WINDOW), step)]
+            compared, copied = count_copies(snapshot, self.name, earlier)
+            long, copies = long + compared, copies + copied
+            for s in scored:
+                if not s.truncated and s.behaviour is not None and s.old_logprobs:
+                    claimed = s.behaviour * rows[step, s.source, s.problem_id, s.index].num_tokens
+                    log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
         found = {}
         for name in sorted({*published, *invalid, *seen.missing, *seen.compared}):
             bad = invalid[name] + seen.missing[name]
@@ -170,6 +206,12 @@ class Defence:
                 f"agent {self.name!r} uses the replies of {name!r} again from step {step + 1} on: "
                 f"{self.trust.quarantine_steps} steps in a row were unsuspicious."
             )
+
+
+def _late_rows(late: LateStep, learner: str) -> Snapshot:
+    """The rows that came late, and the learner's own of that step."""
+    names = {*late.sources, learner}
+    return late.seen.snapshot.mapped(lambda t: t if t.agent in names else None)
 
 
 def _reasons(standing: Standing) -> str:

@@ -18,7 +18,7 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.publish import received
 from hacrl.trust.validate import Checker, Invalid
-from hacrl.types import Finish, Group, Problem, Snapshot, Status, Trajectory, Verdict
+from hacrl.types import Finish, Group, Problem, Sample, Snapshot, Status, Trajectory, Verdict
 from hacrl.verify import VerifierPool
 
 UNJUDGED = Verdict(0.0, Status.ERROR)
@@ -32,7 +32,7 @@ class Seen:
     """
 
     snapshot: Snapshot
-    invalid: Sequence[Invalid] = ()  # rows that were left out
+    invalid: list[Invalid] = field(default_factory=list)  # rows that were left out
     missing: Counter[str] = field(default_factory=Counter)
     """Rows that a peer had to publish and did not."""
     judged: Counter[str] = field(default_factory=Counter)
@@ -46,6 +46,7 @@ class Seen:
         """Add the counts of rows that came late: they are evidence like any other."""
         for name in ("judged", "unjudged", "compared", "disagree"):
             getattr(self, name).update(getattr(late, name))
+        self.invalid.extend(late.invalid)
 
     def metrics(self) -> dict[str, float]:
         counts = {
@@ -56,6 +57,20 @@ class Seen:
         }
         sources = sorted({*self.judged, *self.unjudged, *self.missing})
         return {f"trust/{k}/{s}": float(n[s]) for s in sources for k, n in counts.items()}
+
+
+@dataclass(frozen=True)
+class LateStep:
+    """An earlier step with the rows that came late.
+
+    Example: LateStep(seen, frozenset({"bee"}), problems, age=2)
+    """
+
+    seen: Seen
+    sources: frozenset[str]  # whose rows came late
+    problems: Mapping[str, Problem]
+    age: int  # steps between the step and its use
+    samples: list[Sample] = field(default_factory=list)  # of these rows, scored if needed
 
 
 class View:
