@@ -1,18 +1,21 @@
 """Send Ctrl-C or SIGTERM to pocket runs at random moments, start-up included.
 
     python scripts/storms/signals.py --count 40
-    python scripts/storms/signals.py --count 10 --shape SmolLM2-135M --device cuda --parallel 8
+    python scripts/storms/signals.py --count 5 --shape SmolLM2-135M --device cuda --longest 5 \\
+        --parallel 4 --resume-every 0 --within 150 --results signals.jsonl
 
 Half of the moments count from the start of the command, the others from the run's first evaluation.
 With --shape the run trains a model of random weights (benchmarks/speed/shapes.py).
 
 Every command must end within 5 seconds with exit code 130 or 143 (or by the signal itself, which a
 shell reports as the same number), leave no process behind, and the run must continue afterwards.
-Prints one line per finding and a summary; the exit code is 1 if there is a finding.
+Prints one line per shot and a summary with the longest delay; --results appends each shot to a file of
+JSON lines as soon as it is known. The exit code is 1 if there is a finding.
 """
 
 import argparse
 import itertools
+import json
 import os
 import random
 import signal
@@ -22,8 +25,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,10 @@ from hacrl.store.reader import RunReader
 
 LIMIT = 5.0
 """Seconds until the command must have ended."""
-PATIENCE = 300.0
-"""Seconds until a run must have measured its first evaluation."""
+PATIENCE = 120.0
+"""Seconds to wait for the first evaluation before the signal, and for the end of a resumed run."""
+KILL = 30.0
+"""Seconds after which a command that did not stop is killed."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Team = dict[str, Any]
 TEAM: Team = {
@@ -85,8 +90,10 @@ class Shot:
     findings: list[str]
 
     def __str__(self) -> str:
-        text = "; ".join(self.findings)
-        return f"{self.signal.name} after {self.after:.2f} s: {text} ({self.seconds:.1f} s)"
+        when = "trained" if self.trained else "start-up"
+        text = "; ".join(self.findings) or "ok"
+        delay = f"ended in {self.seconds:.2f} s"
+        return f"{self.signal.name} after {self.after:.2f} s ({when}): {delay}: {text}"
 
 
 def random_team(folder: Path, shape: str, device: str) -> Team:
@@ -149,7 +156,7 @@ def shoot(
     begin = time.monotonic()
     child.send_signal(number)
     try:
-        child.wait(timeout=12 * LIMIT)
+        child.wait(timeout=KILL)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -210,7 +217,13 @@ def _not_resumable(place: Path) -> list[str]:
     done = len({row["step"] for row in RunReader(run).metric_rows("train")}) if begun else 0
     arguments = ["resume", "run"] if begun else ["train", "team.toml", "--run", "run"]
     child = _start(place, [*arguments, f"steps={done + 1}"])
-    return [f"cannot continue: {_last_line(place)}"] if child.wait() else []
+    try:
+        code = child.wait(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return [f"did not continue within {PATIENCE:.0f} s: {_last_line(place)}"]
+    return [f"cannot continue: {_last_line(place)}"] if code else []
 
 
 def storm(
@@ -222,26 +235,40 @@ def storm(
     device: str = "cpu",
     parallel: int = 1,
     resume_every: int = 1,
+    within: float = float("inf"),
+    results: Path | None = None,
 ) -> list[Shot]:
     """`count` shots of each signal, from 0.05 to `longest` seconds after the start of the command or
-    of training, in turn. Every `resume_every`th run is resumed."""
+    of training, in turn. Every `resume_every`th run is resumed. No shot begins after `within`
+    seconds."""
     draw = random.Random(seed)
     trains = COMMANDS[command][0] == "train"
     moments = [
-        (number, draw.uniform(0.05, longest), trains and i % 2 == 1, i % resume_every == 0)
+        (
+            number,
+            draw.uniform(0.05, longest),
+            trains and i % 2 == 1,
+            resume_every > 0 and i % resume_every == 0,
+        )
         for i, number in itertools.product(range(count), SIGNALS)
     ]
-    shots = []
+    shots, begin = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(parallel) as threads:
         team = random_team(Path(folder), shape, device) if shape else TEAM
 
-        def one(i: int) -> Shot:
+        def one(i: int) -> Shot | None:
+            if time.monotonic() > begin + within:
+                return None
             return shoot(Path(folder) / str(i), command, *moments[i], team)
 
-        for shot in threads.map(one, range(len(moments))):
-            shots.append(shot)
-            if shot.findings:
-                print(shot, flush=True)
+        for done in as_completed([threads.submit(one, i) for i in range(len(moments))]):
+            if shot := done.result():
+                shots.append(shot)
+                clock = time.monotonic() - begin
+                print(f"{len(shots)}/{len(moments)}, {clock:.0f} s: {shot}", flush=True)
+                if results:
+                    with open(results, "a") as file:
+                        file.write(json.dumps(asdict(shot) | {"signal": shot.signal.name}) + "\n")
     return shots
 
 
@@ -254,17 +281,24 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="train a random model of this shape instead")
     parser.add_argument("--device", default="cpu", help="of the random model")
     parser.add_argument("--parallel", type=int, default=1, help="commands at a time")
-    parser.add_argument("--resume-every", type=int, default=1, help="resume one run of this many")
+    parser.add_argument(
+        "--resume-every", type=int, default=1, help="resume one run of this many; 0: none"
+    )
+    parser.add_argument(
+        "--within", type=float, default=float("inf"), help="begin no shot after these seconds"
+    )
+    parser.add_argument("--results", type=Path, help="append every shot to this file of JSON lines")
     args = parser.parse_args()
     shots = storm(**vars(args))
     for number in SIGNALS:
         mine = [shot for shot in shots if shot.signal == number]
-        seconds = sorted(shot.seconds for shot in mine)
+        seconds = sorted(shot.seconds for shot in mine) or [0.0]
         trained = sum(shot.trained for shot in mine)
         print(
             f"{args.command}, {number.name}: {len(mine)} shots, {trained} after the first step, "
             f"longest {seconds[-1]:.2f} s, median {seconds[len(seconds) // 2]:.2f} s, "
-            f"{sum(bool(shot.findings) for shot in mine)} findings"
+            f"{sum(bool(shot.findings) for shot in mine)} findings",
+            flush=True,
         )
     return int(any(shot.findings for shot in shots))
 
