@@ -6,7 +6,7 @@
 An interruption is SIGKILL of the run, a pause of all its processes (SIGSTOP, SIGCONT) that may be
 longer than the verifier's timeout, or SIGKILL of one verifier worker. Every file of a run must be
 equal, byte for byte, to that of an undisturbed run: metrics, journals, pool, samples, evaluations,
-checkpoints, fingerprint. Prints one line per finding and a summary; exits with 1 on a finding.
+checkpoints, fingerprint. Prints one line per run and a summary; exits with 1 on a finding.
 """
 
 import argparse
@@ -239,9 +239,9 @@ def storm(count: int, seed: int, setups: list[str], folder: Path) -> list[str]:
         done, wrong = disturbed(configs[name], run, wanted, seconds[name] / 2, draw)
         total += done
         wrong = wrong or difference(run, place / "undisturbed")
+        print(f"{total.total()}/{count}, {name}: {dict(done)}: {wrong or 'equal'}", flush=True)
         if wrong:
             findings.append(f"{name}, run {runs}, {dict(done)}: {wrong}")
-            print(findings[-1], flush=True)
     kinds = ", ".join(f"{number} {kind}" for kind, number in total.items())
     print(
         f"{total.total()} interruptions ({kinds}) in {runs} runs of {len(seconds)} setups: "

@@ -255,6 +255,8 @@ def storm(
     shots, begin = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(parallel) as threads:
         team = random_team(Path(folder), shape, device) if shape else TEAM
+        if shape:
+            print(f"wrote a model of shape {shape}: {time.monotonic() - begin:.0f} s", flush=True)
 
         def one(i: int) -> Shot | None:
             if time.monotonic() > begin + within:

@@ -158,6 +158,10 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir("/"):
         findings = storm(wanted, Path(folder))
+    found = Counter((kind.name, "named" if kind.says else "right") for kind, _ in wanted)
+    wrong = Counter(finding.partition(" (")[0] for finding in findings)
+    for (name, outcome), number in sorted(found.items()):
+        print(f"{name}: {number - wrong[name]} of {number} {outcome}")
     groups = Counter(kind.name.partition(" ")[0] for kind, _ in wanted)
     print(
         f"{len(wanted)} cases of {len({k.name for k, _ in wanted})} kinds ({dict(groups)}), "
