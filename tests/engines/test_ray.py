@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,39 @@ def test_signals_stop_the_driver(tmp_path: Path, number: int, code: int) -> None
         time.sleep(0.1)
     child.send_signal(number)
     assert child.wait(timeout=30) == code
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_a_driver_that_ends_while_ray_starts_leaves_no_process(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    """Workers that Ray was starting waited for it for a minute, and SIGTERM had the exit code 15."""
+    file, mark = tmp_path / "team.toml", f"TEST_MARK={uuid.uuid4().hex}"
+    file.write_text(tomli_w.dumps(on_ray(team(member("wren"), steps=500, **NO_EVALUATION))))
+    command = [sys.executable, "-m", "hacrl", "train", str(file), "--run", str(tmp_path / "run")]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    child = subprocess.Popen(command, env=environment | dict([mark.split("=")]))
+    while not any("raylet" in line for line in _marked(mark)):
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(number)
+    assert child.wait(timeout=30) == code
+    until = time.monotonic() + 20
+    while left := _marked(mark):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+def _marked(mark: str) -> list[str]:
+    """Command lines of the processes with the mark in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+    return found
 
 
 # ---------------------------------------------------------------- errors
