@@ -93,6 +93,9 @@ SETUPS: dict[str, Any] = {
         agent("wren"), agent("finch"), algorithm={"name": "overlap"}, checkpoint={"every": 1}
     ),
     "own_data": own_data,
+    "processes": lambda folder: team(
+        agent("wren"), agent("finch"), runtime={"kind": "processes", "threads": 1, "device": "cpu"}
+    ),
     "ray": lambda folder: team(
         agent("wren"), agent("finch"), runtime={"kind": "ray", "threads": 1, "device": "cpu"}
     ),

@@ -70,6 +70,7 @@ SUITE = {
 COMMANDS = {
     "train": ("train", "team.toml", "--run", "run"),
     "ranks": ("train", "team.toml", "agents.wren.ranks=2", "--run", "run"),
+    "processes": ("train", "team.toml", "runtime.kind=processes", "--run", "run"),
     "ray": ("train", "team.toml", "runtime.kind=ray", "--run", "run"),
     "compare": ("compare", "suite.toml", "--out", "out"),
     "eval": ("eval", "pocket:wren", "evaluation.problems=5000", "--config", "team.toml"),
