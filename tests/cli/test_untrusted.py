@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,44 @@ def test_no_number_is_cut_at_80_and_60_columns(run: Path, monkeypatch: pytest.Mo
             if mine and mine["ratio"] is not None:
                 assert f"{mine['ratio']:.4f}" in samples
         assert max(map(len, shown.splitlines())) <= int(columns)
+
+
+@pytest.fixture
+def commands(run: Path, tmp_path: Path) -> dict[str, tuple[str | Path, ...]]:
+    """show, eval, doctor, and compare over copies of the run under two arms."""
+    suite = {"base": str(run.parent / "team.toml"), "seeds": [0], "reference": "gspo"}
+    suite |= {"arms": [{"name": "hacpo"}, {"name": "gspo"}], "teams": [{"name": "team"}]}
+    (tmp_path / "suite.toml").write_text(tomli_w.dumps(suite))
+    for arm in ("hacpo", "gspo"):
+        shutil.copytree(run, tmp_path / "out" / "runs" / "team" / arm / "seed-0")
+    return {
+        "show": ("show", run),
+        "eval": ("eval", run, "--out", tmp_path / "eval"),
+        "doctor": ("doctor", run.parent / "team.toml"),
+        "compare": ("compare", tmp_path / "suite.toml", "--out", tmp_path / "out", "--report"),
+    }
+
+
+@pytest.mark.parametrize("name", ["show", "eval", "doctor", "compare"])
+def test_every_number_is_shown_in_a_narrow_terminal(
+    name: str, commands: dict[str, tuple[str | Path, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a wide terminal shows, one of 80 and one of 60 columns shows too. A pipe gets plain text,
+    and --json is JSON."""
+    code, piped, err = hacrl(*commands[name])
+    assert code == 0 and "\x1b" not in piped + err
+    assert json.loads(hacrl(*commands[name], "--json")[1])
+    monkeypatch.setattr(Console, "is_terminal", True)
+    number = re.compile(r"(?<![\w/.-])[-+]?\d[\d,.]*(?:±[\d.]+)?(?![\w/.-])")
+
+    def shown(columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return re.sub("\x1b\\[[0-9;]*m", "", hacrl(*commands[name])[1])
+
+    numbers = Counter(number.findall(shown(250)))
+    assert sum(numbers.values()) > 8
+    for columns in (80, 60):
+        text = shown(columns)
+        lines = [line for line in text.splitlines() if "/" not in line]  # paths are not folded
+        assert "…" not in text and max(map(len, lines)) <= columns
+        assert not numbers - Counter(number.findall(text))

@@ -61,7 +61,7 @@ def _listed(library: Library, name: str, read: bool) -> dict[str, Any]:
             "done": run.steps_done(),
             "steps": config.steps,
             "changed": run.changed_at(),
-            "accuracy": _accuracies(run.metric_rows("evaluation")),
+            "accuracy": _accuracies(run.metric_rows("evaluation"), _right_or_wrong(config)),
             "notes": len(run.notes()),
         }
     except Exception as error:
@@ -81,13 +81,16 @@ def one_sentence(error: BaseException) -> str:
     return message
 
 
-def _accuracies(rows: Sequence[Row]) -> dict[str, list[list[float | None]]]:
-    """Agent -> [steps done, accuracy, low, high] of each evaluation, by step."""
+def _accuracies(rows: Sequence[Row], right: bool) -> dict[str, list[list[float | None]]]:
+    """Agent -> [steps done, accuracy, low, high] of each evaluation, by step. The interval of an
+    accuracy is cut at 0 and 1."""
     found: dict[str, list[list[float | None]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: int(row[STEP])):
         if row["accuracy"] is not None:
-            keys = ("accuracy", "accuracy/low", "accuracy/high")
-            found[row[AGENT]].append([row[STEP], *(short(row[key]) for key in keys)])
+            mean, low, high = (row[key] for key in ("accuracy", "accuracy/low", "accuracy/high"))
+            if right and low is not None:
+                low, high = max(0.0, low), min(1.0, high)
+            found[row[AGENT]].append([row[STEP], *map(short, (mean, low, high))])
     return dict(found)
 
 
@@ -118,7 +121,7 @@ def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
             for source in table
             if source != learner and any(f"ratio/{source}" in row for row in rows.values())
         },
-        "accuracy": _accuracies(run.metric_rows("evaluation")),
+        "accuracy": _accuracies(run.metric_rows("evaluation"), _right_or_wrong(config)),
         "phases": _phases(run, steps),
         "rollouts": sum(row.get("rollouts", 0) for row in train),
         "notes": [[row[STEP], row["text"]] for row in run.notes()],

@@ -49,6 +49,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "budget": suite.budget,
         "rule": RULES[suite.budget],
         "reference": results.reference,
+        "score": results.score,
         "seeds": suite.seeds,
         "comparisons": results.comparisons,
         "correction": "holm",
@@ -90,6 +91,7 @@ def render(results: Results, up: str = "") -> str:
         suite=results.suite,
         rule=RULES[results.suite.budget],
         level=LEVEL,
+        unit=_unit(results),
         verdicts=list(verdicts(results)),
         scores=_scores(results),
         accuracies=[_accuracy_line(results, row) for row in results.rows],
@@ -121,7 +123,7 @@ def results_table(results: Results) -> rich.table.Table:
     """The main numbers for the terminal, one line per agent and arm."""
     several = len(results.suite.all_teams) > 1
     seeds = len({seed for row in results.rows for seed in row.seeds})
-    table = plain_table(f"\n{results.suite.path.stem}: held-out accuracy in percent")
+    table = plain_table(f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}")
     table.caption = (
         f"{results.problems} problems x {results.replies} replies, mean over "
         f"{_count(seeds, 'seed')}; difference paired by seed and problem, with 95 % interval"
@@ -231,6 +233,10 @@ def _scores(results: Results) -> list[Line]:
 # ---------------------------------------------------------------- lines of the tables
 
 
+def _unit(results: Results) -> str:
+    return "x 100" if results.partial else "in percent"
+
+
 def _accuracy_line(results: Results, row: Row) -> Line:
     found = row.difference
     return {
@@ -258,7 +264,7 @@ def _curve_line(results: Results, row: Row) -> Line:
         "target": f"{100 * target:.1f}" if target else "",
         "rollouts to target": _reach(row.rollouts_to_target, "{:,.0f}".format) if target else "",
         "time to target": _reach(row.seconds_to_target, duration) if target else "",
-        "accuracy by own rollouts": ", ".join(
+        f"{results.score} by own rollouts": ", ".join(
             f"{b.rollouts:,.0f}: {100 * b.mean:.1f}" for b in row.curve
         ),
     }

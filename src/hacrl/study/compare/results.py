@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from hacrl.errors import UserError
-from hacrl.replies import judged_text
+from hacrl.replies import judged_text, score_name
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
 from hacrl.study.compare.budget import limited_by
@@ -147,6 +147,12 @@ class Results:
     0 if initial weights and noise streams are identical."""
     environment: Mapping[str, Any]  # versions and hardware of the first run
     benchmarks: tuple[BenchmarkRow, ...] = ()  # empty if the suite names no benchmarks
+    partial: bool = False  # some verifier knows partial rewards: means are no accuracies
+
+    @property
+    def score(self) -> str:
+        """What `before`, `after` and `accuracies` of a row are."""
+        return "mean reward" if self.partial else "accuracy"
 
     @property
     def comparisons(self) -> int:
@@ -199,6 +205,7 @@ def collect(
         _start_gap(agent_runs),
         agent_runs[0].run.environment,
         tuple(benchmark_rows(suite, runs)),
+        any(not score_name(run.config.verifier.kind)[1] for run in runs),
     )
 
 

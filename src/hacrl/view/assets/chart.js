@@ -4,14 +4,17 @@ import { h, number, s, visible } from "./dom.js";
 
 const LEFT = 46, RIGHT = 12, TOP = 10, BOTTOM = 26;
 
+/** A round distance for about `count` values from low to high. */
+function distance(low, high, count) {
+  const raw = (high - low || 1) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  return [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999);
+}
+
 /** About `count` round values from low to high. */
 export function ticks(low, high, count) {
-  const span = high - low || 1;
-  const raw = span / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999);
-  const found = [];
-  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(Number(v.toPrecision(12)));
+  const step = distance(low, high, count), found = [];
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(Number(v.toPrecision(12)) + 0);
   return found;
 }
 
@@ -74,12 +77,13 @@ function drawing(shown, options, width) {
   const drawn = shown.map((one) => thinned(one, options.stacked ? 200 : (width - LEFT - RIGHT) / 2, options.stacked));
   const range = ranges(drawn, options);
   if (!range) return null;
-  const [x0, x1, y0, y1] = range;
+  const [x0, x1, y0, y1, step] = range;
   const px = (v) => LEFT + ((v - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
   const py = (v) => height - BOTTOM - ((v - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
-  const grid = ticks(y0, y1, 4).map((v) => s("g", { class: "grid" },
+  const grid = ticks(y0, y1, (y1 - y0) / step).map((v) => s("g", { class: "grid" },
     s("line", { x1: LEFT, x2: width - RIGHT, y1: py(v), y2: py(v) }),
     s("text", { x: LEFT - 6, y: py(v) + 4, "text-anchor": "end" }, format(v))));
+  const unit = options.xLabel ? null : s("text", { class: "axis", x: LEFT - 12, y: height - 8, "text-anchor": "end" }, "step");
   const below = ticks(x0, x1, Math.max(2, width / 110)).filter(Number.isInteger).map((v) =>
     s("text", { class: "axis", x: px(v), y: height - 8, "text-anchor": "middle" }, number(v)));
   const many = drawn.length > 4 && !options.stacked;  // their bands would hide one another
@@ -87,22 +91,24 @@ function drawing(shown, options, width) {
   const lines = options.stacked ? [] : drawn.map((o) => s("path", { class: `line c${o.color}` + (o.dash ? ` dash${o.dash}` : ""), d: path(o.x, o.y, px, py) }));
   const dots = options.stacked ? [] : drawn.flatMap((o) => points(o, options, px, py, format));
   const cross = s("line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
-  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, grid, below, bands, cross, lines, dots,
+  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, grid, unit, below, bands, cross, lines, dots,
     s("line", { class: "base", x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }));
   const xs = [...new Set(drawn.flatMap((o) => o.x))].sort((a, b) => a - b);
   return { svg, px, cross, drawn, xs, width, format, at: null };
 }
 
-/** Ends of both axes; null without values. */
+/** Ends of both axes and the distance of the ticks beside; null without values. */
 function ranges(drawn, options) {
   let [x0, x1] = extent(drawn, (o) => [o.x]);
   let [y0, y1] = extent(drawn, (o) => [o.y, o.low, o.high]);
   if (!Number.isFinite(y0)) return null;
   if (options.zero) { y0 = Math.min(0, y0); y1 = y1 === 0 && y0 === 0 ? 1 : y1; }
   if (y0 === y1) { y0 -= Math.abs(y0) * 0.1 || 1; y1 += Math.abs(y1) * 0.1 || 1; }
-  if (!options.zero) { const pad = (y1 - y0) * 0.06; y0 -= pad; y1 += pad; }
+  const step = distance(y0, y1, 4);  // both ends are ticks
+  y0 = Math.floor(y0 / step + 1e-9) * step;
+  y1 = Math.ceil(y1 / step - 1e-9) * step;
   if (x0 === x1) { x0 -= 1; x1 += 1; }
-  return [x0, x1, y0, y1];
+  return [x0, x1, y0, y1, step];
 }
 
 /** Points of a series that has few, linked where it has an address. */

@@ -47,7 +47,7 @@ export function number(value, digits = 3) {
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en");
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(1);
-  return value.toLocaleString("en", { maximumSignificantDigits: digits, useGrouping: true });
+  return value.toLocaleString("en", { maximumSignificantDigits: digits, useGrouping: true }).replace(/^-/, "−");
 }
 
 export function percent(value, digits = 1) {
@@ -62,6 +62,12 @@ export function score(value, right, digits = 1) {
 export function signed(value, digits = 2) {
   if (value === null || value === undefined) return "–";
   return (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+}
+
+/** e.g. "95.9 MB" */
+export function bytes(value) {
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
+  return `${number(value / 1000 ** power)} ${["B", "kB", "MB", "GB"][power]}`;
 }
 
 /** e.g. "3 min ago" */

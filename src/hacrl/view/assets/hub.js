@@ -1,9 +1,9 @@
 // The team of a hub: members, arrivals in the open step, changes of the team, recorded proofs.
 
-import { badge, card, fact, h, notice, number, table } from "./dom.js";
+import { badge, bytes, card, fact, h, notice, number, table } from "./dom.js";
 import { get } from "./data.js";
 
-const COUNTS = [["batches", "batches"], ["late_batches", "late batches"], ["batches_again", "batches sent again"], ["skips", "skips"], ["refused", "refused requests"], ["proofs", "proofs of two batches for one step"], ["bytes_received", "bytes received"], ["memory_bytes", "memory of the hub, bytes"]];
+const COUNTS = [["batches", "batches"], ["late_batches", "late batches"], ["batches_again", "batches sent again"], ["skips", "skips"], ["refused", "refused requests"], ["proofs", "proofs of two batches for one step"], ["bytes_received", "received", bytes], ["memory_bytes", "memory of the hub", bytes]];
 
 export async function hubView(params, page) {
   const node = h("div");
@@ -22,7 +22,7 @@ export async function hubView(params, page) {
         { title: "member", left: true, cell: (m) => m.name },
         { title: "publishes", left: true, cell: (m) => m.publish },
         { title: "state", left: true, cell: (m) => badge(m.state, m.state === "member" ? "good" : m.state.startsWith("joins") ? "calm" : "bad") },
-        { title: "since step", cell: (m) => m.since },
+        { title: "since step", left: true, cell: (m) => m.since },
         { title: done ? "last step" : `step ${data.open}`, left: true, cell: (m) => (here(m) ? badge("arrived", "good") : present.includes(m) && !done ? badge("waiting", "warn") : "") },
         { title: "public key", left: true, cell: (m) => h("code", {}, m.key.slice(0, 16) + "…") },
       ], data.members),
@@ -31,7 +31,7 @@ export async function hubView(params, page) {
           { title: "#", cell: (a) => a.number }, { title: "change", left: true, cell: (a) => a.kind }, { title: "member", left: true, cell: (a) => a.member },
           { title: "from step", cell: (a) => a.step }, { title: "signed by", left: true, cell: (a) => a.signer },
         ], data.amendments) : h("p", { class: "hint" }, "none")),
-        card("Counts", "since the hub was started", h("dl", {}, COUNTS.map(([key, text]) => [h("dd", {}, number(data.counts[key] || 0)), h("dt", { class: "hint" }, text)])))),
+        card("Counts", "since the hub was started", table([{ title: "", left: true, cell: ([, text]) => text }, { title: "", cell: ([key, , format]) => (format || number)(data.counts[key] || 0) }], COUNTS, { class: "compact" }))),
       h("p", { class: "hint" }, "Quarantine is each member's own decision: the page of a member's run shows it under “Who teaches whom”."));
   }
 

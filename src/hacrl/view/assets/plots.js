@@ -48,7 +48,7 @@ export function forestPlot(title, hint, rows) {
 }
 
 /**
- * Exchange rates f on a log2 axis. rows: { label, color, f, low, high, n, multiples, flat, text }. Null is
+ * Exchange rates f on a log2 axis. rows: { label, color, href, f, low, high, n, multiples, flat, text }. Null is
  * beyond the curve of learning alone, 0 before it.
  */
 export function exchangePlot(title, hint, rows) {
@@ -71,7 +71,7 @@ export function exchangePlot(title, hint, rows) {
       return s("g", { role: "img", "aria-label": `${row.label}: f = ${row.text}` }, s("title", {}, `f = ${row.text}, n = ${number(row.n)}`), name, parity,
         s("line", { class: `line c${row.color}`, x1: at(row.low), x2: at(row.high), y1: y, y2: y }),
         row.high === null ? arrow(at(null), 1) : null, row.low === 0 ? arrow(at(0), -1) : null,
-        s("circle", { class: `dot c${row.color}`, cx: at(row.f), cy: y, r: 4.5 }),
+        linked(row.href, `runs of ${row.label}`, s("circle", { class: `dot c${row.color}`, cx: at(row.f), cy: y, r: 4.5 })),
         s("text", { x: width - VERDICT - 28, y: y + 4 }, row.text));
     });
     return s("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, grid, lines,

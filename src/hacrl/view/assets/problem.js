@@ -10,7 +10,7 @@ export async function problemView(params, page) {
   const data = await get("problem", { id, step: params.step, problem: params.problem });
   page.title(id, null, runTabs(id));
   const other = (problem, text) => problem ? h("a", { class: "button", href: link("problem", { id, step: data.step, problem }) }, text) : h("span", { class: "button off" }, text);
-  const top = h("div", { class: "bar" },
+  const top = h("div", { class: "facts" },
     h("a", { href: link("rollouts", { id, step: data.step }) }, `step ${data.step}`),
     h("b", {}, data.problem), badge(data.task),
     data.place ? h("span", { class: "hint" }, `problem ${data.place[0]} of ${data.place[1]}`) : null,

@@ -27,14 +27,16 @@ export async function runView(params, page) {
   const accuracy = lineChart({ title: () => (right ? "Held-out accuracy" : "Mean held-out reward"), hint: "with 95 % interval", points: true, format: (v) => score(v, right, 0), height: 240, legend: true });
   const phases = lineChart({ title: "Seconds by phase", hint: "all agents, each step", stacked: true, zero: true, height: 240 });
   const charts = CHARTS.map(([key, options]) => [key, lineChart(options)]);
-  const other = lineChart({ title: params.metric || "Another metric", empty: "choose a metric" });
+  const other = lineChart({ title: params.metric || "", empty: "choose a metric to draw it" });
+  other.classList.add("whole");
   const picker = h("div", { class: "bar" });
 
   function lines(data, values, x) {
     return Object.entries(values).map(([name, y]) => {
       const learner = name.split(" ← ")[0], source = name.split(" ← ")[1];
       const place = data.agents.findIndex((a) => a.name === learner);
-      const dash = source ? data.agents.findIndex((a) => a.name === source) % 4 : 0;
+      const peers = data.agents.filter((a) => a.name !== learner);
+      const dash = source ? Math.max(0, peers.findIndex((a) => a.name === source)) % 4 : 0;
       return { name, color: Math.max(0, place) % 8, dash, x, y };
     });
   }
@@ -64,7 +66,7 @@ export async function runView(params, page) {
     const names = exported ? exported.metrics || [] : data.metrics;
     other.hidden = !names.length;
     if (!names.length) return;
-    picker.replaceChildren(select("another metric", params.metric || "", ["", ...names], (metric) => page.go("run", { ...params, metric })));
+    picker.replaceChildren(select("another metric", params.metric || "", [["", "choose"], ...names], (metric) => page.go("run", { ...params, metric })));
     if (!params.metric) return other.update([]);
     const got = await get("series", { id, metric: params.metric });
     other.update(lines(data, got.agents, got.x));
@@ -86,7 +88,7 @@ function noteList(data) {
 
 function scoreTable(data) {
   const plain = (v) => score(v, data.right).replace(" %", "");
-  const range = (p) => p ? [h("b", {}, score(p[1], data.right)), h("span", { class: "hint" }, ` [${plain(p[2])}, ${plain(p[3])}]`)] : "–";
+  const range = (p) => p ? [h("b", {}, score(p[1], data.right)), h("span", { class: "hint below" }, ` [${plain(p[2])}, ${plain(p[3])}]`)] : "–";
   const points = (a) => data.accuracy[a.name] || [];
   const last = (a, key) => { const v = data.series[key]?.[a.name]; return v ? v[v.length - 1] : null; };
   return table([

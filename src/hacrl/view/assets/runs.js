@@ -29,7 +29,7 @@ export async function runsView(params, page) {
     page.go("runs", { ...params, sel: [...chosen].join("|") });
   }
 
-  function columns(now) {
+  function columns(now, noted) {
     return [
       { title: "", left: true, cell: (r) => r.error || r.pending ? "" : h("input", { type: "checkbox", "aria-label": `show ${r.id} in the chart`, checked: chosen.has(r.id), onchange: (e) => choose(r.id, e.target.checked) }) },
       { title: "run", left: true, cell: (r) => r.error ? h("span", { class: "name" }, r.id) : h("a", { class: "name", href: link("run", { id: r.id }), "data-row": "" }, r.id) },
@@ -37,16 +37,16 @@ export async function runsView(params, page) {
       { title: "step", cell: (r) => r.error || r.pending ? "" : `${r.done} / ${r.steps}` },
       { title: "algorithm", left: true, cell: (r) => r.algorithm || "" },
       { title: "held-out", left: true, hint: "accuracy, or mean reward: first → last evaluation", cell: (r) => r.error ? h("span", { class: "hint why" }, r.error) : (r.agents || []).map((a) => h("div", { class: "pair" }, h("span", { class: "hint" }, a), " ", change(r.accuracy[a], r.right))) },
-      { title: "notes", cell: (r) => r.notes || "" },
+      noted ? { title: "notes", cell: (r) => r.notes || "" } : null,
       { title: "changed", cell: (r) => r.changed ? age(now - r.changed) : "" },
-    ];
+    ].filter(Boolean);
   }
 
   async function refresh() {
     const found = await get("runs");
     page.title("Runs", found.root);
     found.runs.sort((a, b) => (b.changed || 0) - (a.changed || 0));
-    list.replaceChildren(found.runs.length ? table(columns(found.now), found.runs) : notice("This folder holds no run yet."));
+    list.replaceChildren(found.runs.length ? table(columns(found.now, found.runs.some((r) => r.notes)), found.runs) : notice("This folder holds no run yet."));
     suites.replaceChildren(...(found.suites.length ? [card("Comparisons", null,
       h("ul", {}, found.suites.map((x) => h("li", {}, h("a", { href: link("suite", { id: x.id }), "data-row": "" }, x.id)))))] : []));
     if (found.runs.some((r) => r.pending)) setTimeout(() => list.isConnected && refresh().catch(page.fail), 300);

@@ -1,6 +1,6 @@
 // A comparison of `hacrl compare`: verdicts, differences, learning curves, exchange rates, the report.
 
-import { card, h, notice, number, percent } from "./dom.js";
+import { card, h, link, notice, number, score } from "./dom.js";
 import { exported, get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { markdown } from "./markdown.js";
@@ -24,13 +24,14 @@ function byAgent(rows) {
 
 export async function suiteView(params, page) {
   const { results, report, links } = await get("suite", { id: params.id || "" });
-  page.title(params.id || results?.suite || "Comparison", report ? null : "not finished");
+  page.title(results?.suite.replace(/\.toml$/, "") || params.id || "Comparison", report ? null : "not finished");
   if (!results) return { node: notice("This comparison has no report yet: `hacrl compare` writes it when a run is finished.") };
   const arms = [...new Set(results.rows.map((r) => r.arm))], color = (arm) => arms.indexOf(arm) % 8;
   const href = (row, seed) => links[`${row.team}/${row.arm}/${seed}`];
+  const all = (row) => together(row.seeds.map((seed) => href(row, seed)));
   const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
-    h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, color, href))));
-  const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), ...r.exchange }));
+    h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, results, color, all))));
+  const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), href: all(r), ...r.exchange }));
   const known = (path) => links[path.replace(/^(\.\.\/)*runs\//, "").replace("/seed-", "/")] || (exported ? path : "");
   const text = markdown(report || "", known);
   const missing = results.missing.length ? notice(`Not finished and not counted: ${results.missing.join(", ")}`, "warn") : null;
@@ -38,7 +39,7 @@ export async function suiteView(params, page) {
     card("Verdicts", `against ${results.reference}; ${number(results.problems)} problems × ${results.replies} replies; seeds ${results.seeds.join(", ")}`,
       h("ul", {}, results.verdicts.map((v) => h("li", {}, v)))),
     plots,
-    rates.length ? exchangePlot("Exchange rate f", "rollouts alone that reach the same accuracy, as a multiple of own rollouts, with 95 % interval", rates) : null,
+    rates.length ? exchangePlot("Exchange rate f", `rollouts alone that reach the same ${results.score}, as a multiple of own rollouts, with 95 % interval`, rates) : null,
     text.length ? h("details", { class: "card report", open: true }, h("summary", {}, h("b", {}, "Report")), text.slice(1)) : null);
   return { node };
 }
@@ -51,13 +52,20 @@ function forest(rows, results, color, href) {
     seeds: r.seeds.map((seed, i) => ({ seed, value: 100 * (r.accuracies?.[i] - base[seed]), href: href(r, seed) })).filter((x) => Number.isFinite(x.value)),
   }));
   if (!shown.length) return card("Difference", null, h("p", { class: "empty" }, "no arm to compare yet"));
-  return forestPlot(`Difference to ${results.reference}`, "held-out accuracy in points, 95 % interval; dots: seeds, linked to their runs", shown);
+  return forestPlot(`Difference to ${results.reference}`, `held-out ${results.score} in points, 95 % interval; dots: seeds, linked to their runs`, shown);
 }
 
-function curves(rows, color, href) {
-  const chart = lineChart({ title: "Learning curves", hint: "held-out accuracy by own rollouts; band: lowest to highest seed", points: true, format: (v) => percent(v, 0), xLabel: "own rollouts", height: 240, legend: true });
+/** The address of several runs: their overlay, or the first in a file, which has no overlay. */
+function together(addresses) {
+  const ids = addresses.map((a) => a?.startsWith("#run?") && new URLSearchParams(a.slice(5)).get("id"));
+  return ids.length > 1 && ids.every(Boolean) ? link("runs", { sel: ids.join("|") }) : addresses[0];
+}
+
+function curves(rows, results, color, all) {
+  const format = (v) => score(v, results.score === "accuracy", 0);
+  const chart = lineChart({ title: "Learning curves", hint: `held-out ${results.score} by own rollouts; band: lowest to highest seed`, points: true, format, xLabel: "own rollouts", height: 240, legend: true });
   chart.update(rows.map((r) => ({
-    name: r.arm, color: color(r.arm), href: href(r, r.seeds[0]),
+    name: r.arm, color: color(r.arm), href: all(r),
     x: r.curve.map((b) => b.rollouts), y: r.curve.map((b) => b.mean), low: r.curve.map((b) => b.low), high: r.curve.map((b) => b.high),
   })));
   return chart;

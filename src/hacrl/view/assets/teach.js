@@ -53,7 +53,7 @@ export async function teachView(params, page) {
     reasons.replaceChildren(dropTable(data));
     for (const learner of data.learners) {
       if (!drawn.has(learner)) {
-        const chart = lineChart({ title: learner, hint: "learns from", zero: metric !== "gain" && metric !== "ratio", format: ["used", "effective"].includes(metric) ? (v) => percent(v, 0) : undefined, points: metric === "gain", legend: true, empty: metric === "gain" ? "no gain was measured: set diagnostics.every" : undefined });
+        const chart = lineChart({ title: learner, hint: `${OVER_TIME.find(([key]) => key === metric)[1]}, by source`, zero: metric !== "gain" && metric !== "ratio", format: ["used", "effective"].includes(metric) ? (v) => percent(v, 0) : undefined, points: metric === "gain", legend: true, empty: metric === "gain" ? "no gain was measured: set diagnostics.every" : undefined });
         drawn.set(learner, chart);
         charts.append(chart);
       }
@@ -79,5 +79,5 @@ function dropTable(data) {
   const names = [...new Set(Object.values(data.drops).flatMap((d) => Object.keys(d)))];
   if (!names.length) return h("p", { class: "hint" }, "No reply was dropped.");
   return card("Why replies were dropped", "replies that became no sample, by reason; all sources",
-    table([{ title: "learner", left: true, cell: (r) => r }, ...names.map((n) => ({ title: n.replaceAll("_", " "), cell: (r) => number(data.drops[r][n] || 0) }))], data.learners));
+    table([{ title: "learner", left: true, cell: (r) => r }, ...names.map((n) => ({ title: n.replaceAll("_", " "), cell: (r) => number(data.drops[r][n] || 0) }))], data.learners, { class: "compact" }));
 }
