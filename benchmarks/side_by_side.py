@@ -22,14 +22,14 @@ from statistics import median
 from typing import Any
 
 from hacrl.config import load_config
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
 
 COMMON = ["evaluation.problems=0", "checkpoint.save=false", "log.tensorboard=false"]
 
 
-class Stopwatch(Quiet):
+class Stopwatch(Observer):
     """Records when each step was finished."""
 
     def __init__(self) -> None:

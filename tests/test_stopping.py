@@ -17,7 +17,7 @@ import hacrl
 from hacrl.algorithms.gspo import Gspo
 from hacrl.config import AgentConfig
 from hacrl.errors import Terminated, exit_code
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.policy.gradients import idle_sample
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
@@ -38,7 +38,7 @@ class InFinaliser:
         signal.raise_signal(signal.SIGINT)
 
 
-class StopAfterOneStep(Quiet):
+class StopAfterOneStep(Observer):
     def stepped(self, step: int, rows: Any) -> None:
         if step == 0:  # a second signal would end the test process
             InFinaliser()

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import explain
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.runs import resume, start
 from hacrl.store.checkpoint import Checkpoints, sha256
 from hacrl.store.pool import Pool
@@ -66,7 +66,7 @@ class Stop(Exception):
     """Ends a run in its third step."""
 
 
-class Listener(Quiet):
+class Listener(Observer):
     """Keeps notes; with `stop_after`, ends the run after that number of steps."""
 
     def __init__(self, stop_after: int = 1000) -> None:

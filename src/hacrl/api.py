@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -296,19 +296,20 @@ def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
     return {"verifier.kind": "function", "verifier.options": options, "verifier.rewards": []}
 
 
-def _shown(
-    observer: Observer | None, callbacks: Sequence[Callback]
-) -> AbstractContextManager[Observer | None]:
-    """The observer; without one, progress on standard error in a terminal or notebook."""
+@contextmanager
+def _shown(observer: Observer | None, callbacks: Sequence[Callback]) -> Iterator[Observer]:
+    """The observer and the callbacks; without an observer, progress on standard error in a terminal or
+    notebook."""
     from rich.console import Console
 
     from hacrl.cli.progress import ProgressLine
 
     console = Console(stderr=True)
-    shown: AbstractContextManager[Any] = nullcontext(observer)
     if observer is None and (console.is_terminal or console.is_jupyter):
-        shown = ProgressLine(console)
-    return Several(shown, callbacks) if callbacks else shown
+        with ProgressLine(console) as line:
+            yield Several(line, *callbacks)
+    else:
+        yield Several(observer or Observer(), *callbacks)
 
 
 def _note(text: str) -> None:

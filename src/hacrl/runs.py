@@ -12,7 +12,7 @@ from hacrl.config_file import Overrides, apply_overrides, set_value
 from hacrl.errors import Terminated, UserError
 from hacrl.fingerprint import check_inputs
 from hacrl.logs.metrics_log import MetricsLog
-from hacrl.logs.observer import NotesOnDisk, Observer, Quiet
+from hacrl.logs.observer import NotesOnDisk, Observer, Several
 from hacrl.logs.warnings import WATCHES
 from hacrl.stopping import stoppable
 from hacrl.store.pool import Pool
@@ -44,7 +44,7 @@ def start(
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
         try:
-            train_team(config, directory, observer or Quiet(), hooks or Hooks())
+            train_team(config, directory, observer or Observer(), hooks or Hooks())
         except UserError:
             directory.forget_if_not_begun()  # a corrected config can use the same directory
             raise
@@ -78,7 +78,7 @@ def resume(
         config = _changed(old, overrides)
         if config.steps < done:
             raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
-        train_team(config, directory, observer or Quiet(), hooks or Hooks(), accept_changed)
+        train_team(config, directory, observer or Observer(), hooks or Hooks(), accept_changed)
     return directory
 
 
@@ -107,7 +107,7 @@ def join(
                     f"the team judges with {config.hub.verifier}, but this hacrl has {here}: install "
                     "the version of hacrl that the team uses"
                 )
-            args = (config, directory, observer or Quiet(), hooks or Hooks())
+            args = (config, directory, observer or Observer(), hooks or Hooks())
             train_team(*args, accept_changed, make_pool)
         except UserError:
             if not begun:
@@ -132,7 +132,7 @@ def train_team(
             while not wait([training], timeout=0.5).done:  # lets this thread handle signals
                 pass
             return training.result()
-    observer = NotesOnDisk(observer, run)
+    observer = Several(NotesOnDisk(run), observer)
     observer.phase("loading")
     pool = make_pool(run, observer.note)
     task = make_task(config.task, config.seed, run.path)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.store.pool import Pool
 from hacrl.store.reader import RunReader
 from hacrl.types import Snapshot
@@ -41,7 +41,7 @@ def team(*members: dict[str, Any], **settings: Any) -> dict[str, Any]:
     }
 
 
-class Notes(Quiet):
+class Notes(Observer):
     """Keeps the notes of a run."""
 
     def __init__(self) -> None:

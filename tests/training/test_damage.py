@@ -15,7 +15,7 @@ from team import member, team
 
 import hacrl
 from hacrl.errors import UserError
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.runs import start
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import Pool
@@ -194,7 +194,7 @@ def test_a_damaged_journal_is_named_and_its_deletion_samples_the_same(
 # ---------------------------------------------------------------- deleted during a run
 
 
-class Deletes(Quiet):
+class Deletes(Observer):
     """Deletes a file or folder of the run after a step."""
 
     def __init__(self, path: Path, step: int) -> None:

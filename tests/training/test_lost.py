@@ -19,7 +19,7 @@ import hacrl
 from hacrl.config import Config, parse_config
 from hacrl.errors import RunStopped, UserError
 from hacrl.logs.metrics_log import MetricsLog
-from hacrl.logs.observer import Quiet
+from hacrl.logs.observer import Observer
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
@@ -324,7 +324,7 @@ def test_only_the_wanted_checkpoints_stay(tmp_path: Path) -> None:
 
 
 def test_rows_are_written_in_order_whoever_reports_first(tmp_path: Path) -> None:
-    book = MetricsLog(RunDirectory(tmp_path), Quiet())
+    book = MetricsLog(RunDirectory(tmp_path), Observer())
     book.expect("train", 0, ["a", "b"])
     book.expect("evaluation", 1, ["a", "b"])
     for kind, step, name in (

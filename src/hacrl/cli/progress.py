@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from hacrl.logs.observer import Observer
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_counts, judged_text, score_name
 from hacrl.safe_text import printable
@@ -23,8 +24,8 @@ PLAIN_EVERY = 10.0
 """Seconds between two lines outside a terminal. The first and the last step always get one."""
 
 
-class ProgressLine:
-    """An Observer that shows step, time left, phase and rewards, e.g.
+class ProgressLine(Observer):
+    """Shows step, time left, phase and rewards, e.g.
 
     step 3/18  0:02:10 left  rollouts 14 s  reward wren 0.41  finch 0.22
 

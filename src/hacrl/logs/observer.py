@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from hacrl.config import Config
 from hacrl.store.rundir import RunDirectory
@@ -19,7 +19,9 @@ PHASES = {
 """What the progress line shows during a call."""
 
 
-class Observer(Protocol):
+class Observer:
+    """Gets the progress of a run. This one shows only notes, as warnings; subclasses do more."""
+
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
         """The team is loaded; training goes on from `step`."""
 
@@ -34,80 +36,44 @@ class Observer(Protocol):
 
     def note(self, text: str) -> None:
         """Something a person should know (a corrupted checkpoint, say)."""
-
-    def finished(self) -> None: ...
-
-
-class Quiet:
-    """Says nothing but notes, as warnings."""
-
-    def started(self, config: Config, run: RunDirectory, step: int) -> None: ...
-
-    def phase(self, text: str) -> None: ...
-
-    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def note(self, text: str) -> None:
-        import warnings
-
         warnings.warn(text, stacklevel=2)
 
     def finished(self) -> None: ...
 
 
-class NotesOnDisk:
-    """Passes every call on to an observer, and also writes notes to the run's notes.jsonl.
+class NotesOnDisk(Observer):
+    """Writes notes to the run's notes.jsonl, with the number of steps done.
 
-    Example: NotesOnDisk(Quiet(), run).note("3 prompts are too long.")
+    Example: NotesOnDisk(run).note("3 prompts are too long.")
     """
 
-    def __init__(self, observer: Observer, run: RunDirectory) -> None:
-        self.run, self.observer, self._step = run, observer, 0
-        self.phase, self.finished = observer.phase, observer.finished
+    def __init__(self, run: RunDirectory) -> None:
+        self.run, self._done = run, 0
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
-        self._step = step
-        self.observer.started(config, run, step)
+        self._done = step
 
     def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._step = step + 1
-        self.observer.stepped(step, rows)
-
-    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.observer.evaluated(step, rows)
+        self._done = step + 1
 
     def note(self, text: str) -> None:
-        self.run.add_note(self._step, text)
-        self.observer.note(text)
+        self.run.add_note(self._done, text)
 
 
 Callback = Callable[[int, Sequence[Mapping[str, Any]]], None] | object
 """A function f(step, rows), called after each step, or an object with any methods of `Observer`."""
 
 
-class Several:
-    """An observer and callbacks, which get every call after it. A callback that raises stops the run.
+class Several(Observer):
+    """Passes every call on to observers and callbacks, in order. One that raises stops the run.
 
-    Example: with Several(ProgressLine(), [lambda step, rows: print(step)]) as observer: ...
+    Example: Several(ProgressLine(), lambda step, rows: print(step))
     """
 
-    def __init__(
-        self, observer: AbstractContextManager[Observer | None], callbacks: Sequence[Callback]
-    ) -> None:
-        self._context, self.callbacks = observer, callbacks
-        self.observer: Observer = Quiet()
-
-    def __enter__(self) -> Several:
-        self.observer = self._context.__enter__() or Quiet()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
+    def __init__(self, *callbacks: Callback) -> None:
+        self.callbacks = callbacks
 
     def _call(self, method: str, *args: Any) -> None:
-        getattr(self.observer, method)(*args)
         for callback in self.callbacks:
             if called := getattr(callback, method, None):
                 called(*args)
