@@ -83,7 +83,7 @@ def test_package_data_is_complete() -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    ["hacrl.owners.hub.server, hacrl.owners.client", "hacrl.view.server, hacrl.cli.viewing"],
+    ["hacrl.owners.hub.server, hacrl.owners.client", "hacrl.view.server, hacrl.cli.results"],
 )
 def test_a_hub_and_a_page_need_no_torch(modules: str) -> None:
     """A hub runs on a small machine; a page starts quickly."""

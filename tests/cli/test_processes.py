@@ -22,7 +22,7 @@ def loaded(code: str, *args: str | Path) -> tuple[int, str, set[str]]:
     return child.returncode, err, HEAVY & set(modules)
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "train --help", "models"])
+@pytest.mark.parametrize("command", ["--help", "--version", "train --help", "data"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     assert loaded(MAIN, *command.split())[2] == set()
 

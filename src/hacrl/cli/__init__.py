@@ -1,10 +1,9 @@
 """The command `hacrl`. Each command reads its arguments, calls one function and prints the result.
 
 training.py    train, resume, demo, compare
-results.py     show, samples, eval, export
+results.py     show, view, samples, eval, export
 setup.py       init, schema, doctor, data fetch
 owners.py      hub, key, charter
-viewing.py     view
 terminal.py    errors, hints and arguments that several commands use
 progress.py    the line shown while a run is training
 
@@ -19,7 +18,7 @@ from typing import Annotated
 import typer
 
 from hacrl import __version__
-from hacrl.cli import owners, results, setup, training, viewing
+from hacrl.cli import owners, results, setup, training
 from hacrl.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 from hacrl.stopping import remember_ctrl_c
 
@@ -30,14 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (
-    training.commands,
-    results.commands,
-    setup.commands,
-    owners.commands,
-    viewing.commands,
-):
-    app.add_typer(commands)
+for group in (training, results, setup, owners):
+    app.add_typer(group.commands)
 
 
 def main() -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.tasks.chat import read_messages
 from hacrl.tasks.deck import Deck, check_count, hash_fraction, hash_number
 from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, hub_rows, read_rows
 from hacrl.tasks.settings import ColumnsConfig, TaskConfig
 from hacrl.types import Message, Problem
+
+ROLES = ("system", "user", "assistant")
 
 
 def normalised(text: str) -> str:
@@ -223,6 +224,42 @@ def _answer(row: Row, columns: ColumnsConfig) -> str:
     if not valid or not str(answer).strip():
         raise UserError(f"{row.where}: {columns.answer!r} must be text or a number, not {answer!r}")
     return str(answer)
+
+
+def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
+    """Return the conversation up to the reply, and the reply if the row ends with one.
+
+    The conversation ends with a message of the user; a system message stands first. `where` names
+    row and column in a UserError.
+    """
+    if not isinstance(value, list) or not value:
+        raise UserError(
+            f"{where}: must be a list of messages {{role, content}}, not {_short(value)}"
+        )
+    messages = tuple(_message(part, f"{where}, message {i}") for i, part in enumerate(value, 1))
+    reply = None
+    if messages[-1].role == "assistant":
+        reply, messages = messages[-1].content, messages[:-1]
+    if not messages or messages[-1].role != "user":
+        raise UserError(f"{where}: no message of the user before the reply; the last one asks")
+    if any(message.role == "system" for message in messages[1:]):
+        raise UserError(f"{where}: a system message must be the first one")
+    return messages, reply
+
+
+def _message(part: Any, where: str) -> Message:
+    if not isinstance(part, dict) or not {"role", "content"} <= part.keys():
+        raise UserError(f"{where}: needs role and content, not {_short(part)}")
+    role, content = part["role"], part["content"]
+    if role not in ROLES:
+        raise UserError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
+    if not isinstance(content, str) or not content.strip():
+        raise UserError(f"{where}: content must be text, not {_short(content)}")
+    return Message(role, content)
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.80}"
 
 
 def _excluded_ids(path: Path, kinds: tuple[str, ...] | None) -> set[str]:

@@ -11,8 +11,15 @@ from hacrl.config import AgentConfig
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
-from hacrl.study.diagnostics.displacement import cosine, displace, dot, norm
-from hacrl.study.diagnostics.gradients import Directions, blocks, directions
+from hacrl.study.diagnostics.gradients import (
+    Directions,
+    blocks,
+    cosine,
+    directions,
+    displace,
+    dot,
+    norm,
+)
 from hacrl.training.plan import Plan, make_plan
 from hacrl.types import Message, Sample
 

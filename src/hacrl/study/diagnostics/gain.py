@@ -2,7 +2,7 @@
 
     gain(j) = U_j < grad J, d_j >,   grad p(q) ~ 1/S sum_i (R_i - mean of R without i) grad log pi(y_i)
 
-d_j is the displacement by source j's part of one update of its block (displacement.py), U_j the number
+d_j is the displacement by source j's part of one update of its block (gradients.py), U_j the number
 of such updates in a step, S the number of fresh replies. docs/diagnostics.md explains the estimate.
 """
 
@@ -14,8 +14,7 @@ import torch
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.study.diagnostics.baseline import standard_error
-from hacrl.study.diagnostics.displacement import dot
-from hacrl.study.diagnostics.gradients import Directions
+from hacrl.study.diagnostics.gradients import Directions, dot
 from hacrl.tasks import Task
 from hacrl.tasks.deck import hash_number
 from hacrl.types import LossOutput, MicroBatch, Problem, Rollout, Sample, Update

@@ -1,5 +1,6 @@
 """`hacrl doctor`: installed packages, devices, and whether a config can run on this machine."""
 
+import json
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,8 @@ from hacrl import __version__
 from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.importing import CodeRefused
-from hacrl.policy.load import choose_device, model_source
+from hacrl.importing import CodeRefused, remote_code
+from hacrl.policy.load import choose_device, longest_sequence, model_source
 from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
 from hacrl.study.doctor.memory import (
@@ -29,9 +30,9 @@ from hacrl.study.doctor.memory import (
     side_by_side_peak,
     size_text,
 )
-from hacrl.study.doctor.models import context_length, make_renderer
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
+from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.plan import Plan, plan_of
 from hacrl.training.samples import check_context
 from hacrl.verify import make_verifier
@@ -188,6 +189,32 @@ def _agent(config: Config, agent: AgentConfig) -> str:
     renderer = make_renderer(agent, source)
     check_context(agent, config, context_length(agent, source))
     return f"{source}, vocabulary of {len(renderer.tokenizer):,} tokens"
+
+
+def make_renderer(agent: AgentConfig, source: str) -> Renderer:
+    """The renderer that the agent will have; UserError if its tokenizer or template does not work."""
+    tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
+    settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
+    return Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
+
+
+def context_length(agent: AgentConfig, source: str) -> int | None:
+    """The longest sequence that the model reads, if its config says so."""
+    from transformers import AutoConfig
+
+    return longest_sequence(
+        AutoConfig.from_pretrained(source, trust_remote_code=remote_code(agent))
+    )
+
+
+def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
+    """The end tokens that the folder and its tokenizer name, without loading the model."""
+    named: list[Any] = [tokenizer.eos_token_id]
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        if path.is_file():
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            named += value if isinstance(value, list) else [value]
+    return sorted({i for i in named if i is not None}) or None
 
 
 def memory_findings(config: Config) -> Iterator[Finding]:

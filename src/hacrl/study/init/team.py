@@ -88,7 +88,7 @@ def _agent(name: str, model: str, data: Data | None, prompt: str, base: Path) ->
 
 def _measured(agent: Agent, source: str, data: Data | None, prompt: str) -> Agent:
     """The agent with template, context length and the longest prompt and answer of the data."""
-    from hacrl.study.doctor.models import context_length, make_renderer
+    from hacrl.study.doctor.doctor import context_length, make_renderer
     from hacrl.text.render import load_tokenizer
 
     template = None if load_tokenizer(source).chat_template else "plain"
