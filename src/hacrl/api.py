@@ -136,12 +136,12 @@ def train(
     objects with any of the methods of `hacrl.logs.observer.Observer`. In a terminal or notebook the
     progress is shown, unless `observer` replaces it.
     """
-    from hacrl.runs import start
+    from hacrl.runs import free_name, start
     from hacrl.study.diagnostics.check import HOOKS
 
     if reward is not None:
         config, name = _loaded(config)
-        run = run or _free(name)
+        run = run or free_name(Path("runs") / name)
         overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
         return Run(start(config, run, overrides, observer=shown, hooks=HOOKS).path)
@@ -275,12 +275,6 @@ def _loaded(config: Config | str | Path | dict[str, Any]) -> tuple[Config, str]:
     if isinstance(config, dict):
         return parse_config({"verifier": {"kind": "exact"}, **config}), "run"
     return config, "run"
-
-
-def _free(name: str) -> Path:
-    from hacrl.runs import free_name
-
-    return free_name(Path("runs") / name)
 
 
 def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from hacrl.safe_text import printable
-from hacrl.statistics import Estimate, best_at_k, estimate, majority_at_k, pass_at_k
+from hacrl.statistics import Estimate, estimate, majority, pass_at_k
 from hacrl.types import Finish, Status
 
 Row = Mapping[str, Any]  # a line of replies.jsonl
@@ -86,8 +86,8 @@ def count(
         samples=samples,
         replies=len(attempted),
         avg=mean(lambda group: fmean(r["reward"] for r in group)),
-        best=mean(lambda group: best_at_k([r["reward"] for r in group], samples)),
-        majority=mean(lambda group: majority_at_k([_vote(r) for r in group], samples)),
+        best=mean(lambda group: max(r["reward"] for r in group)),
+        majority=mean(lambda group: majority([_vote(r) for r in group])),
         passes=_passes(judged, samples),
         by_task={task: fmean(values) for task, values in sorted(tasks.items())},
         verdicts={status.value: statuses[status.value] for status in Status},

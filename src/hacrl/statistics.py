@@ -1,5 +1,5 @@
 """Means with 95 % intervals over problems and seeds, correction for multiple comparisons, and the
-scores of repeated attempts (pass@k, best@k, maj@k).
+scores of repeated attempts (pass@k, maj@k).
 
 Every function is deterministic: the same values in the same order give the same result. numpy and
 scipy are imported on first use, because `hacrl show` must start quickly.
@@ -169,21 +169,14 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
     return 1.0 - comb(attempts - right, k) / comb(attempts, k)
 
 
-def best_at_k(rewards: Sequence[float], k: int) -> float:
-    """The largest reward of the first k attempts."""
-    return max(rewards[:k])
+def majority(votes: Sequence[tuple[str | None, float]]) -> float:
+    """The reward of the most frequent answer. `votes` are (answer, reward). None is no vote; white space
+    is ignored; a tie goes to the answer seen first, with its first reward. Without any vote the result
+    is 0.
 
-
-def majority_at_k(votes: Sequence[tuple[str | None, float]], k: int) -> float:
-    """The reward of the most frequent answer among the first k attempts. `votes` are (answer,
-    reward). None is no vote; white space is ignored; a tie goes to the answer seen first, with its
-    first reward. Without any vote the result is 0.
-
-    Example: majority_at_k([("7", 0.0), ("8", 1.0), ("8 ", 1.0)], k=3) == 1.0
+    Example: majority([("7", 0.0), ("8", 1.0), ("8 ", 1.0)]) == 1.0
     """
-    named = [
-        ("".join(answer.split()), reward) for answer, reward in votes[:k] if answer is not None
-    ]
+    named = [("".join(answer.split()), reward) for answer, reward in votes if answer is not None]
     if not named:
         return 0.0
     (winner, _), *_ = Counter(text for text, _ in named).most_common(1)  # ties: insertion order

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hacrl.errors import UserError
 from hacrl.statistics import (
     Z95,
-    best_at_k,
     bootstrap,
     compare_paired,
     crossed_bootstrap,
     estimate,
     estimate_scores,
     holm,
-    majority_at_k,
+    majority,
     pass_at_k,
     t_interval,
     t_quantile,
@@ -93,28 +92,25 @@ def test_pass_at_k_is_the_fraction_of_subsets(attempts: int, data: st.DataObject
     assert pass_at_k(attempts, right, k) == pytest.approx(expected)
 
 
-def test_best_and_pass_at_k_by_hand() -> None:
+def test_pass_at_k_by_hand() -> None:
     """5 attempts, 2 right, k = 2: 1 - C(3,2)/C(5,2) = 1 - 3/10."""
     assert pass_at_k(5, 2, 2) == pytest.approx(0.7)
     with pytest.raises(ValueError, match="at least 6"):
         pass_at_k(5, 2, 6)
-    assert best_at_k([0.0, 0.5, 1.0], 2) == 0.5
-    assert best_at_k([0.0, 0.5, 1.0], 3) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("votes", "k", "expected"),
+    ("votes", "expected"),
     [
-        ([("7", 0.0), ("8", 1.0), (" 8", 1.0)], 3, 1.0),  # white space is ignored
-        ([("7", 0.0), ("8", 1.0), (" 8", 1.0)], 2, 0.0),
-        ([("7", 0.0), ("8", 1.0), ("8", 1.0), ("7", 0.0)], 4, 0.0),  # a tie: the first seen
-        ([("8", 1.0), ("7", 0.0), ("7", 0.0), ("8", 1.0)], 4, 1.0),
-        ([(None, 0.0), (None, 0.0), ("8", 1.0)], 3, 1.0),  # None is no vote
-        ([(None, 0.0), (None, 0.0)], 2, 0.0),
+        ([("7", 0.0), ("8", 1.0), (" 8", 1.0)], 1.0),  # white space is ignored
+        ([("7", 0.0), ("8", 1.0), ("8", 1.0), ("7", 0.0)], 0.0),  # a tie: the first seen
+        ([("8", 1.0), ("7", 0.0), ("7", 0.0), ("8", 1.0)], 1.0),
+        ([(None, 0.0), (None, 0.0), ("8", 1.0)], 1.0),  # None is no vote
+        ([(None, 0.0), (None, 0.0)], 0.0),
     ],
 )
-def test_majority(votes: list[tuple[str | None, float]], k: int, expected: float) -> None:
-    assert majority_at_k(votes, k) == expected
+def test_majority(votes: list[tuple[str | None, float]], expected: float) -> None:
+    assert majority(votes) == expected
 
 
 # ---------------------------------------------------------------- a few seeds

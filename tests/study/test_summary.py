@@ -102,11 +102,7 @@ def test_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
 
 def test_long_names_and_narrow_terminals_cut_no_number() -> None:
     """FIRST_HOUR 7: names of 64 letters, 60 columns. Every block names its rows."""
-    table = plain_table("t")
-    for name in ("agent", "arm"):
-        table.add_column(name, no_wrap=True)
-    for name in ("before", "after", "difference"):
-        table.add_column(name, justify="right")
+    table = plain_table("t", ["agent", "arm"], ["before", "after", "difference"])
     table.add_row("a" * 64, "hacpo", "12.34", "56.78", "+44.4 [+33.3, +55.5]")
     table.add_row("b", "gspo", "11.11", "22.22", "-")
     for width in (40, 60, 80):

@@ -34,7 +34,7 @@ def show(
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.inspect.summary import as_json as summary_json
         from hacrl.study.inspect.summary import summarise
-        from hacrl.study.plots import reward_lines, write_png
+        from hacrl.study.plots import reward_lines, run_figure
         from hacrl.study.tables import console, notes_text, summary_table
 
         summary = summarise(RunDirectory.open(run))
@@ -46,7 +46,7 @@ def show(
             out.print(reward_lines(summary))
             out.print(notes_text(summary))
         if png is not None:
-            write_png(summary, png)
+            run_figure(summary).savefig(png, dpi=150, format="png")
             note(f"curves: {png}")
 
 

@@ -182,13 +182,13 @@ def _id(run: RunDirectory) -> str:
     return hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
 
 
-LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger | None]] = {
-    "tensorboard": lambda run, config: TensorBoard(run, config) if config.log.tensorboard else None,
-    "wandb": lambda run, config: WeightsAndBiases(run, config) if config.log.wandb else None,
-    "trackio": lambda run, config: Trackio(run, config) if config.log.trackio else None,
+LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
 }
+"""Key of the table [log] that turns a logger on -> the logger."""
 
 
 def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:
-    made = (factory(run, config) for factory in LOGGERS.values())
-    return [logger for logger in made if logger is not None]
+    return [make(run, config) for name, make in LOGGERS.items() if getattr(config.log, name)]

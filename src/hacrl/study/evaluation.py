@@ -225,17 +225,9 @@ def evaluation_table(
     tasks = sorted({task for _, result in results for task in result.by_task})
     tasks = tasks if 1 < len(tasks) <= 6 else []
     name, unit = score_name(verifier_kind)
-    table = plain_table(f"{name}{' in percent' if unit else ''} with its 95 % interval")
-    table.add_column("agent", no_wrap=True)
-    for column in (
-        "step",
-        "problems",
-        "accuracy" if unit else "reward",
-        *tasks,
-        "tokens",
-        "truncated",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"{name}{' in percent' if unit else ''} with its 95 % interval"
+    numbers = ("step", "problems", "accuracy" if unit else "reward", *tasks, "tokens", "truncated")
+    table = plain_table(title, ["agent"], numbers)
     for candidate, r in results:
         table.add_row(
             candidate.agent.name,

@@ -1,7 +1,6 @@
 """The model card of an exported agent: what it learned, from whom, and how well it did."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from hacrl.store.reader import RunReader
 from hacrl.study.inspect.summary import peers_used, scores_of
 
 CARD = "README.md"
-
-
-@dataclass(frozen=True)
-class _Member:
-    name: str
-    model: str
-    samples: int  # of this source, in the updates of the learner
 
 
 def model_card(
@@ -46,7 +38,8 @@ def model_card(
         "algorithm": config.algorithm.name.rpartition("/")[2],
         "version": __version__,
         "team": [
-            _Member(a.name, _model(a), total(f"samples/kept/{a.name}")) for a in config.agents
+            {"name": a.name, "model": _model(a), "samples": total(f"samples/kept/{a.name}")}
+            for a in config.agents
         ],
         "own": total("own/samples"),
         "peers": total("peers/samples"),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hacrl.replies import score_name
-from hacrl.statistics import Estimate
 
 if TYPE_CHECKING:
     from hacrl.study.inspect.summary import RunSummary
@@ -42,16 +39,18 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(SPARKS[int(7 * (m - low) / ((high - low) or 1))] for m in means)
 
 
-def write_png(summary: RunSummary, path: Path) -> None:
-    """Write the curves of a run as a PNG file."""
-    run_figure(summary).savefig(path, dpi=150, format="png")
-
-
 def run_figure(summary: RunSummary) -> Any:
-    """Training reward (single steps and moving average) and held-out accuracy with its 95 % interval."""
-    with _figure(11, 4) as (figure, (left, right)):
+    """Training reward (single steps and moving average) and held-out accuracy with its 95 % interval, as
+    a matplotlib figure that needs no display."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(11, 4), layout="constrained")
+        left, right = figure.subplots(1, 2)
         for number, agent in enumerate(summary.agents):
-            style = _style(number)
+            line = "-" if number < len(COLOURS) else "--"
+            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": line}
             if agent.rewards:
                 steps, values = zip(*agent.rewards, strict=True)
                 left.plot(steps, values, **style, alpha=0.25)
@@ -59,47 +58,19 @@ def run_figure(summary: RunSummary) -> Any:
                 means = [fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
                 left.plot(steps[window - 1 :], means, **style, label=agent.name)
             if agent.scores:
-                estimates = [s.accuracy for s in agent.scores]
-                _curve(right, [s.step for s in agent.scores], estimates, number, agent.name)
-        _label(left, "training reward", "step", "mean reward")
-        name = "mean held-out reward"
-        if score_name(summary.config.verifier.kind)[1]:
-            name = "held-out accuracy"
-        _label(right, name, "step", name.rpartition(" ")[2])
+                at, found = [s.step for s in agent.scores], [s.accuracy for s in agent.scores]
+                means = [e.mean for e in found]
+                right.plot(at, means, marker="o", markersize=3, label=agent.name, **style)
+                low, high = [e.low for e in found], [e.high for e in found]
+                right.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        accurate = score_name(summary.config.verifier.kind)[1]
+        held_out = "held-out accuracy" if accurate else "mean held-out reward"
+        titles = {"training reward": "mean reward", held_out: held_out.rpartition(" ")[2]}
+        for axes, (title, name) in zip((left, right), titles.items(), strict=True):
+            axes.set(title=title, xlabel="step", ylabel=name)
+            axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(nbins=6, integer=True)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(frameon=False)
         figure.suptitle(f"{summary.path.name} ({summary.config.algorithm.name})")
         return figure
-
-
-@contextmanager
-def _figure(width: float, height: float, columns: int = 2) -> Iterator[tuple[Any, Any]]:
-    """A figure with axes side by side, without a display."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.subplots(1, columns)
-
-
-def _curve(
-    axes: Any, x: Sequence[float], points: Sequence[Estimate], number: int, name: str
-) -> None:
-    style = _style(number)
-    axes.plot(x, [p.mean for p in points], marker="o", markersize=3, label=name, **style)
-    low, high = [p.low for p in points], [p.high for p in points]
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _label(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.xaxis.get_major_locator().set_params(nbins=6, integer=x in ("step", "own rollouts"))
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False)
-
-
-def _style(number: int) -> dict[str, str]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": "-" if number < len(COLOURS) else "--",
-    }

@@ -1,5 +1,6 @@
 """Tables for the terminal."""
 
+from collections.abc import Iterable
 from copy import copy
 from datetime import timedelta
 from itertools import takewhile
@@ -79,17 +80,22 @@ def _is_text(column: Column) -> bool:
     return column.justify == "left" and (column.ratio is not None or not column.no_wrap)
 
 
-def plain_table(title: str) -> PlainTable:
-    """An empty table in the style of all tables."""
-    return PlainTable(title=title)
+def plain_table(
+    title: str, names: Iterable[str] = (), numbers: Iterable[str] = (), caption: str | None = None
+) -> PlainTable:
+    """A table without rows in the style of all tables, with columns of names and then of numbers."""
+    table = PlainTable(title=title, caption=caption)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
 
 
 def summary_table(summary: RunSummary) -> Table:
     """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
     config, checks = summary.config, summary.checks
     name, unit = score_name(config.verifier.kind)
-    steps = f"step {summary.steps_done} of {config.steps}"
-    table = plain_table(f"{summary.path}: {config.algorithm.name}, {steps}, {summary.state}")
     caption = [
         f"before, after, best: {name}{' in percent' if unit else ''} with its 95 % interval; gain: "
         "paired by problem; reward: mean of the first and of the last training steps"
@@ -106,11 +112,11 @@ def summary_table(summary: RunSummary) -> Table:
         for a in summary.agents
         if a.too_long
     ]
-    table.caption = "\n".join(caption)
-    table.add_column("agent", no_wrap=True)
-    names = ("before", "after", "gain", "best (step)", "reward", "rollouts", "updates")
-    for name in (*names, "peers used", "time"):
-        table.add_column(name, justify="right")
+    steps = f"step {summary.steps_done} of {config.steps}"
+    title = f"{summary.path}: {config.algorithm.name}, {steps}, {summary.state}"
+    columns = ["before", "after", "gain", "best (step)", "reward", "rollouts", "updates"]
+    columns += ["peers used", "time"]
+    table = plain_table(title, ["agent"], columns, "\n".join(caption))
     for agent in summary.agents:
         table.add_row(*_agent_row(agent))
     return table

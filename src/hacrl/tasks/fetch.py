@@ -5,7 +5,6 @@ datasets.toml lists the data sets. The result has one JSON object per line: `id`
 `level` (1 to 5) and `subject`. known_issues.jsonl (ids and kinds) is written beside it.
 """
 
-import csv
 import gzip
 import hashlib
 import json
@@ -143,8 +142,7 @@ def _download(url: str, target: Path) -> Path:
 def _rows(data: Source, place: Callable[[str], Path]) -> Iterator[Row]:
     """Rows of all files. The values of `columns` are looked up here; ids have their prefix."""
     for path, prefix in zip(data.files, data.prefixes or [""] * len(data.files), strict=True):
-        file = place(path)
-        for row in _csv_rows(file) if file.suffix == ".csv" else read_rows(file):
+        for row in read_rows(place(path)):
             found: dict[str, Any] = {"id": row.number}
             for key, column in data.columns.items():
                 if "{" in column:
@@ -153,11 +151,6 @@ def _rows(data: Source, place: Callable[[str], Path]) -> Iterator[Row]:
                 else:
                     found[key] = _look_up(row, column)
             yield Row(row.where, row.number, found | {"id": f"{prefix}{found['id']}"})
-
-
-def _csv_rows(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return [Row(f"{path}, row {i}", i, row) for i, row in enumerate(csv.DictReader(stream))]
 
 
 def _look_up(row: Row, column: str) -> Any:

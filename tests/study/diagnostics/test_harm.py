@@ -42,7 +42,6 @@ def test_the_upper_end_by_hand() -> None:
     look has a sixth of 5 %, t(0.99167, 60) = 2.4630: -0.01 + 0.001 x 2.4630. With two pairs each
     has half of it all: t(0.9875, 45) = 2.3189."""
     checks = [Gain(s, -0.01, 0.002, 16) for s in range(4)]
-    assert upper_end(checks[:2], 1) is None
     assert upper_end(checks[:3], 1) == pytest.approx(-0.01 + 0.0023257, abs=1e-6)
     assert upper_end(checks, 1) == pytest.approx(-0.01 + 0.0024630, abs=2e-6)
     assert upper_end(checks[:3], 2) == pytest.approx(-0.01 + 2.3189 * 0.002 / 3**0.5, abs=1e-6)

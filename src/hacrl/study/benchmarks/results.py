@@ -131,10 +131,8 @@ def recount(out: Path) -> Summary:
 
 def summary_table(summary: Summary) -> Table:
     """The headline figures, one row per benchmark."""
-    table = plain_table("percent, with the 95 % interval over problems")
-    table.add_column("benchmark", no_wrap=True)
-    for name in ("figure", "problems", *summary.agents):
-        table.add_column(name, justify="right")
+    title = "percent, with the 95 % interval over problems"
+    table = plain_table(title, ["benchmark"], ["figure", "problems", *summary.agents])
     for line in _headlines(summary):
         table.add_row(*line)
     return table

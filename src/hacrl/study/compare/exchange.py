@@ -154,20 +154,16 @@ def isotonic(values: Any) -> Any:
     import numpy as np
 
     values = np.asarray(values, dtype=np.float64)
-    size = values.shape[1]
-    return np.stack(
-        [
-            np.max(
-                [
-                    np.min([values[:, a : b + 1].mean(axis=1) for b in range(i, size)], axis=0)
-                    for a in range(i + 1)
-                ],
-                axis=0,
-            )
-            for i in range(size)
-        ],
-        axis=1,
-    )
+    places = range(values.shape[1])
+
+    def height(i: int) -> Any:
+        lowest = (
+            np.min([values[:, a : b + 1].mean(axis=1) for b in places[i:]], axis=0)
+            for a in places[: i + 1]
+        )
+        return np.max([*lowest], axis=0)
+
+    return np.stack([height(i) for i in places], axis=1)
 
 
 def invert(at: Sequence[float], curves: Any, heights: Any) -> Any:

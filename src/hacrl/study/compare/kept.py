@@ -8,7 +8,7 @@ or on several machines; `cat A B > FILE` merges two files.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
 class Kept:
     """The file of finished runs.
 
-    Example: Kept(Path("docs/results/real-pair.jsonl")).mark(runs)
+    Example: Kept(Path("docs/results/real-pair.jsonl")).marked(run)
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +49,6 @@ class Kept:
                     "the line, or choose another file."
                 ) from error
 
-    def mark(self, runs: Iterable[Run]) -> list[Run]:
-        """The runs; those in the file know their stored results. UserError for other settings."""
-        return [self._marked(run) for run in runs]
-
     def add(self, run: Run) -> None:
         """Append a finished run that is not in the file yet."""
         if run.name in self._runs or run.kept is not None:
@@ -68,7 +64,8 @@ class Kept:
         self._runs[run.name] = row
         self._append(row)
 
-    def _marked(self, run: Run) -> Run:
+    def marked(self, run: Run) -> Run:
+        """The run, with its stored results if it is in the file. UserError for other settings."""
         row = self._runs.get(run.name)
         if row is None:
             return run
@@ -113,7 +110,7 @@ def keeper(path: Path | None, runs: Sequence[Run]) -> tuple[list[Run], Callable[
     if path is None:
         return list(runs), lambda run: None
     kept = Kept(path)
-    return kept.mark(runs), kept.add
+    return [*map(kept.marked, runs)], kept.add
 
 
 def settings(config: Config) -> dict[str, Any]:

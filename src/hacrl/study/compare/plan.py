@@ -6,7 +6,6 @@ from. Both lines go through the phases of one step of Qwen3-1.7B + Qwen3-4B (ben
 agents together"); other sizes are extrapolated. L is REPLY_TOKENS, or the limit if that is smaller.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from hacrl.study.compare.benchmarks import chosen
 from hacrl.study.compare.budget import per_step
 from hacrl.study.compare.suite import Run, Suite
 from hacrl.study.doctor.doctor import agent_need, memory_findings
+from hacrl.study.doctor.memory import named_parameters
 from hacrl.study.tables import plain_table
 from hacrl.tasks.fetch import SOURCES
 
@@ -94,37 +94,29 @@ def run_seconds(suite: Suite, config: Config) -> float | None:
 
 
 def billions(config: Config, agent: AgentConfig) -> float | None:
-    """Parameters in billions: counted if the model folder is here, else read from its name.
-
-    Example: 1.7 for "Qwen/Qwen3-1.7B-Base"
-    """
-    if (need := agent_need(config, agent)) is not None:
-        return need.parameters / 1e9
-    found = re.findall(r"(?<![\d.])(\d+(?:\.\d+)?)[bB](?![A-Za-z])", agent.model or "")
-    return float(found[-1]) if found else None
+    """Parameters in billions: counted if the model folder is here, else read from its name."""
+    need = agent_need(config, agent)
+    size = need.parameters if need else named_parameters(agent.model or "")
+    return None if size is None else size / 1e9
 
 
 def plan_table(rows: Sequence[PlanRow]) -> rich.table.Table:
     """The plan for the terminal, with a line of totals."""
-    table = plain_table("\nplan")
-    table.caption = (
+    caption = (
         f"GPU hours: one H200, replies of {REPLY_TOKENS} tokens (or the limit), L (53 + 12 P) us a "
         "rollout and L (30 + 14 P) us a sample learned from, P in billions; see "
         "study/compare/plan.py. Nothing was started."
     )
-    for name in ("team", "arm"):
-        table.add_column(name, no_wrap=True)
-    for name in ("runs", "steps", "rollouts", "updates", "GPU hours"):
-        table.add_column(name, justify="right")
+    columns = ("runs", "steps", "rollouts", "updates", "GPU hours")
+    table = plain_table("\nplan", ["team", "arm"], columns, caption)
     table.add_column("memory of a device")
     for row in rows:
         hours = "unknown" if row.hours is None else f"{row.hours:.2g}"
         numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts, row.updates))
         table.add_row(row.team, row.arm, *numbers, hours, row.memory)
-    totals = (
-        sum(values) for values in zip(*((r.runs, r.rollouts, r.updates) for r in rows), strict=True)
+    runs, rollouts, updates = (
+        f"{sum(getattr(row, name) for row in rows):,}" for name in ("runs", "rollouts", "updates")
     )
-    runs, rollouts, updates = (f"{n:,}" for n in totals)
     known = sum(row.hours or 0 for row in rows)
     table.add_row("all", "", runs, "", rollouts, updates, f"{known:.3g}", "")
     return table

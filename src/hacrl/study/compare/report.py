@@ -123,16 +123,14 @@ def results_table(results: Results) -> rich.table.Table:
     """The main numbers for the terminal, one line per agent and arm."""
     several = len(results.suite.all_teams) > 1
     seeds = len({seed for row in results.rows for seed in row.seeds})
-    table = plain_table(f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}")
-    table.caption = (
+    title = f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}"
+    caption = (
         f"{results.problems} problems x {results.replies} replies, mean over "
         f"{_count(seeds, 'seed')}; difference paired by seed and problem, with 95 % interval"
         + ("" if seeds > 1 else ". One seed: the interval covers problems only; no verdict")
     )
-    for name in ("agent", "arm"):
-        table.add_column(name, no_wrap=True)
-    for name in ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}"):
-        table.add_column(name, justify="right", no_wrap=not name.startswith("minus"))
+    numbers = ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}")
+    table = plain_table(title, ["agent", "arm"], numbers, caption)
     table.add_column("verdict")
     if results.suite.alone:
         table.add_column("exchange rate f", justify="right")
@@ -159,11 +157,9 @@ def benchmark_table(results: Results) -> rich.table.Table | None:
     lines = table_lines(results.suite, results.benchmarks)
     if not lines:
         return None
-    table = plain_table("\nbenchmarks in percent, mean over seeds")
-    if results.suite.published:
-        table.caption = "in brackets: published figures"
-    for i, name in enumerate(lines[0]):
-        table.add_column(name, no_wrap=i < 2, justify="left" if i < 2 else "right")
+    title, (agent, arm, *numbers) = "\nbenchmarks in percent, mean over seeds", lines[0]
+    caption = "in brackets: published figures" if results.suite.published else None
+    table = plain_table(title, [agent, arm], numbers, caption)
     for line in lines:
         table.add_row(*line.values())
     return table

@@ -80,11 +80,9 @@ def gains(rows: Iterable[Row], learner: str, source: str) -> list[Gain]:
     return sorted(found, key=lambda g: g.step)
 
 
-def upper_end(checks: Sequence[Gain], pairs: int) -> float | None:
-    """Upper end of the mean gain at the test after these checks; None before the first test."""
+def upper_end(checks: Sequence[Gain], pairs: int) -> float:
+    """Upper end of the mean gain at the test after these checks, at least FIRST_TEST."""
     count = len(checks)
-    if count < FIRST_TEST:
-        return None
     spent = LEVEL / pairs / ((count - 2) * (count - 1))
     error = sqrt(sum(c.error**2 for c in checks)) / count
     freedom = sum(c.problems - 1 for c in checks)
@@ -100,7 +98,7 @@ def find_harm(config: Config, rows: Sequence[Row]) -> list[Harm]:
         checks = gains(rows, learner, peer)
         for count in range(FIRST_TEST, len(checks) + 1):
             high = upper_end(checks[:count], len(pairs))
-            if high is not None and high < 0:
+            if high < 0:
                 step, mean = checks[count - 1].step, fmean(c.value for c in checks[:count])
                 own = [g.value for g in gains(rows, learner, learner) if g.step <= step]
                 gain = fmean(own) if own else None

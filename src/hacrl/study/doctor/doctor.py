@@ -78,9 +78,7 @@ def print_installation(console: Console) -> None:
     if not torch.cuda.is_available():
         console.print(f"device: cpu, torch uses {torch.get_num_threads()} threads; no GPU found")
     console.print(f"free disk space here: {size_text(shutil.disk_usage(Path.cwd()).free)}")
-    table = plain_table("\nextras")
-    for name in ("extra", "package", "installed", "needed for"):
-        table.add_column(name, no_wrap=True)
+    table = plain_table("\nextras", ["extra", "package", "installed", "needed for"])
     for extra, (package, purpose) in EXTRAS.items():
         state = _version(package) or f"no: pip install 'hacrl[{extra}]'"
         table.add_row(extra, package, state, purpose)
@@ -260,14 +258,10 @@ def _print_plan(console: Console, config: Config) -> None:
     algorithm = None
     with suppress(CodeRefused):
         algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    table = plain_table("\none step of each agent")
-    table.caption = (
-        "memory with sequences of maximum length; optimizer: master, moments, start weights"
-    )
-    table.add_column("agent", no_wrap=True)
-    names = ("rollouts", "updates", "peers' floors", "parameters", "weights", "optimizer")
-    for name in (*names, "an update", "KV cache"):
-        table.add_column(name, justify="right")
+    caption = "memory with sequences of maximum length; optimizer: master, moments, start weights"
+    columns = ["rollouts", "updates", "peers' floors", "parameters", "weights", "optimizer"]
+    columns += ["an update", "KV cache"]
+    table = plain_table("\none step of each agent", ["agent"], columns, caption)
     for agent in config.agents:
         plan = plan_of(config, agent, algorithm) if algorithm and agent.learns else None
         sizes = ["-"] * 5

@@ -12,6 +12,7 @@ The peak on a device where agents take turns (bytes per parameter; w = 2 in bflo
 Sequences have their maximum length, so a run with shorter replies needs less.
 """
 
+import re
 from dataclasses import dataclass
 from math import ceil
 
@@ -161,6 +162,15 @@ def _cache_tokens(config: Config, agent: AgentConfig, rows: int, on_gpu: bool) -
         return rows * (prompt + reply)
     pages = rows * (ceil((prompt + reply) / PAGE) + 1)
     return (pages + config.prompts_per_step * ceil(prompt / PAGE)) * PAGE
+
+
+def named_parameters(model: str) -> float | None:
+    """The number of parameters in a model's name; None if it names none.
+
+    Example: named_parameters("Qwen/Qwen3-1.7B-Base") == 1.7e9
+    """
+    found = re.findall(r"(?<![\d.])(\d+(?:\.\d+)?)([mMbB])(?![A-Za-z])", model)
+    return float(found[-1][0]) * {"m": 1e6, "b": 1e9}[found[-1][1].lower()] if found else None
 
 
 def size_text(size: float) -> str:

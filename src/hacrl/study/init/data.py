@@ -1,7 +1,7 @@
 """Read a data file before a config exists: columns of question and answer, and a verifier that fits."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -116,19 +116,15 @@ def guess_verifier(data: Data) -> tuple[str, str]:
     """The kind of verifier that fits the answers, and the reason in a few words."""
     answers = data.answers
     count = len(answers)
-    if _all(answers, lambda a: bool(_LETTER.fullmatch(a))):
+    if all(_LETTER.fullmatch(a) for a in answers):
         return "choice", f"all {count} answers are letters from A to E"
-    if _all(answers, lambda a: bool(_ONE_NUMBER.fullmatch(a)) and len([*numbers_in(a)]) == 1):
+    if all(_ONE_NUMBER.fullmatch(a) and len([*numbers_in(a)]) == 1 for a in answers):
         return "number", f"all {count} answers are numbers"
-    if _all(answers, lambda a: "####" in a):
+    if all("####" in a for a in answers):
         return "number", f"all {count} answers end with #### and a number, as in GSM8K"
     if sum(bool(_LATEX.search(a)) for a in answers) * 5 > count and find_spec("math_verify"):
         return "math", "many answers are formulas"
     return "exact", "the answers are short texts; the whole reply is compared"
-
-
-def _all(answers: Sequence[str], test: Callable[[str], bool]) -> bool:
-    return all(map(test, answers))
 
 
 def check_references(data: Data, kind: str, options: dict[str, Any], most: int = 200) -> str:

@@ -76,12 +76,13 @@ def _agent(name: str, model: str, data: Data | None, prompt: str, base: Path) ->
     if not find_spec("torch"):  # nothing is measured
         return Agent(name, model, 2e-4 if model.startswith(POCKET) else 1e-6)
     from hacrl.policy.load import model_source
+    from hacrl.study.doctor.memory import named_parameters
 
     local = base / Path(model).expanduser()
     path = model if model.startswith(POCKET) or not local.exists() else str(local)
     source = Path(model_source(path, name))
     if not source.is_dir():  # a hub name, which is not downloaded here
-        return Agent(name, model, _learning_rate(_named_size(model)))
+        return Agent(name, model, _learning_rate(named_parameters(model)))
     rate = 2e-4 if model.startswith(POCKET) else _learning_rate(_folder_size(source))
     return _measured(Agent(name, model, rate), str(source), data, prompt)
 
@@ -105,14 +106,8 @@ def _measured(agent: Agent, source: str, data: Data | None, prompt: str) -> Agen
     )
 
 
-def _learning_rate(parameters: int | None) -> float:
+def _learning_rate(parameters: float | None) -> float:
     return 1e-5 if parameters and parameters < SMALL else 1e-6
-
-
-def _named_size(model: str) -> int | None:
-    """The number of parameters in a model's name, e.g. 1.7e9 for Qwen/Qwen3-1.7B-Base."""
-    found = re.search(r"(\d+(?:\.\d+)?)([mb])\b", model.lower())
-    return int(float(found[1]) * {"m": 1e6, "b": 1e9}[found[2]]) if found else None
 
 
 def _folder_size(folder: Path) -> int:

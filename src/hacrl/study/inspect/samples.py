@@ -67,12 +67,10 @@ def print_samples(console: Console, found: StepSamples, limit: int, full: bool =
             if shown >= limit:
                 console.print(f"... more with --limit (now {limit}), --problem, --agent or --step")
                 return
-            table = plain_table(
-                f"step {found.step + 1}, problem {group.problem_id}, learner {name}"
-            )
-            table.caption = _question(found.problems.get(group.problem_id), full)
+            title = f"step {found.step + 1}, problem {group.problem_id}, learner {name}"
+            question = _question(found.problems.get(group.problem_id), full)
             replies = group.trajectories[: limit - shown]
-            console.print(_fill(table, replies, samples, full))
+            console.print(_table(title, question, replies, samples, full))
             console.print()
             shown += len(group.trajectories)
 
@@ -153,15 +151,15 @@ def _question(problem: Problem | None, full: bool) -> str | None:
     return f"question: {question if full else question[:200]}   answer: {problem.answer}"
 
 
-def _fill(
-    table: Table,
+def _table(
+    title: str,
+    question: str | None,
     replies: Sequence[Trajectory],
     samples: Mapping[tuple[str, str, int], Mapping[str, Any]],
     full: bool,
 ) -> Table:
-    table.add_column("author", no_wrap=True)
-    for name in ("#", "reward", "tokens", "ratio", "advantage", "weight", "used"):
-        table.add_column(name, justify="right")
+    columns = ("#", "reward", "tokens", "ratio", "advantage", "weight", "used")
+    table = plain_table(title, ["author"], columns, question)
     table.add_column("reply", ratio=1, overflow="fold" if full else "ellipsis", no_wrap=not full)
     for t in replies:
         sample = samples.get((t.problem_id, t.agent, t.index))
