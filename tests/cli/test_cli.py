@@ -172,23 +172,6 @@ def umask() -> int:
     return mask
 
 
-def test_eval_of_a_model_uses_the_agent_that_is_asked_for(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FIRST_HOUR 18: --agent was ignored, and the folder was called eval-pocket:wren."""
-    agents = [
-        {"name": "wren", "model": "pocket:wren"},
-        {"name": "brief", "model": "pocket:wren", "max_response_tokens": 1},
-    ]
-    config = write(tmp_path / "a.toml", agents=agents)
-    monkeypatch.chdir(tmp_path)
-    arguments = ("eval", "pocket:wren", "--config", config, "--json", "--agent")
-    tokens = [json.loads(hacrl(*arguments, a)[1])[0]["reply_tokens"] for a in ("wren", "brief")]
-    assert tokens[1] == 1.0 < tokens[0]
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["eval-wren"]
-    assert "wren, brief" in refused(*arguments, "emu")
-
-
 def test_messages_of_the_first_hour(run: Path, tmp_path: Path) -> None:
     """FIRST_HOUR 19."""
     config = write(tmp_path / "a.toml")

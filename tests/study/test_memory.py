@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from team import team
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from hacrl.algorithms import make_algorithm, make_settings
-from hacrl.config import AgentConfig, parse_config
+from hacrl.config import AgentConfig, Config, parse_config
 from hacrl.pocket import pocket_path
 from hacrl.policy import head, offload
 from hacrl.policy.policy import Policy
@@ -42,21 +43,11 @@ SIZES = {
 }
 
 
-def config(*agents: dict, **changes):
-    return parse_config(
-        {
-            "steps": 1,
-            "prompts_per_step": 4,
-            "samples_per_prompt": 4,
-            "minibatch_samples": 16,
-            "max_prompt_tokens": 70,
-            "max_response_tokens": 30,
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number"},
-            "agents": [{"name": f"a{i}", **a} for i, a in enumerate(agents)],
-            **changes,
-        }
-    )
+def config(*agents: dict, **changes) -> Config:
+    small = {"steps": 1, "prompts_per_step": 4, "samples_per_prompt": 4, "minibatch_samples": 16}
+    limits = {"max_prompt_tokens": 70, "max_response_tokens": 30, "runtime": {}}
+    named = [{"name": f"a{i}", "learning_rate": 1e-6, **a} for i, a in enumerate(agents)]
+    return parse_config(team(*named, **small | limits | changes))
 
 
 def need_of(folder: Path, device: torch.device = CPU, whole: float | None = None, **agent) -> Need:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from team import member, team
 
 from hacrl.config import parse_config
 from hacrl.statistics import Estimate
@@ -26,28 +28,12 @@ from hacrl.study.tables import (
 def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
     """A run of one agent "a": its rewards by step, its scores by evaluation step and problem."""
     path.mkdir()
-    config = parse_config(
-        {
-            "steps": len(rewards),
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number"},
-            "agents": [{"name": "a", "model": "pocket:wren"}],
-        }
-    )
     write_object(path / "environment.json", {"layout": LAYOUT})
     run = RunDirectory(path)
-    run.set_config(config)
+    run.set_config(parse_config(team(member("a", "wren"), steps=len(rewards))))
     rows: list[dict[str, Any]] = [
-        {
-            "kind": "train",
-            "step": i,
-            "agent": "a",
-            "reward": reward,
-            "rollouts": 8,
-            "updates": 3,
-            "peers/samples": 10 * (i + 1),
-            "peers/used": 0.5 if i == 0 else 0.2,
-        }
+        {"kind": "train", "step": i, "agent": "a", "reward": reward, "rollouts": 8, "updates": 3}
+        | {"peers/samples": 10 * (i + 1), "peers/used": 0.2 if i else 0.5}
         for i, reward in enumerate(rewards)
     ]
     for step, values in scores.items():
@@ -87,33 +73,28 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert agent.gain.count == 4
 
 
-def test_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
-    """Whatever the width, every number of the table is printed whole."""
+def printed(table: Table, width: int) -> str:
+    console = Console(width=width, highlight=False, file=io.StringIO(), record=True)
+    console.print(table)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    return text
+
+
+def test_narrow_terminals_cut_no_number(tmp_path: Path) -> None:
+    """Whatever the width, every number of the table is printed whole. FIRST_HOUR 7: also beside names of
+    64 letters, where every block names its rows."""
     run = write_run(tmp_path / "run", [0.1, 0.2], {0: [0.0, 1.0], 2: [1.0, 1.0]})
-    table = summary_table(summarise(run))
-    numbers = [str(cell) for column in table.columns for cell in column.cells]
-    for width in (40, 60, 80, 100, 200):
-        console = Console(width=width, highlight=False, file=io.StringIO(), record=True)
-        console.print(table)
-        text = console.export_text()
-        assert all(number in text for number in numbers) and "…" not in text
-        assert max(map(len, text.splitlines())) <= width
-
-
-def test_long_names_and_narrow_terminals_cut_no_number() -> None:
-    """FIRST_HOUR 7: names of 64 letters, 60 columns. Every block names its rows."""
+    shown = summary_table(summarise(run))
+    numbers = [str(cell) for column in shown.columns for cell in column.cells]
     table = plain_table("t", ["agent", "arm"], ["before", "after", "difference"])
     table.add_row("a" * 64, "hacpo", "12.34", "56.78", "+44.4 [+33.3, +55.5]")
     table.add_row("b", "gspo", "11.11", "22.22", "-")
-    for width in (40, 60, 80):
-        console = Console(width=width, highlight=False, file=io.StringIO(), record=True)
-        console.print(table)
-        text = console.export_text()
-        assert (
-            all(n in text for n in ("12.34", "56.78", "+44.4 [+33.3, +55.5]")) and "…" not in text
-        )
+    for width in (40, 60, 80, 100, 200):
+        assert all(number in printed(shown, width) for number in numbers)
+        text = printed(table, width)
+        assert all(n in text for n in ("12.34", "56.78", "+44.4 [+33.3, +55.5]"))
         assert text.count("gspo") == text.count("agent") and text.count("a" * 5) >= 2
-        assert max(map(len, text.splitlines())) <= width
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:

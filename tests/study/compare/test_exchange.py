@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
+from team import member, team
 
-from hacrl.config import parse_config
+from hacrl.config import Config, parse_config
 from hacrl.study.compare.exchange import Exchange, exchange_rate, invert, isotonic, solve
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, render, results_table
@@ -18,26 +19,16 @@ from hacrl.study.compare.suite import Run, Suite
 from hacrl.study.tables import console
 
 
-def config(algorithm: str, bee_samples: int = 8) -> object:
-    agents = [{"name": "ant", "model": "pocket:wren"}, {"name": "bee", "model": "pocket:finch"}]
-    agents[1]["samples_per_prompt"] = bee_samples  # type: ignore[assignment]
-    return parse_config(
-        {
-            "steps": 2,
-            "samples_per_prompt": 8,
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number"},
-            "algorithm": {"name": algorithm},
-            "agents": agents,
-        }
-    )
+def config(algorithm: str, bee_samples: int = 8) -> Config:
+    agents = member("ant", "wren"), member("bee", "finch", samples_per_prompt=bee_samples)
+    return parse_config(team(*agents, samples_per_prompt=8, algorithm={"name": algorithm}))
 
 
 def runs(arm: str, rollouts: int, *right: int, algorithm: str = "gspo") -> list[AgentRun]:
     """One run a seed; `right` of 100 problems are right."""
     found = []
     for seed, count in enumerate(right, start=1):
-        run = Run("pair", arm, seed, Path(f"out/runs/pair/{arm}/seed-{seed}"), config(algorithm))  # type: ignore[arg-type]
+        run = Run("pair", arm, seed, Path(f"out/runs/pair/{arm}/seed-{seed}"), config(algorithm))
         scores = {f"p{i}": float(i < count) for i in range(100)}
         curve = (Point(0, 0, 0.0, 0.2), Point(2, rollouts, 8.0, count / 100))
         found.append(AgentRun(run, "ant", curve, scores, updates=4, metrics={}))
@@ -67,7 +58,7 @@ def test_f_by_hand() -> None:
 def test_n_counts_the_rollouts_of_the_team() -> None:
     """bee samples 24 replies for 8 of ant: n = 32 / 8."""
     [mine] = runs("team", 64, 50)
-    mine = replace(mine, run=replace(mine.run, config=config("hacpo", 24)))  # type: ignore[arg-type]
+    mine = replace(mine, run=replace(mine.run, config=config("hacpo", 24)))
     found = exchange_rate([mine], ALONE)
     assert found is not None and (found.n, found.seeds) == (4, 1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from team import member, team
 
 from hacrl.config import parse_config
 from hacrl.statistics import Estimate
@@ -16,16 +17,7 @@ from hacrl.study.compare.report import as_json, render, render_page, verdicts
 from hacrl.study.compare.results import Difference, Results, _corrected, _row, difference
 from hacrl.study.compare.suite import Run, Suite
 
-CONFIG = parse_config(
-    {
-        "steps": 9,
-        "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number"},
-        "agents": [
-            {"name": n, "model": "pocket:wren", "learn": n == "ant"} for n in ("ant", "bee")
-        ],
-    }
-)
+CONFIG = parse_config(team(member("ant", "wren"), member("bee", "wren", learn=False), steps=9))
 
 
 def agent_run(arm: str, seed: int, *scores: float, **fields: Any) -> AgentRun:

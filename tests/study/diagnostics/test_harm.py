@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from team import member, team
 
 from hacrl.config import Config, parse_config
 from hacrl.store.rundir import RunDirectory
@@ -12,28 +13,14 @@ from hacrl.study.diagnostics.harm import Gain, HarmWatch, find_harm, upper_end
 
 
 def config(*names: str) -> Config:
-    return parse_config(
-        {
-            "steps": 9,
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number"},
-            "agents": [{"name": n, "model": "pocket:wren", "learn": n != "old"} for n in names],
-        }
-    )
+    return parse_config(team(*(member(n, "wren", learn=n != "old") for n in names), steps=9))
 
 
 def row(step: int, gain: float | None, error: float = 0.002, agent: str = "ant") -> dict[str, Any]:
-    return {
-        "kind": "train",
-        "step": step,
-        "agent": agent,
-        "diagnostics/gain/old": gain,
-        "diagnostics/gain_se/old": error,
-        "diagnostics/gain/ant": 0.03,
-        "diagnostics/gain_se/ant": 0.002,
-        "diagnostics/unseen/problems": 16,
-        "diagnostics/cost/rollouts": 64,
-    }
+    values = {"gain/old": gain, "gain_se/old": error, "gain/ant": 0.03, "gain_se/ant": 0.002}
+    values |= {"unseen/problems": 16, "cost/rollouts": 64}
+    named = {f"diagnostics/{name}": value for name, value in values.items()}
+    return {"kind": "train", "step": step, "agent": agent, **named}
 
 
 def test_the_upper_end_by_hand() -> None:
