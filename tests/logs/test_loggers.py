@@ -1,10 +1,10 @@
 """TensorBoard, W&B and trackio, each for real and offline: one run, then a resume."""
 
+import io
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,24 @@ from hacrl.store.rundir import RunDirectory
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def two_agents(**log: Any) -> dict[str, Any]:
-    log = {"tensorboard": False, "table_rows": 2, **log}
-    evaluation = {"every": 1, "problems": 3}
-    return team(member("wren"), member("finch"), steps=1, log=log, evaluation=evaluation)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> hacrl.Run:
+    """One step of two agents with every logger, then a resume with one more. Results are on stdout, so
+    the loggers print nothing there. (trackio reads its folder when it is imported.)"""
+    folder = tmp_path_factory.mktemp("logs")
+    log = {"tensorboard": True, "wandb": "birds", "trackio": "birds", "table_rows": 2}
+    agents = member("wren"), member("finch")
+    config = team(*agents, steps=1, log=log, evaluation={"every": 1, "problems": 3})
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("TRACKIO_DIR", str(folder / "trackio"))
+        pytest.importorskip("wandb")
+        assert folder / "trackio" == pytest.importorskip("trackio").utils.TRACKIO_DIR
+        found = hacrl.train(config, folder / "run")
+        hacrl.resume(found.path, steps=2)
+    assert out.getvalue() == ""
+    return found
 
 
 def expected(run: RunDirectory) -> dict[str, list[tuple[int, float]]]:
@@ -47,12 +61,10 @@ def table(run: RunDirectory, step: int) -> list[dict[str, Any]]:
     return [{name: reply[name] for name in COLUMNS} for reply in replies[:2]]
 
 
-def test_tensorboard_has_the_agents_of_a_team_in_one_chart(tmp_path: Path) -> None:
+def test_tensorboard_has_the_agents_of_a_team_in_one_chart(run: RunDirectory) -> None:
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    run = hacrl.train(two_agents(tensorboard=True), tmp_path / "run")
-    hacrl.resume(run.path, steps=2)
     for key, values in expected(run).items():
         kind, agent, name = key.split("/", 2)
         events = EventAccumulator(str(run.path / "tensorboard" / agent))
@@ -73,18 +85,6 @@ def test_a_table_of_hostile_replies_is_plain_text() -> None:
     assert not any(mark in lines[2] for mark in ("<script", "](", "`", "**", "\x1b"))
 
 
-@pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in {
-        "WANDB_MODE": "offline",
-        "WANDB_SILENT": "true",
-        "HF_HUB_OFFLINE": "1",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    return tmp_path
-
-
 def records(path: Path) -> Iterator[Any]:
     """The records of an offline file of W&B: blocks of 32 KiB, each with pieces of records."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -100,10 +100,7 @@ def records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
-def test_wandb_offline(offline: Path) -> None:
-    pytest.importorskip("wandb")
-    run = hacrl.train(two_agents(wandb="birds"), offline / "run")
-    hacrl.resume(run.path, steps=2)
+def test_wandb_offline(run: RunDirectory) -> None:
     files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
     assert len(files) == 2 and len({path.name for path in files}) == 1  # one run at W&B
     found: dict[str, list[tuple[int, float]]] = {}
@@ -124,28 +121,12 @@ def test_wandb_offline(offline: Path) -> None:
     assert any(json.loads(path.read_text())["data"] == wanted for path in stored)
 
 
-CODE = """
-import json, sys, hacrl
-run = hacrl.train(json.load(open("team.json")), "run")
-hacrl.resume(run.path, steps=2)
-import trackio
-from trackio.sqlite_storage import SQLiteStorage
-(found,) = trackio.Api().runs("birds")
-print(json.dumps(SQLiteStorage.get_logs("birds", found.name), default=str))
-"""
+def test_trackio_in_a_local_folder(run: RunDirectory) -> None:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
 
-
-def test_trackio_in_a_local_folder(offline: Path) -> None:
-    """In a process of its own: trackio reads its folder from the environment when imported. Its
-    messages are not on stdout, where results are."""
-    pytest.importorskip("trackio")
-    (offline / "team.json").write_text(json.dumps(two_agents(trackio="birds")))
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], cwd=offline, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    logs = json.loads(done.stdout)
-    run = RunDirectory.open(offline / "run")
+    (stored,) = trackio.Api().runs("birds")
+    logs = SQLiteStorage.get_logs("birds", stored.name)
     found = {key: [(row["step"], row[key]) for row in logs if key in row] for key in expected(run)}
     assert found == expected(run)
     tables = [row["evaluation/wren/replies"] for row in logs if "evaluation/wren/replies" in row]
