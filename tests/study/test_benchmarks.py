@@ -100,7 +100,6 @@ def test_figures_by_hand() -> None:
     avg@1 of 0/1 rewards: 1/6. pass@2 over those with two judged replies (p, q, t):
     1 - C(2,2)/C(3,2) = 2/3 twice and 0: 4/9. pass@3: (1 + 1 + 0) / 3. 12 replies; one was truncated."""
     found = count(ROWS, estimate_scores)
-    assert found.avg and found.best and found.majority
     assert (found.problems, found.samples, found.replies) == (5, 3, 12)
     assert found.avg.mean == pytest.approx(1 / 6)
     assert found.avg.method == "bootstrap" and found.avg.count == 4
@@ -119,7 +118,7 @@ def test_order_of_lines_does_not_matter() -> None:
     tie = [row("p", 0, "wrong", "6"), row("p", 1, "ok", "5")]
     for rows in (tie, tie[::-1]):
         majority = count(rows).majority
-        assert majority is not None and majority.mean == 0.0
+        assert majority.mean == 0.0
 
 
 def test_a_broken_verifier_is_no_zero() -> None:
@@ -136,7 +135,6 @@ def test_what_is_written(done: Path, data: Path) -> None:
     result = read_summary(done)
     assert result.agents == ["wren", "finch"] and result.benchmarks == ["easy", "hard"]
     easy, hard = result.result("easy", "wren"), result.result("hard", "wren")
-    assert easy is not None and hard is not None
     assert (easy.label, hard.label) == ("avg@1", "best@4")
     assert easy.settings["temperature"] == 0.0 and hard.settings["temperature"] == 1.0
     assert easy.verifier == "number/1"
@@ -160,8 +158,8 @@ def test_recount_equals_result(done: Path, tmp_path: Path) -> None:
             reply = json.loads(line)
             scores.setdefault(reply["problem"], []).append(reply["reward"])
         avg, best = result.figures.avg, result.figures.best
-        assert avg is not None and avg.mean == pytest.approx(fmean(map(fmean, scores.values())))
-        assert best is not None and best.mean == pytest.approx(fmean(map(max, scores.values())))
+        assert avg.mean == pytest.approx(fmean(map(fmean, scores.values())))
+        assert best.mean == pytest.approx(fmean(map(max, scores.values())))
     copy = tmp_path / "copy"
     shutil.copytree(done, copy)
     path = copy / "easy" / "wren" / "replies.jsonl"
@@ -189,17 +187,16 @@ def test_an_interrupted_benchmark_continues(done: Path, data: Path, tmp_path: Pa
     with open(folder / "replies.partial.jsonl", "a") as file:
         file.write(json.dumps(rows[6])[:20])
     said: list[str] = []
-    settings = replace(SETTINGS, chunk_replies=8)
-    result = evaluate_benchmarks([pocket("wren")], [HARD], data, tmp_path, settings, said.append)
+    wren = pocket("wren", sampler_rows=2)  # chunks of 8 replies
+    result = evaluate_benchmarks([wren], [HARD], data, tmp_path, SETTINGS, said.append)
     assert said[0] == "wren, Hard: 4 of 5 problems x 4 to do"
     whole = read_summary(done).result("hard", "wren")
-    assert whole is not None and result.results[0].figures == whole.figures
+    assert result.results[0].figures == whole.figures
     assert read_rows(folder / "replies.jsonl", "") == [kept, *rows[1:]]
 
 
 def test_chunks_change_nothing(done: Path, data: Path, tmp_path: Path) -> None:
-    small = replace(SETTINGS, chunk_replies=5)
-    evaluate_benchmarks([pocket("wren")], SUMS, data, tmp_path, small)
+    evaluate_benchmarks([pocket("wren", sampler_rows=1)], SUMS, data, tmp_path, SETTINGS)
     for name in ("easy", "hard"):
         ours = (tmp_path / name / "wren" / "replies.jsonl").read_text()
         assert ours == (done / name / "wren" / "replies.jsonl").read_text()

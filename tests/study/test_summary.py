@@ -62,13 +62,9 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert agent.reward_edges == pytest.approx((0.15, 0.6))
     assert agent.peers_used == pytest.approx(0.23)
     assert (agent.rollouts, agent.updates, agent.seconds) == (32, 12, 6.0)
-    assert agent.before is not None
     assert agent.before.accuracy.mean == 0.75
-    assert agent.after is not None
     assert (agent.after.step, agent.after.accuracy.mean) == (4, 0.5)
-    assert agent.best is not None
     assert (agent.best.step, agent.best.accuracy.mean) == (0, 0.75)
-    assert agent.gain is not None
     assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
     assert agent.gain.count == 4
 

@@ -33,9 +33,7 @@ def task_of(folder: Path, data: list[Any], seed: int = 0, **settings: Any) -> Da
 
 
 def made(config: TaskConfig, base: Path, seed: int = 0) -> DatasetTask:
-    task = make_task(config, seed, base)
-    assert isinstance(task, DatasetTask)
-    return task
+    return make_task(config, seed, base)
 
 
 @settings(deadline=None)

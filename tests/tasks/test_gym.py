@@ -103,9 +103,7 @@ def test_operands_that_may_be_swapped_are_the_same_problem() -> None:
 def ladder() -> GymTask:
     pytest.importorskip("reasoning_gym")
     config = TaskConfig(kind="gym", gym="arithmetic-ladder", held_out_fraction=0.2)
-    task = make_task(config, 0, Path())
-    assert isinstance(task, GymTask)
-    return task
+    return make_task(config, 0, Path())
 
 
 def test_the_ladder_asks_shortly_and_its_reference_answers_are_right(ladder: GymTask) -> None:

@@ -42,13 +42,12 @@ def test_f_by_hand() -> None:
     """Alone 30, 40, 60 at 64, 128, 256 rollouts. The team has 50 with 64 own rollouts: halfway from x2
     to x4, so f = 2^1.5. With 128 own rollouts the multiples and f are half of that."""
     found = exchange_rate(runs("team", 64, 50, 50, algorithm="hacpo"), ALONE)
-    assert found is not None
     assert (found.multiples, found.n, found.seeds) == ((1, 2, 4), 2, 2)
     assert found.curve == pytest.approx((0.3, 0.4, 0.6))
     assert found.f == pytest.approx(2**1.5)
     assert 2 < found.low < found.f < found.high < 4  # only problems vary: about 10 problems +- 6
     half = exchange_rate(runs("team", 128, 50, 50), ALONE)
-    assert half is not None and half.f == pytest.approx(2**0.5)
+    assert half.f == pytest.approx(2**0.5)
     assert half.multiples == (0.5, 1, 2) and half.n == 1  # gspo uses no peers
     shuffled = exchange_rate(runs("team", 64, 50, 50, algorithm="hacpo"), ALONE[::-1])
     assert shuffled == found
@@ -60,7 +59,7 @@ def test_n_counts_the_rollouts_of_the_team() -> None:
     [mine] = runs("team", 64, 50)
     mine = replace(mine, run=replace(mine.run, config=config("hacpo", 24)))
     found = exchange_rate([mine], ALONE)
-    assert found is not None and (found.n, found.seeds) == (4, 1)
+    assert (found.n, found.seeds) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,6 @@ def test_n_counts_the_rollouts_of_the_team() -> None:
 )
 def test_beyond_the_curve_f_is_only_bounded(right: int, f: float, text: str) -> None:
     found = exchange_rate(runs("team", 64, right, right), ALONE)
-    assert found is not None
     assert found.f == pytest.approx(f) and found.text.startswith(text)
 
 
@@ -83,7 +81,6 @@ def test_a_flat_curve_does_not_identify_f() -> None:
     for last in (51, 30):
         flat = [runs("x1", 64, 50, 50), runs("x2", 128, 50, 50), runs("x4", 256, last, last - 2)]
         found = exchange_rate(runs("team", 64, 70, 70), flat)
-        assert found is not None
         assert found.flat and found.text == found.parity == "not identifiable"
 
 

@@ -51,14 +51,13 @@ def test_differences_are_paired_by_seed_and_problem() -> None:
     mine = [agent_run("team", seed, *values) for seed, values in scores.items()]
     theirs = [agent_run("alone", 2, 0, 1, 1, 0), agent_run("alone", 1, 0, 1, 0, 1)]
     found = difference(mine, theirs)
-    assert found is not None
     assert found.seeds.mean == pytest.approx(0.375)
     assert found.seeds.high == pytest.approx(0.375 + 1.58828, abs=1e-4)
     assert found.seeds.count == 2
     assert (found.above, found.below) == (2, 0)
     assert difference(mine, [agent_run("alone", 9, 1)]) is None
     found = difference([agent_run("team", 1, 1, 1, 1)], [agent_run("alone", 1, 0, 1)])
-    assert found is not None and found.seeds.mean == 0.5  # p2 is in one of the two only
+    assert found.seeds.mean == 0.5  # p2 is in one of the two only
 
 
 def test_replies_that_are_not_judged_are_in_the_report() -> None:
@@ -124,7 +123,6 @@ def test_the_sentence_of_each_agent() -> None:
         sentence,
     )
     team = next(r.difference for r in found.rows if r.arm == "team")
-    assert team is not None
     assert (team.seeds.low, team.seeds.high) == pytest.approx((0.188, 0.312), abs=1e-3)
     assert (team.interval.low, team.interval.high) == pytest.approx((0.125, 0.39), abs=0.02)
     corrected = {r.arm: r.difference.corrected for r in found.rows if r.difference}
@@ -248,7 +246,6 @@ def test_means_over_checks_then_over_seeds() -> None:
     """Seed 1: gains 0.01 and 0.03, mean 0.02; seed 2: 0.04 and 0.04. Mean 0.03, deviation
     0.02 / sqrt(2), half 12.7062 x 0.01. Two checks of 100 rollouts; 2 and 4 seconds."""
     found = theory_checks([checked(1, 0.01, 0.03), checked(2, 0.04, 0.04)])
-    assert found is not None
     gain = found.figures["gain/bee"]
     assert gain.mean == pytest.approx(0.03)
     assert gain.high - gain.mean == pytest.approx(0.127062, abs=1e-5)

@@ -146,7 +146,6 @@ def test_report_only_trains_nothing(finished: Path, tmp_path: Path) -> None:
 def test_an_interrupted_suite_says_how_to_continue(tmp_path: Path, number: int, code: int) -> None:
     write_suite(tmp_path)
     process = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     while "started" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(number)

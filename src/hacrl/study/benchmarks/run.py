@@ -37,7 +37,7 @@ from hacrl.training.evaluate import ask
 from hacrl.types import Problem
 from hacrl.verify import VerifierConfig, VerifierPool
 
-CHUNK_ROUNDS = 4  # a chunk has this many times the agent's sampler_rows
+CHUNK_ROUNDS = 4  # replies are written to disk after this many times the agent's sampler_rows
 
 Report = Callable[[str], None]
 
@@ -66,8 +66,6 @@ class BenchmarkSettings:
     prompt: str = PROMPT  # template of the user's message
     seed: int = 0  # seed of the samples of problems and of the sampling noise
     verifier: VerifierConfig = field(default_factory=lambda: VerifierConfig(kind="math"))
-    chunk_replies: int | None = None
-    """Replies written to disk at a time; by default four times the agent's sampler_rows."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +215,7 @@ def _run(
     partial.open()
     rows = _stored(job, partial)
     waiting = [p for p in job.problems if p.id not in rows]
-    chunk = settings.chunk_replies or CHUNK_ROUNDS * policy.agent.sampler_rows
-    size = max(1, chunk // job.samples)
+    size = max(1, CHUNK_ROUNDS * policy.agent.sampler_rows // job.samples)
     report(f"{title}: {len(waiting)} of {len(job.problems)} problems x {job.samples} to do")
     for first in range(0, len(waiting), size):
         problems = waiting[first : first + size]

@@ -6,6 +6,7 @@ as one without, except for `diagnostics/*`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from hacrl.algorithms.capability import Capability
@@ -32,7 +33,6 @@ class Diagnostics:
         self.config, self.agent, self.policy = agent.config, agent.agent, agent.policy
         self.algorithm, self.plan, self.run = agent.algorithm, agent.plan, agent.run
         self.settings, self.rate = agent.config.diagnostics, agent.rate
-        self._unseen: UnseenProblems | None = None
         self._task, self.verifier = agent.task, agent.verifier
 
     def due(self, step: int) -> bool:
@@ -59,7 +59,7 @@ class Diagnostics:
         rewards = _rewards(fresh)
         parts = blocks(self.plan, samples, ordered, self.rate(step))
         found = directions(self.policy, self.algorithm, parts, self.agent.name)
-        unseen, held_out = self._problems(step)
+        unseen, held_out = self._unseen.at(step, self.settings.problems)
         replies = _at_least_two(self._fresh(step, unseen))
         gains = self.gains(replies, found)
         self._write(step, guessed, rewards, replies, gains)
@@ -76,13 +76,11 @@ class Diagnostics:
         """For each source, the gain of one step of its samples on each problem of the replies."""
         return problem_gains(self.policy, replies, found, self.agent.name)
 
-    def _problems(self, step: int) -> tuple[list[Problem], bool]:
-        if self._unseen is None:  # at the first check, because a task may have many problems
-            config = self.config
-            self._unseen = UnseenProblems(
-                self._task, config.seed, config.problems_per_step, config.evaluation.most
-            )
-        return self._unseen.at(step, self.settings.problems)
+    @cached_property
+    def _unseen(self) -> UnseenProblems:
+        """Made at the first check, because a task may have many problems."""
+        config, most = self.config, self.config.evaluation.most
+        return UnseenProblems(self._task, config.seed, config.problems_per_step, most)
 
     def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
         """Judged replies of the learner at its current weights, from separate noise streams."""
