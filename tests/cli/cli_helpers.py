@@ -41,6 +41,13 @@ def hacrl(*args: str | Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def accepted(*args: str | Path) -> tuple[str, str]:
+    """(standard output, standard error) of a command that must end well."""
+    code, out, err = hacrl(*args)
+    assert code == 0, out + err
+    return out, err
+
+
 def refused(*args: str | Path) -> str:
     """The message of a command that must fail as the user's mistake."""
     code, _, message = hacrl(*args)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from cli_helpers import ROOT, hacrl, refused, write
+from cli_helpers import ROOT, accepted, hacrl, refused, write
 
 from hacrl.config import load_config
 from hacrl.study.init.data import guess_verifier, read_data
@@ -28,8 +28,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_a_team_from_flags_trains(tmp_path: Path) -> None:
     data, config = write_rows(tmp_path / "sums.jsonl", SUMS), tmp_path / "team.toml"
-    code, out, err = hacrl("init", config, *POCKET, "--data", data, "--schema")
-    assert code == 0, err
+    out, _ = accepted("init", config, *POCKET, "--data", data, "--schema")
     assert "question: column 'problem', answer: column 'solution'" in out
     assert "number fits, because all 36 answers are numbers" in out
     assert f"train {config}" in out
@@ -39,15 +38,11 @@ def test_a_team_from_flags_trains(tmp_path: Path) -> None:
     settings = load_config(config)
     assert settings.task.train == str(data)
     assert [agent.model for agent in settings.agents] == ["pocket:wren", "pocket:finch"]
-    code, out, err = hacrl("doctor", config, "--json")
-    assert code == 0, err
+    out, _ = accepted("doctor", config, "--json")
     checks = json.loads(out)["checks"]
     assert {c["what"]: c["good"] for c in checks}["agent wren"] is True
     assert all(c["good"] for c in checks)
-    code, _, err = hacrl(
-        "train", config, "steps=1", "evaluation.problems=0", "--run", tmp_path / "r"
-    )
-    assert code == 0, err
+    accepted("train", config, "steps=1", "evaluation.problems=0", "--run", tmp_path / "r")
     assert "exists" in refused("init", config, *POCKET, "--data", data)
 
 
@@ -77,20 +72,16 @@ def test_a_team_from_conversations(tmp_path: Path, answer: str | None) -> None:
 def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     rows = [{"question": f"{n}+1=", "answer": str(n + 1), "level": 1} for n in range(40)]
     data, config = write_rows(tmp_path / "d.jsonl", rows), tmp_path / "team.toml"
-    code, out, err = hacrl(
-        "init", config, *POCKET, "--data", data, "--reward", "own", "--steps", "3"
-    )
-    assert code == 0, err
+    flags = ("--data", data, "--reward", "own", "--steps", "3")
+    out, _ = accepted("init", config, *POCKET, *flags)
     assert f"doctor {config} --trust-code" in out
     assert "other columns of the row: level" in (tmp_path / "rewards.py").read_text()
     score = runpy.run_path(str(tmp_path / "rewards.py"))["score"]
     assert [score(reply, "7") for reply in ("3+4=7", "17", "?")] == [1.0, 0.0, 0.0]
     assert load_config(config).steps == 3
-    code, out, err = hacrl("doctor", config, "--trust-code")
-    assert code == 0, out + err
+    accepted("doctor", config, "--trust-code")
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
-    code, _, err = hacrl("train", config, *small, "--run", tmp_path / "run")
-    assert code == 0, err
+    _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err
 
 
@@ -187,8 +178,7 @@ def test_missing_flags_are_named_outside_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_schema_accepts_the_configs_and_names_a_typo() -> None:
-    code, out, err = hacrl("schema")
-    assert code == 0, err
+    out, _ = accepted("schema")
     check = jsonschema.Draft7Validator(json.loads(out))
     paths = [
         p for p in (ROOT / "configs").rglob("*.toml") if p.parent.name not in ("arms", "suites")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import hacrl as command
+from cli_helpers import accepted, refused
 from team import member, rows, team
 
 import hacrl
@@ -21,8 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def exported(run: RunDirectory, agent: str, folder: Path, *options: str) -> str:
-    code, _, err = command("export", run.path, agent, folder, *options)
-    assert code == 0, err
+    accepted("export", run.path, agent, folder, *options)
     return (folder / "README.md").read_text()
 
 
@@ -49,8 +48,8 @@ def test_an_adapter_loads_with_peft(run: RunDirectory, tmp_path: Path) -> None:
         torch.testing.assert_close(found, merged(ids).logits, atol=1e-4, rtol=1e-4)
     assert (found - before).abs().max() > 1e-3  # it has learned
 
-    code, _, err = command("export", run.path, "finch", tmp_path / "f", "--adapter")
-    assert code == 2 and "agent 'finch' trained all its weights" in err
+    message = refused("export", run.path, "finch", tmp_path / "f", "--adapter")
+    assert "agent 'finch' trained all its weights" in message
 
 
 def test_the_card_says_what_was_learned_from_whom(run: RunDirectory, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from cli_helpers import hacrl
+from cli_helpers import accepted, hacrl
 
 from hacrl.errors import UserError
 from hacrl.study.benchmarks.catalogue import MATH7, load_problems
@@ -72,8 +72,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_all_data_sets_from_a_folder(folder: Path, tmp_path: Path) -> None:
     """The command writes all nine, in the form that tasks and benchmarks read."""
     out = tmp_path / "data"
-    code, _, err = hacrl("data", "fetch", "all", "--from", folder, "--out", out, "--accept-changed")
-    assert code == 0, err
+    _, err = accepted("data", "fetch", "all", "--from", folder, "--out", out, "--accept-changed")
     assert "accepted: math_train: 2 rows with sha256" in err and "gives 7500 rows" in err
     assert "licence: MIT (OpenAI, 2021)" in err and "Do not redistribute" in err
     algebra = {"solution": SOLUTION, "level": 3, "subject": "Algebra"}
