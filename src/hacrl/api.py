@@ -6,7 +6,6 @@ functions: see `train`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -200,7 +199,7 @@ def evaluate(
         overrides = {**_reward_settings(reward, used), **overrides}
     results, _ = evaluate_held_out(
         str(target),
-        [f"{key}={_toml(value)}" for key, value in overrides.items()],
+        _as_arguments(overrides),
         config=path,
         agent=agent,
         step=step,
@@ -259,7 +258,7 @@ def compare(
     from hacrl.study.compare.report import as_json
 
     folder = Path(out) if out else Path("runs") / "compare" / Path(suite).stem
-    changes = [f"{key}={_toml(value)}" for key, value in overrides.items()]
+    changes = _as_arguments(overrides)
     results = run_suite(Path(suite), folder, changes, parallel, only, against, report_only)
     place = folder / "against" / against if against else folder
     return Comparison(as_json(results), place / "report.html")
@@ -310,10 +309,11 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
+def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
+    """Settings as on the command line, e.g. ["steps=3"]."""
+    from hacrl.study.templates import toml
+
+    return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 
 def _interval(score: Any) -> str:

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, Template
-
 from hacrl import __version__
 from hacrl.config import AgentConfig
 from hacrl.safe_text import printable
 from hacrl.store.reader import RunReader
 from hacrl.study.inspect.summary import peers_used, scores_of
+from hacrl.study.templates import render
 
 CARD = "README.md"
 
@@ -28,7 +27,7 @@ def model_card(
     def total(key: str) -> int:
         return int(sum(row.get(key, 0) for row in rows))
 
-    task, text = config.task, Path(__file__).with_name("model_card.md.j2").read_text("utf-8")
+    task = config.task
     values: dict[str, Any] = {
         "agent": agent,
         "model": _model(agent),
@@ -56,10 +55,7 @@ def model_card(
         "digest": run.digest() or "unknown",
         "quoted": lambda value: f"`{json.dumps(printable(value))}`",
     }
-    template = Template(
-        text, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    return template.render(values)
+    return render("model_card.md.j2", **values)
 
 
 def _model(agent: AgentConfig) -> str:

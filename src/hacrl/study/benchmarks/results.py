@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jinja2 import Template
 from pydantic import TypeAdapter
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from hacrl.store.reader import read_replies
 from hacrl.store.rows import read_object, write_object
 from hacrl.study.benchmarks.catalogue import Headline
 from hacrl.study.tables import plain_table
+from hacrl.study.templates import render
 
 REPEAT = "Delete the file's folder and repeat the `hacrl eval` command"
 
@@ -97,11 +97,9 @@ def write_summary(out: Path, summary: Summary) -> None:
         "results": [asdict(result) for result in summary.results],
     }
     write_object(out / "summary.json", content, indent=2)
-    template = Template(
-        Path(__file__).with_name("summary.md.j2").read_text(encoding="utf-8"), trim_blocks=True
-    )
+    lines = list(_headlines(summary))
     write_atomic(
-        out / "summary.md", template.render(summary=summary, lines=list(_headlines(summary)))
+        out / "summary.md", render("benchmarks/summary.md.j2", summary=summary, lines=lines)
     )
 
 

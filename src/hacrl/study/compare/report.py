@@ -1,6 +1,6 @@
 """report.md, report.html, results.json and the table for the terminal, all from the same Results.
 
-The text is in templates/report.md.j2. report.html is the page of `hacrl view` as one file; it shows the
+The text is in report.md.j2. report.html is the page of `hacrl view` as one file; it shows the
 numbers of results.json as figures, and the text.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import rich.table
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hacrl.logs.warnings import NEARLY_NONE
 from hacrl.safe_text import mask_override
@@ -27,6 +26,7 @@ from hacrl.study.compare.exchange import Exchange, Parity
 from hacrl.study.compare.results import Reach, Results, Row
 from hacrl.study.diagnostics.baseline import BASELINES
 from hacrl.study.tables import duration, percent, plain_table, points_text
+from hacrl.study.templates import render as render_template
 from hacrl.view.suite import report_page
 
 Line = dict[str, str]  # one row of a table: column -> text
@@ -76,16 +76,9 @@ def as_json(results: Results) -> dict[str, Any]:
 
 def render(results: Results, up: str = "") -> str:
     """The text of the report as Markdown. `up` leads to the suite's folder."""
-    environment = Environment(
-        loader=PackageLoader("hacrl.study.compare"),
-        autoescape=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["mask"] = mask_override
     checked = [(row, row.theory) for row in results.rows if row.theory]
-    text = environment.get_template("report.md.j2").render(
+    text = render_template(
+        "compare/report.md.j2",
         title_text=f"Comparison: {results.suite.path.stem}",
         results=results,
         suite=results.suite,

@@ -12,6 +12,7 @@ from hacrl.store.files import write_atomic
 from hacrl.study.init.data import Data, check_references, guess_verifier, read_data
 from hacrl.study.init.schema import config_schema
 from hacrl.study.init.team import POCKET, PROMPTS, Reward, make_agents, write_text
+from hacrl.study.templates import render
 from hacrl.verify.settings import VERIFIERS
 
 Ask = Callable[[str, str, str | None], str]  # (flag, question, default) -> the user's answer
@@ -20,26 +21,6 @@ BUILT_IN = "arithmetic"  # in place of a data file: the built-in problems
 OWN = "own"  # in place of a verifier: write a reward function to edit
 SCHEMA = "hacrl-schema.json"
 STEPS = 50
-
-STUB = '''"""The reward of the team. hacrl calls `{name}` once for each reply, in a worker process."""
-{imports}
-
-def {name}(completion: str, answer: str, **columns: object) -> float | None:
-    """Return the reward of a reply: 1 is right, 0 is wrong, anything between is partly right. None
-    means that the reply cannot be judged, and it is not used for training.
-
-    completion    the reply
-    answer        {answer} of the data
-    columns       the other columns of the row: {columns}
-    """
-{body}
-'''
-BODIES = {
-    "number": """    numbers = re.findall(r"-?[0-9]+(?:[.][0-9]+)?", completion.replace(",", ""))
-    return 1.0 if numbers and float(numbers[-1]) == float(answer) else 0.0""",
-    "text": """    return 1.0 if answer.strip().lower() in completion.lower() else 0.0""",
-}
-"""Rules to start from, for answers that are numbers and for others."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +94,8 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
 
 def _stub(name: str, data: Data) -> str:
     """A reward function to edit, which works for plain answers as it is."""
-    plain = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
-    return STUB.format(
-        name=name,
-        answer=data.answer_source,
-        columns=", ".join(data.other_columns) or "none",
-        imports="\nimport re\n" if plain else "",
-        body=BODIES["number" if plain else "text"],
-    )
+    numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
+    return render("init/rewards.py.j2", name=name, data=data, numbers=numbers)
 
 
 def _models(ask: Ask) -> list[str]:

@@ -1,6 +1,5 @@
 """Choose the numbers of a config from data and models, and write it with comments."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
 from hacrl.study.init.data import Data
+from hacrl.study.templates import render
 
 POCKET = "pocket:"
 MEASURED_ROWS = 1000  # rows whose prompts are tokenised to choose max_prompt_tokens
@@ -165,15 +163,8 @@ def write_text(
     usable = int(rows * (1 - fraction) * 0.8)  # the hash of a question decides, not a count
     prompts = max(1, min(32 if pocket or gpu else 8, usable))
     samples = 8
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hacrl.study.init", "."),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["toml"] = _toml
-    text = environment.get_template("team.toml.j2").render(
+    text = render(
+        "init/team.toml.j2",
         agents=agents,
         data=data,
         reward=reward,
@@ -196,11 +187,3 @@ def write_text(
     # The template marks comments with ##; they start in one column.
     parts = (line.partition(" ## ") for line in text.splitlines())
     return "".join(f"{a:<28} # {b}\n" if b else f"{a}\n" for a, _, b in parts)
-
-
-def _toml(value: Any) -> str:
-    """A string, number, list or dict as a TOML value on one line."""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items())
-        return f"{{ {inner} }}"
-    return json.dumps(value, ensure_ascii=False)
