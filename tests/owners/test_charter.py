@@ -42,7 +42,16 @@ def test_team_id_and_signature(hub: HubProcess) -> None:
     with pytest.raises(Malformed, match="protocol version 2"):
         TeamRecord.verified(newer)
     hub.charter.write_text(hub.charter.read_text().replace("steps = 6", "steps = 7"))
-    with pytest.raises(UserError, match="changed after it was signed"):
+    with pytest.raises(UserError, match=r"charter\.toml was changed after the charter was signed"):
+        load_charter(hub.charter)
+
+
+def test_a_data_file_that_was_changed_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"question": "1+1?", "answer": "2"}\n')
+    hub = HubProcess(tmp_path, task={"kind": "jsonl", "train": "train.jsonl"})
+    data.write_text('{"question": "1+1?", "answer": "3"}\n')
+    with pytest.raises(UserError, match=rf"^{data} was changed after the charter was signed"):
         load_charter(hub.charter)
 
 

@@ -348,7 +348,10 @@ def load_charter(path: Path) -> TeamRecord:
         raise UserError(f"{signed}: {error}. The founder signs again with {sign}") from error
     written = {**read_charter(path), "protocol": team.protocol} if path.suffix == ".toml" else None
     if written is not None and written != team.signed.content:
+        files = [n for n, digest in team.data.items() if written["data"].get(n) != digest]
+        what = ", ".join(str(path.parent / n) for n in files) or str(path)
         raise UserError(
-            f"{path} was changed after it was signed. Undo the change, or start a new team: {sign}"
+            f"{what} was changed after the charter was signed. Undo the change, or start a new team: "
+            f"{sign}"
         )
     return team

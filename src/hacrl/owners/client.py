@@ -58,7 +58,10 @@ def fetch_team(connection: Connection, team: str | None = None) -> TeamRecord:
     except Malformed as error:
         raise UserError(f"{connection.url}: {error}") from error
     if team not in (None, record.id):
-        raise UserError(f"{connection.url} is the hub of the team {record.id}, not of {team}")
+        raise UserError(
+            f"{connection.url} is the hub of the team {record.id}, not of {team}: ask the founder for "
+            "the URL and the team id"
+        )
     return record
 
 
@@ -274,7 +277,11 @@ class HubClient:
         """A data file of the task, verified against the charter."""
         data = self._send("GET", f"/v1/data/{name}")
         if sha256(data) != self.team.data.get(name):
-            raise UserError(f"{self.url}: {name} does not have the sha256 of the charter")
+            raise UserError(
+                f"{self.url}: the hub's {name} does not have the charter's sha256 "
+                f"{self.team.data.get(name)}: ask the founder to restore it, or copy the right file "
+                "beside your config"
+            )
         return data
 
     # ------------------------------------------------------------ requests and files
