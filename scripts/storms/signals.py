@@ -14,6 +14,7 @@ JSON lines as soon as it is known. The exit code is 1 if there is a finding.
 """
 
 import argparse
+import ctypes
 import itertools
 import json
 import os
@@ -187,8 +188,15 @@ def _start(place: Path, arguments: Sequence[str], mark: str = "") -> subprocess.
             stdout=log,
             stderr=log,
             env=os.environ | {"STORM": mark, "PYTHONPATH": str(Path(hacrl.__file__).parents[1])},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=_prepare,
         )
+
+
+def _prepare() -> None:
+    """In the new process: the usual Ctrl-C, and (Linux) an end with this script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _last_line(place: Path) -> str:
