@@ -179,7 +179,7 @@ def test_signals_stop_the_driver(tmp_path: Path, number: int, code: int) -> None
 def test_a_driver_that_ends_while_ray_starts_leaves_no_process(
     tmp_path: Path, number: int, code: int
 ) -> None:
-    """Workers that Ray was starting waited for it for a minute, and SIGTERM had the exit code 15."""
+    """SIGTERM had the exit code 15, that of Ray's own handler."""
     file, mark = tmp_path / "team.toml", f"TEST_MARK={uuid.uuid4().hex}"
     file.write_text(tomli_w.dumps(on_ray(team(member("wren"), steps=500, **NO_EVALUATION))))
     command = [sys.executable, "-m", "hacrl", "train", str(file), "--run", str(tmp_path / "run")]

@@ -59,7 +59,7 @@ def connect(config: Config, stack: ExitStack) -> bool:
             "num_cpus": max(os.cpu_count() or 1, int(cores + 1)),
             "include_dashboard": False,
         }
-        # Ray's processes inherit it. Without it, those that are starting outlive a kill by a minute.
+        # Ray's processes inherit it, so none of them outlives this one.
         os.environ[MARK] = stack.enter_context(marked_end_with_me())
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
