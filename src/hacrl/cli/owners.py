@@ -15,6 +15,9 @@ commands.add_typer(keys, name="key")
 commands.add_typer(charters, name="charter")
 
 CharterFile = Annotated[Path, typer.Argument(metavar="CHARTER", help="charter.toml")]
+TeamId = Annotated[
+    str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
+]
 KeyFile = Annotated[Path, typer.Option("--key", help="Key file of `hacrl key new`.")]
 
 
@@ -64,9 +67,7 @@ def charter_amend(
     publish: Annotated[
         str | None, typer.Option(help="join: all, successes, rewards or nothing.")
     ] = None,
-    team: Annotated[
-        str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
-    ] = None,
+    team: TeamId = None,
 ) -> None:
     """Sign an amendment and send it to the hub. The founder signs; a member may sign its own leave and
     rotate."""
@@ -107,9 +108,7 @@ def join(
     run: Annotated[
         Path | None, typer.Option("--run", help="Run directory (default: runs/TEAM-NAME).")
     ] = None,
-    team: Annotated[
-        str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
-    ] = None,
+    team: TeamId = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Certificate of a hub that signs its own, a PEM file.")
     ] = None,

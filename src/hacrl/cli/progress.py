@@ -38,7 +38,7 @@ class ProgressLine(Observer):
         self._first_done = self._last_done = 0.0
         self._last_line = float("-inf")
         self._phase, self._phase_began = "", 0.0
-        self._rewards: list[str] = []
+        self._rewards: list[str] = []  # e.g. ["wren 0.41", "finch 0.22"]
         self._score = score_name("exact")
         self._live = Live(
             console=self.console,
@@ -77,7 +77,8 @@ class ProgressLine(Observer):
     def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         now = self._last_done = time.monotonic()
         self._done = step + 1
-        self._rewards = rewards_text(rows)
+        values = ((row["agent"], row["reward"]) for row in rows)
+        self._rewards = [f"{name} {'-' if r is None else format(r, '.2f')}" for name, r in values]
         if self._done == self._first + 1:
             self._first_done = now
         edge = self._done in (self._first + 1, self._steps)
@@ -129,11 +130,3 @@ class ProgressLine(Observer):
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def rewards_text(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each agent with its mean reward of the step, e.g. ["wren 0.41", "finch 0.22"]."""
-    return [
-        f"{row['agent']} {'-' if row['reward'] is None else format(row['reward'], '.2f')}"
-        for row in rows
-    ]

@@ -249,7 +249,7 @@ def test_dynamic_sampling_is_read_within_the_rollouts_of_the_reference(tmp_path:
 
 # ---------------------------------------------------------------- --kept FILE and --teams
 
-ALONE = {"seeds": [1], "arms": SUITE["arms"][1:]}
+ALONE = {"seeds": [1], "arms": SUITE["arms"][1:], "overrides": [*SMALL.split(), "steps=1"]}
 
 
 @pytest.fixture(scope="module")
