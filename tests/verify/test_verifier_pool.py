@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,28 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone_within(pid: int, seconds: float) -> bool:
+def happens(condition: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether the condition comes true within this time."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not alive(pid):
-            return True
+    while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
-    return False
+    return bool(found)
+
+
+def all_gone(pids: Iterable[int]) -> bool:
+    return happens(lambda: not any(alive(pid) for pid in pids))
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of its own that can import bad_verifiers."""
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        text=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,10 +153,10 @@ def test_timeout_kills_what_the_verifier_started(
     """FAULTS D13-20: also a child in a session of its own."""
     (verdict,) = actor.judge_all([(act, problem())])
     assert verdict.status is Status.TIMEOUT
-    children = (folder / "children").read_text().split()
+    children = [int(pid) for pid in (folder / "children").read_text().split()]
     (folder / "children").unlink()
     assert len(children) == 2  # the call was repeated once
-    assert all(gone_within(int(child), 60) for child in children)
+    assert all_gone(children)
 
 
 def test_idle_death_costs_no_call(actor: VerifierPool) -> None:
@@ -162,11 +177,9 @@ def test_a_worker_killed_from_outside_costs_no_verdict(actor: VerifierPool, fold
     """FAULTS D7: SIGKILL while a call runs."""
 
     def kill() -> None:
-        until = time.monotonic() + LIMIT / 2
-        while time.monotonic() < until:
-            if (note := folder / "kill_me").exists() and (pid := note.read_text()):
-                return os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.02)
+        note = folder / "kill_me"
+        if happens(lambda: note.exists() and note.read_text(), LIMIT / 2):
+            os.kill(int(note.read_text()), signal.SIGKILL)
 
     threading.Thread(target=kill).start()
     replies = ["a", "wait_for_a_kill", *"bcdef"]
@@ -189,11 +202,7 @@ with VerifierPool(settings) as pool:
 def test_a_pause_of_all_processes_costs_no_verdict() -> None:
     """FAULTS D7: trainer and worker are stopped for longer than the time limit (a laptop that
     sleeps, a debugger, a scheduler)."""
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
-    command = [sys.executable, "-c", PAUSED]
-    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-    assert trainer.stdout is not None
+    trainer = start(PAUSED)
     pids = [trainer.pid, int(trainer.stdout.readline())]
     time.sleep(0.5)  # the second of eight calls runs
     for pid in pids:
@@ -255,11 +264,8 @@ def test_interrupt_leaves_a_usable_pool(actor: VerifierPool, folder: Path) -> No
     """Ctrl-C during a batch: late answers must not become answers to the next batch."""
 
     def interrupt() -> None:
-        until = time.monotonic() + LIMIT / 2
-        while time.monotonic() < until:
-            if (folder / "waits").exists():  # the batch has begun and does not end by itself
-                return signal.raise_signal(signal.SIGINT)
-            time.sleep(0.02)
+        if happens((folder / "waits").exists, LIMIT / 2):  # the batch does not end by itself
+            signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
@@ -374,27 +380,15 @@ sys.stdin.read()
 def test_no_orphans_after_kill_9(tmp_path: Path, act: str, thread: str) -> None:
     """Idle, in a Python loop, in C code that blocks all threads, and in a program in a session of its
     own; also for a pool that was made in a thread: the end of the thread must not end the workers."""
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, act, thread, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-    assert parent.stdout is not None and parent.stdin is not None
+    parent = start(PARENT, act, thread, str(tmp_path))
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     if act == "with_session":
-        children, until = tmp_path / "children", time.monotonic() + 60
-        while not children.exists() or len(children.read_text().splitlines()) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        children = tmp_path / "children"
+        assert happens(lambda: children.exists() and children.read_text().count("\n") == 2)
         pids += map(int, children.read_text().split())
     time.sleep(0.4)
     assert all(alive(pid) for pid in pids)
-    parent.kill()
-    parent.wait()
-    assert all(gone_within(pid, 60) for pid in pids)
-    parent.stdin.close()
-    parent.stdout.close()
+    with parent:
+        parent.kill()
+    assert all_gone(pids)

@@ -52,6 +52,11 @@ class Needs:
         levels = get_args(Peers)
         return levels.index(self.peers) >= levels.index(what)
 
+    @property
+    def trains_peers(self) -> bool:
+        """Whether peers' samples have updates of their own, or a part of them."""
+        return self.include("text") and self.updates != "with_own"
+
 
 @dataclass(frozen=True)
 class Step:

@@ -80,7 +80,9 @@ class AgentActor:
             if self.agent is None:
                 self.agent = self._load()
             value = getattr(self.agent, method)(*args)
-            return Answer(value, self.agent.clock.read(), self.agent.read_notes())
+            notes = self.agent.notes.copy()
+            self.agent.notes.clear()
+            return Answer(value, self.agent.clock.read(), notes)
         except UserError as error:
             return Failed("user", str(error))
         except RunStopped as error:
@@ -96,7 +98,7 @@ class AgentActor:
         spec = self.spec
         shared = open_shared(spec.config, RunDirectory(Path(spec.run)), spec.hooks, self.stack)
         agent = make_agent(spec.config.agent(spec.agent), shared, self._policy)
-        shared.verifier.report = getattr(agent, "notes", []).append
+        shared.verifier.report = agent.notes.append
         return agent
 
     def _policy(self, agent: AgentConfig) -> Any:

@@ -10,6 +10,7 @@ With several ranks (sharding/), `ShardedRanks` has the same methods, and every r
 computes empty ones (gradients.py), because a sharded forward needs all ranks.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +18,14 @@ import torch
 from torch import Tensor
 
 from hacrl.config import AgentConfig
-from hacrl.policy.weights import Weights, place_on_device
+from hacrl.policy.logprobs import LogProbs
+from hacrl.policy.weights import (
+    Weights,
+    accumulate_in_master,
+    enable_checkpointing,
+    move_to_device,
+    without_adapter,
+)
 
 T = TypeVar("T")
 
@@ -36,9 +44,22 @@ class OneRank:
         *,
         keep_start: bool,
     ) -> Weights:
-        """Move the model to its device and prepare it for scoring and training. `keep_start` keeps the
-        start weights, for the KL term."""
-        return place_on_device(model, agent, device, temperature, keep_start=keep_start)
+        """Move the model to its device, in the agent's dtype, and prepare it for scoring and training.
+        `keep_start` keeps the start weights, for the KL term."""
+        master = move_to_device(model, agent, device)
+        if agent.gradient_checkpointing:
+            enable_checkpointing(model)
+        logprobs = LogProbs(model, temperature)
+        start_model, start_logprobs = None, None
+        if keep_start and agent.lora:
+            start_logprobs = without_adapter(model, logprobs)
+        elif keep_start:
+            start_model = copy.deepcopy(model).requires_grad_(False).eval()
+            start = LogProbs(start_model, temperature)
+            logprobs.shares &= start.shares  # both get the same inputs
+            start_logprobs = start.__call__
+        accumulate_in_master(model, master)
+        return Weights(model, master, logprobs, start_logprobs, start_model)
 
     def split(self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> list[int]:
         """Indices of the sequences that this rank computes. Every rank passes the same arguments."""

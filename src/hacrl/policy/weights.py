@@ -5,7 +5,6 @@ vanishes in bfloat16. After every update the master overwrites the model's tenso
 sampler, which holds the same tensors, needs no sync. In float32 the model is its own master.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,27 +33,7 @@ class Weights:
     start_model: Any = None  # the frozen copy of the start weights, if there is one
 
 
-def place_on_device(
-    model: Any, agent: AgentConfig, device: torch.device, temperature: float, *, keep_start: bool
-) -> Weights:
-    """Move the model to the device in the agent's dtype; `keep_start` keeps the start weights too."""
-    master = _move(model, agent, device)
-    if agent.gradient_checkpointing:
-        enable_checkpointing(model)
-    logprobs = LogProbs(model, temperature)
-    start_model, start_logprobs = None, None
-    if keep_start and agent.lora:
-        start_logprobs = without_adapter(model, logprobs)
-    elif keep_start:
-        start_model = copy.deepcopy(model).requires_grad_(False).eval()
-        start = LogProbs(start_model, temperature)
-        logprobs.shares &= start.shares  # both get the same inputs
-        start_logprobs = start.__call__
-    _accumulate_in_master(model, master)
-    return Weights(model, master, logprobs, start_logprobs, start_model)
-
-
-def _move(model: Any, agent: AgentConfig, device: torch.device) -> dict[str, Tensor]:
+def move_to_device(model: Any, agent: AgentConfig, device: torch.device) -> dict[str, Tensor]:
     """Move the model in place; returns the float32 master of what is trained."""
     dtype = choose_dtype(agent.dtype, device)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and agent.learns}
@@ -84,7 +63,7 @@ def without_adapter(model: Any, logprobs: LogProbs) -> Callable[[Inputs], Tensor
     return score
 
 
-def _accumulate_in_master(model: Any, master: dict[str, Tensor]) -> None:
+def accumulate_in_master(model: Any, master: dict[str, Tensor]) -> None:
     """Add each bfloat16 gradient to the master's float32 gradient as soon as it is computed, and drop
     it."""
 

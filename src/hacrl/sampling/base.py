@@ -78,10 +78,3 @@ def make_sampler(policy: Policy, settings: SamplerConfig) -> Sampler:
         )
     made: Sampler = import_object(SAMPLERS.get(kind, kind), "sampler.kind")(policy, settings)
     return made
-
-
-def probe_facts(sampler: Sampler) -> dict[str, float]:
-    """Metrics of the sampler's last comparison with the trainer; empty for one without a copy of the
-    weights."""
-    facts = getattr(sampler, "facts", None)
-    return facts() if facts else {}

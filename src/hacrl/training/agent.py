@@ -9,7 +9,7 @@ loop.py decides when they run, an executor (local.py, cluster/executor.py) in wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,20 +19,13 @@ from hacrl.algorithms.capability import Capability, CapabilityHistory, Capabilit
 from hacrl.config import AgentConfig
 from hacrl.errors import RunStopped
 from hacrl.garbage import paused_gc
-from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
-from hacrl.training.evaluate import (
-    attempt,
-    evaluate,
-    judge,
-    split_by_length,
-    stop_if_unjudged,
-)
+from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length, stop_if_unjudged
 from hacrl.training.late import credit_late, late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
@@ -54,9 +47,6 @@ from hacrl.types import Problem, Rollout, Sample, Sampling, Snapshot, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
-
-Planned = list[tuple[Update, list[Sample]]]
-Standing = tuple[Capability, Sequence[str]]  # and the members of the step
 
 
 class Agent:
@@ -93,11 +83,19 @@ class Agent:
         self.view, self.defence, self.late = open_peers(
             agent, shared, policy.renderer, self._own_rows, self._problems
         )
-        self._noted: set[str] = set()
         self.limits = SampleLimits(
             config.prompt_limit(agent), config.response_limit(agent), agent.too_long
         )
         check_context(agent, config, policy.context)
+        self.make_trajectories = partial(
+            make_trajectories,
+            agent=self.name,
+            sampling=Sampling(config.temperature, self.limits.max_response_tokens),
+            verifier=self.verifier.label,
+            tokenizer=policy.renderer.vocabulary_hash,
+            reply_start=agent.reply_start,
+            with_tokens=needs.include("tokens"),
+        )
         self.make_samples = partial(
             make_samples,
             renderer=policy.renderer,
@@ -136,7 +134,7 @@ class Agent:
             rollouts, facts = entry
         with self.clock("publish"):
             level, private = self.agent.publish, self.config.trust.judge_again
-            rows = self._trajectories(step, rollouts, problems, too_long)
+            rows = self._rows(step, rollouts, problems, too_long)
             rows = self.tamper(self, step, rows) if self.tamper else rows
             self.pool.publish(step, self.name, public_rows(rows, level, private))
         if level != "all":
@@ -156,14 +154,35 @@ class Agent:
         """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
             return {}
-        plan = self._plan(step)
-        batches, credit, facts = self._minibatches(step, plan)
+        plan, problems = self._plan(step), self._problems(step)
+        came_late = self._came_late(step) if plan.late else []
+        with self.clock("samples"), paused_gc():
+            seen = self.view.at(step, problems)
+            for late in came_late:
+                seen.include(late.seen)
+            capability = self.capability.at(seen.snapshot, {*seen.snapshot.members, self.name})
+            own = self._own_rollouts(step, seen.snapshot)
+            samples, counts = self.make_samples(seen.snapshot.groups, own, problems)
+        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
+        self._count_left_out(step, counts, seen.invalid)
+        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
+        if self.dynamic:  # others of the list have no samples, or no signal
+            problems = {s.problem_id: problems[s.problem_id] for s in samples}
+        checked: dict[str, Any] = {}
+        if self.diagnostics and step % self.config.diagnostics.every == 0:
+            with self.clock("diagnostics"):
+                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
+        credit = partial(self._credited, capability=capability)
+        late_samples = credit_late(step, came_late, self.defence, credit, samples)
+        last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
+        planned = plan.updates(problems, self.config.seed, step, last)
+        batches = [(update, minibatch(samples, update)) for update in planned]
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
-            for update, batch in batches:
+            for update, batch in batches + plan.late_updates(late_samples):
                 if batch:
-                    loss = self.policy.without_rounding(self.algorithm.loss, step)
                     update = replace(update, rate=self.rate(step, update.index))
+                    loss = self.policy.without_rounding(self.algorithm.loss, step)
                     report = self.policy.update(batch, loss, update)
                     done.append((update, batch, report))
                     self._stop_if_broken(step, batch, report)
@@ -171,37 +190,8 @@ class Agent:
             self.policy.offload()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
-        return {**learning_metrics(done, plan, *credit, self.name), **facts}
-
-    def _minibatches(self, step: int, plan: Plan) -> tuple[Planned, Standing, dict[str, Any]]:
-        """The credited samples of each planned update, capability and members of the step, metrics."""
-        problems = self._problems(step)
-        came_late = self._came_late(step) if plan.late else []
-        with self.clock("samples"), paused_gc():
-            seen = self.view.at(step, problems)
-            for late in came_late:
-                seen.include(late.seen)
-            members = dict.fromkeys((*seen.snapshot.members, self.name))
-            capability = self.capability.at(seen.snapshot, list(members))
-            samples, counts = self._samples(step, seen.snapshot, problems)
-            counts.drops.update((row.agent, DropReason.INVALID) for row in seen.invalid)
-            self._note_invalid(step, seen.invalid)
-        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
-        counts.leave_out(self.defence.left_out)
-        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
-        self.notes += self.defence.notes
-        if self.dynamic:  # others of the list have no samples, or no signal
-            problems = {s.problem_id: problems[s.problem_id] for s in samples}
-        checked: dict[str, Any] = {}
-        if self.diagnostics and self.diagnostics.due(step):
-            with self.clock("diagnostics"):
-                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
-        last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
-        planned = plan.updates(problems, self.config.seed, step, last)
-        batches = [(update, minibatch(samples, update)) for update in planned]
-        credit = partial(self._credited, capability=capability)
-        late_samples = credit_late(step, came_late, self.defence, credit, samples)
-        facts = {
+        return {
+            **learning_metrics(done, plan, capability, snapshot.members, self.name),
             **counts.metrics(),
             **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
             **seen.metrics(),
@@ -209,7 +199,6 @@ class Agent:
             **checked,
             **(late_metrics(came_late, late_samples) if plan.late else {}),
         }
-        return batches + plan.late_updates(late_samples), (capability, snapshot.members), facts
 
     # ------------------------------------------------------------ between steps
 
@@ -246,18 +235,6 @@ class Agent:
         """Remove old checkpoints; those of the steps in `also` stay."""
         self.checkpoints.prune(also)
 
-    def read_notes(self) -> list[str]:
-        """Messages for the user since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
-
-    def note_once(self, subject: str, text: str) -> None:
-        """Add the note `subject` + `text`, unless the run has a note that begins with `subject`."""
-        if subject not in self._noted:
-            self._noted.add(subject)
-            if not any(row["text"].startswith(subject) for row in self.run.notes()):
-                self.notes.append(subject + text)
-
     @property
     def _way_out(self) -> str:
         """What to do when no reply could be judged."""
@@ -273,25 +250,17 @@ class Agent:
         """A closed step as this agent sees it."""
         return self.view.at(step, self._problems(step)).snapshot
 
-    def _trajectories(
+    def _rows(
         self,
         step: int,
         rollouts: Sequence[Rollout],
         problems: Sequence[Problem],
         too_long: Sequence[Problem],
     ) -> list[Trajectory]:
-        return make_trajectories(
-            rollouts,
-            problems,
-            too_long,
-            agent=self.name,
-            step=step,
-            policy_version=self._steps_learned(step),
-            sampling=Sampling(self.config.temperature, self.limits.max_response_tokens),
-            verifier=self.verifier.label,
-            tokenizer=self.policy.renderer.vocabulary_hash,
-            reply_start=self.agent.reply_start,
-            with_tokens=self.algorithm.needs.include("tokens"),
+        """What the agent publishes of a step, before `publish` leaves parts out."""
+        version = self._steps_learned(step)
+        return self.make_trajectories(
+            rollouts, problems, too_long, step=step, policy_version=version
         )
 
     def _own_rows(self, step: int) -> list[Trajectory] | None:
@@ -300,16 +269,14 @@ class Agent:
             return None
         problems = self.task.batch(step, self.config.problems_per_step)
         _, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
-        return self._trajectories(step, entry[0], problems, too_long)
+        return self._rows(step, entry[0], problems, too_long)
 
-    def _samples(
-        self, step: int, snapshot: Snapshot, problems: Mapping[str, Problem]
-    ) -> tuple[list[Sample], SampleReport]:
-        """Make the step's samples from own rollouts and from the snapshot's text."""
-        entry = self.journal.read(step)  # none if the step was closed without this agent
+    def _own_rollouts(self, step: int, snapshot: Snapshot) -> list[Rollout]:
+        """The journalled rollouts of a step; none if the step was closed without this agent."""
+        entry = self.journal.read(step)
         if entry is None and self.name in snapshot.members:
             raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
-        return self.make_samples(snapshot.groups, entry[0] if entry else [], problems)
+        return entry[0] if entry else []
 
     def _came_late(self, step: int) -> list[LateStep]:
         """The late batches to use in a step. Their samples are scored if `[trust]` needs that."""
@@ -319,14 +286,19 @@ class Agent:
             return steps
         return [replace(late, samples=self._score_peers(late.samples)) for late in steps]
 
-    def _note_invalid(self, step: int, invalid: Sequence[Invalid]) -> None:
+    def _count_left_out(self, step: int, counts: SampleReport, invalid: Sequence[Invalid]) -> None:
+        """Count what the step does not use, and note the first invalid rows of each agent."""
+        counts.leave_out(self.defence.left_out)
+        counts.drops.update((row.agent, DropReason.INVALID) for row in invalid)
         for name, count in Counter(row.agent for row in invalid).items():
-            first = next(row.detail for row in invalid if row.agent == name)
-            self.note_once(
-                f"agent {name!r} published invalid rows",
-                f": {count} in step {step + 1}. The first: {first}. They are left out; the rest of "
-                "its batch is used. samples/drop/invalid in metrics.jsonl counts all.",
-            )
+            subject = f"agent {name!r} published invalid rows"
+            if not any(row["text"].startswith(subject) for row in self.run.notes()):
+                first = next(row.detail for row in invalid if row.agent == name)
+                self.notes.append(
+                    f"{subject}: {count} in step {step + 1}. The first: {first}. They are left out; the "
+                    "rest of its batch is used. samples/drop/invalid in metrics.jsonl counts all."
+                )
+        self.notes += self.defence.notes
 
     def _attempt(
         self, step: int, problems: Sequence[Problem], prompts: dict[str, tuple[int, ...]]
@@ -336,9 +308,9 @@ class Agent:
             rollouts = attempt(
                 self.policy,
                 prompts,
+                seed=self.config.seed,
                 step=step,
                 samples=self.config.samples_of(self.agent),
-                key=lambda problem, i: stream_key(self.config.seed, self.name, step, problem, i),
                 temperature=self.config.temperature,
                 limit=self.limits.max_response_tokens,
             )

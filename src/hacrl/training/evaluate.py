@@ -5,7 +5,7 @@ does not depend on the step, so two evaluations of an agent differ only by its w
 compared problem by problem.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -75,9 +75,9 @@ def ask(
     rollouts = attempt(
         policy,
         prompts,
+        seed=seed,
         step=EVALUATION,
         samples=samples,
-        key=lambda problem, i: stream_key(seed, agent.name, EVALUATION, problem, i),
         temperature=temperature,
         limit={p: min(limit, context - len(ids)) for p, ids in prompts.items()},
     )
@@ -125,20 +125,24 @@ def attempt(
     policy: Policy,
     prompts: dict[str, tuple[int, ...]],
     *,
+    seed: int,
     step: int,
     samples: int,
-    key: Callable[[str, int], int],
     temperature: float,
     limit: int | Mapping[str, int],
+    purpose: str = "",
 ) -> list[Rollout]:
-    """Sample `samples` replies to every prompt. `key` gives the noise stream of (problem id, index);
-    `limit` is the longest reply, for all problems or by problem id."""
+    """Sample `samples` replies to every prompt. `limit` is the longest reply, for all problems or by
+    problem id. Another `purpose` has other noise streams."""
     if not prompts:
         return []
     wanted = [(problem_id, i) for problem_id in prompts for i in range(samples)]
     limits = dict.fromkeys(prompts, limit) if isinstance(limit, int) else limit
+    stream = policy.agent.name + purpose
+    keys = [stream_key(seed, stream, step, problem_id, i) for problem_id, i in wanted]
     replies = policy.sampler.sample(
-        [Request(prompts[p], key(p, i), limits[p]) for p, i in wanted], temperature
+        [Request(prompts[p], k, limits[p]) for (p, _), k in zip(wanted, keys, strict=True)],
+        temperature,
     )
     texts = policy.renderer.texts(
         (prompts[p], reply.token_ids) for (p, _), reply in zip(wanted, replies, strict=True)

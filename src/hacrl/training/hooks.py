@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Diagnostics(Protocol):
     """Measurements between credit and the first update. They change nothing in the run."""
 
-    def due(self, step: int) -> bool: ...
-
     def check(
         self,
         step: int,

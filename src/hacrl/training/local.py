@@ -82,8 +82,9 @@ class LocalExecutor:
         result = getattr(agent, method)(*args)
         for phase, seconds in agent.clock.read().items():
             self.seconds[name][phase] += seconds
-        for note in agent.read_notes():
+        for note in agent.notes:
             self.observer.note(note)
+        agent.notes.clear()
         return result
 
 

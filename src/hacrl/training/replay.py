@@ -37,11 +37,6 @@ class ReplayAgent:
     def restore(self, steps: object) -> None:
         """Nothing to restore: this agent has no weights."""
 
-    def read_notes(self) -> list[str]:
-        """Messages for the user since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
-
     def _source(self, stored: Config) -> str:
         names = [a.name for a in stored.agents]
         wanted = self.agent.replay_agent or (names[0] if len(names) == 1 else None)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from hacrl.config import Config
 from hacrl.errors import RunStopped
 from hacrl.policy.policy import Policy
-from hacrl.sampling.base import probe_facts
 from hacrl.training.metrics import agreement_facts, token_rounding
 from hacrl.types import Rollout, Sample
 
@@ -25,7 +24,8 @@ def score_rollouts(
         probe = probe[: settings.check_samples]
     scored = _scored(policy, probe)
     rounding = token_rounding(probe, scored)
-    facts = {**agreement_facts(probe, scored), **probe_facts(policy.sampler)}
+    facts = agreement_facts(probe, scored)
+    facts |= getattr(policy.sampler, "facts", dict)()  # of a sampler with a copy of the weights
     gap, allowed = facts["agreement/mean_gap"], settings.tolerance or _tolerance(policy)
     if gap != gap:
         raise RunStopped(

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from hacrl.algorithms.capability import Capability
-from hacrl.noise import order_key, stream_key
+from hacrl.noise import order_key
 from hacrl.store.rows import write_object
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
@@ -34,9 +34,6 @@ class Diagnostics:
         self.algorithm, self.plan, self.run = agent.algorithm, agent.plan, agent.run
         self.settings, self.rate = agent.config.diagnostics, agent.rate
         self._task, self.verifier = agent.task, agent.verifier
-
-    def due(self, step: int) -> bool:
-        return self.settings.every > 0 and step % self.settings.every == 0
 
     def check(
         self,
@@ -85,15 +82,15 @@ class Diagnostics:
     def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
         """Judged replies of the learner at its current weights, from separate noise streams."""
         prompts, _ = split_by_length(self.policy, problems, self.config.prompt_limit(self.agent))
-        stream = f"{self.agent.name}/fresh"  # no agent can have this name
         rollouts = attempt(
             self.policy,
             prompts,
+            seed=self.config.seed,
             step=step,
             samples=self.settings.samples,
-            key=lambda problem_id, i: stream_key(self.config.seed, stream, step, problem_id, i),
             temperature=self.config.temperature,
             limit=self.config.response_limit(self.agent),
+            purpose="/fresh",  # no agent's name has a slash
         )
         judged = judge(rollouts, problems, self.verifier, self.agent.reply_start)
         return [r for r in judged if r.verdict is not None and r.verdict.judged]
