@@ -86,7 +86,7 @@ function drawing(shown, options, width) {
   const unit = options.xLabel ? null : s("text", { class: "axis", x: LEFT - 12, y: height - 8, "text-anchor": "end" }, "step");
   const below = ticks(x0, x1, Math.max(2, width / 110)).filter(Number.isInteger).map((v) =>
     s("text", { class: "axis", x: px(v), y: height - 8, "text-anchor": "middle" }, number(v)));
-  const many = drawn.length > 4 && !options.stacked;  // their bands would hide one another
+  const many = drawn.length > 3 && !options.stacked;  // their bands would hide one another
   const bands = drawn.filter((o) => o.low && !many).map((o) => s("path", { class: `band c${o.color}` + (options.stacked ? " solid" : ""), d: area(o, px, py) }));
   const lines = options.stacked ? [] : drawn.map((o) => s("path", { class: `line c${o.color}` + (o.dash ? ` dash${o.dash}` : ""), d: path(o.x, o.y, px, py) }));
   const dots = options.stacked ? [] : drawn.flatMap((o) => points(o, options, px, py, format));

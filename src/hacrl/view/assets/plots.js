@@ -64,7 +64,7 @@ export function exchangePlot(title, hint, rows) {
     const lines = rows.map((row, i) => {
       const y = TOP + i * ROW + ROW / 2, first = row.multiples[0], last = row.multiples[row.multiples.length - 1];
       const at = (v) => px(v === null ? last : v === 0 ? first : Math.min(Math.max(v, first), last));
-      const name = s("text", { class: "strong", x: label - 8, y: y + 4, "text-anchor": "end" }, row.label);
+      const name = linked(row.href, `runs of ${row.label}`, s("text", { class: "strong", x: label - 8, y: y + 4, "text-anchor": "end" }, row.label));
       const parity = s("line", { class: "parity", x1: px(row.n), x2: px(row.n), y1: y - 9, y2: y + 9 });
       if (row.flat) return s("g", {}, name, parity, s("text", { x: px(first), y: y + 4 }, "not identifiable"));
       const arrow = (x, way) => s("path", { class: `head c${row.color}`, d: `M${x + way * 7} ${y}l${-way * 7} -4v8z` });
