@@ -15,13 +15,14 @@ from typing import Any
 
 import httpx
 import tomli_w
+from rows import make_row
 
 from hacrl.owners.batch import Batch
 from hacrl.owners.charter import TeamRecord, sign_charter
 from hacrl.owners.client import HubClient
 from hacrl.owners.signing import Key
 from hacrl.store.files import write_atomic
-from hacrl.types import Finish, Sampling, Status, Trajectory, Turn, Verdict
+from hacrl.types import Status, Trajectory, Verdict
 
 NAMES = ("ant", "bee", "cat")
 
@@ -35,23 +36,15 @@ def free_port() -> int:
 
 def row(agent: str, step: int, problem: str, index: int, text: str, reward: float) -> Trajectory:
     """A judged reply with the details that must not be published."""
-    return Trajectory(
-        problem_id=problem,
-        task="add",
-        agent=agent,
-        index=index,
-        step=step,
-        policy_version=step,
-        turns=(Turn("assistant", text, True),),
-        finish=Finish.STOP,
+    status = Status.OK if reward else Status.WRONG
+    return make_row(
+        agent,
+        problem,
+        index,
+        step,
+        text,
         mean_logprob=-0.25,
-        num_tokens=3,
-        verdict=Verdict(
-            reward, Status.OK if reward else Status.WRONG, "the reference answer is 42"
-        ),
-        verifier="number/1",
-        sampling=Sampling(1.0, 32),
-        shareable=True,
+        verdict=Verdict(reward, status, "the reference answer is 42"),
         tokenizer="sha256:secret",
     )
 

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from rows import make_row
+
 from hacrl.config import parse_config
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.types import Finish, Sampling, Status, Trajectory, Turn, Verdict
+from hacrl.types import Finish, Sampling, Status, Trajectory, Verdict
 
 AGENTS = ("ant", "bee", "cow", "dog")
 PROBLEMS, SAMPLES = 8, 8
@@ -62,21 +64,17 @@ def trajectory(step: int, agent: str, problem: int, index: int, noise: random.Ra
     right = noise.random() < 0.2 + 0.6 * step / 1000
     words = noise.choices(WORDS, k=40)
     text = f"{' '.join(words)} {noise.randrange(1000)} so {noise.randrange(10**6)}"
-    return Trajectory(
-        problem_id=f"add-{step}-{problem}",
-        task="add",
-        agent=agent,
-        index=index,
-        step=step,
-        policy_version=step,
-        turns=(Turn("assistant", text, True),),
+    return make_row(
+        agent,
+        f"add-{step}-{problem}",
+        index,
+        step,
+        text,
         finish=Finish.STOP if noise.random() < 0.95 else Finish.LENGTH,
         mean_logprob=-noise.random(),
         num_tokens=len(words) + 8,
         verdict=Verdict(float(right), Status.OK if right else Status.WRONG, words[0]),
-        verifier="number/1",
         sampling=Sampling(1.0, 64),
-        shareable=True,
         tokenizer="sha256:0",
     )
 

@@ -29,7 +29,7 @@ export function forestPlot(title, hint, rows) {
     const label = Math.min(LABEL, width * 0.3), height = TOP + rows.length * ROW + BOTTOM;
     const px = (v) => label + ((v - low) / (high - low)) * (width - label - VERDICT);
     const bottom = height - BOTTOM;
-    const grid = ticks(low, high, width / 140).map((v) => s("g", { class: "grid" },
+    const grid = ticks(low, high, (width - label - VERDICT) / 60).map((v) => s("g", { class: "grid" },
       s("line", { x1: px(v), x2: px(v), y1: TOP, y2: bottom }), s("text", { x: px(v), y: bottom + 15, "text-anchor": "middle" }, v === 0 ? "0" : signed(v, Number.isInteger(v) ? 0 : 1))));
     const lines = rows.map((row, i) => {
       const y = TOP + i * ROW + ROW / 2, color = `c${row.color}`;

@@ -1,4 +1,4 @@
-"""Trajectories for tests."""
+"""Trajectories for tests and storms."""
 
 from dataclasses import replace
 from typing import Any
