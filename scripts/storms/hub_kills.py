@@ -44,7 +44,7 @@ class QuickHub(HubProcess):
 
     def start(self, *options: str, wait: bool = True) -> None:
         self.quick = PROCESSES.Process(
-            target=run_command, args=(self.folder, self.arguments(*options), 1.0), daemon=True
+            target=run_command, args=(self.folder, self.arguments(*options)), daemon=True
         )
         self.quick.start()
 

@@ -54,7 +54,9 @@ def mine(model: str, agent: Mapping[str, Any] | None = None, **tables: Any) -> d
     return {**MINE, **tables, "agent": own}
 
 
-def run_command(folder: Path, arguments: list[str], slowness: float, pause: float) -> None:
+def run_command(
+    folder: Path, arguments: list[str], slowness: float = 1.0, pause: float = 0.0
+) -> None:
     """Run hacrl in this process, in a folder, with its output in the file `log`."""
     if slowness > 1 or pause:
         _slow_down(slowness, pause)
