@@ -5,7 +5,14 @@ from math import log
 
 import pytest
 
-from hacrl.trust.caps import cap_ratios, cap_samples, cap_unlikely, cap_weights, limits
+from hacrl.trust.caps import (
+    cap_ratios,
+    cap_samples,
+    cap_unlikely,
+    cap_weights,
+    gradient_size,
+    limits,
+)
 from hacrl.types import Sample
 
 
@@ -80,6 +87,21 @@ def test_late_samples_share_the_limits_with_those_of_the_step() -> None:
     own = [replace(s, old_logprobs=(-0.1,)) for s in used[:6]]
     scored = [replace(s, old_logprobs=(-0.1 - 0.1 * (i > 1),)) for i, s in enumerate(late)]
     assert cap_unlikely(scored, scored, 0.0, before=own)[1] == {"ant": 3}
+
+
+def test_the_norm_of_gradients_is_estimated_and_capped() -> None:
+    """Two tokens of 1/2: sqrt(1/2) / 2. One token of 1/4 counts 3/4. Own sum 4 x 0.354 = 1.414, ant's
+    2 x 0.75 = 1.5; a third of the total is half of the own sum, 0.707 = 0.471 of ant's."""
+    own = [replace(sample("me", i), old_logprobs=(log(0.5), log(0.5))) for i in range(4)]
+    ant = [replace(sample("ant", i), old_logprobs=(log(0.25),)) for i in range(2)]
+    assert gradient_size(own[0].old_logprobs or ()) == pytest.approx(0.5**0.5 / 2)
+    assert gradient_size(ant[0].old_logprobs or ()) == pytest.approx(0.75)
+    assert gradient_size([0.0]) == gradient_size([]) == 0
+    _, factors = cap_weights(
+        [*own, *ant], 1 / 3, size=lambda s: gradient_size(s.old_logprobs or ())
+    )
+    assert factors == {"ant": pytest.approx(0.5**0.5 / 1.5)}
+    assert cap_weights([*own, *ant], 1 / 3)[1] == {}  # 2 of 6 by weight
 
 
 def test_samples_over_the_ratio_are_left_out() -> None:

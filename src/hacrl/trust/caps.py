@@ -1,9 +1,9 @@
 """Upper bounds of what one peer may contribute to a learner's step (trust.max_source_*)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import floor, inf, log
+from math import exp, floor, inf, log, sqrt
 from statistics import fmean
 
 from hacrl.noise import stream_key
@@ -89,13 +89,16 @@ def cap_samples(
 
 
 def cap_weights(
-    samples: Sequence[Sample], fraction: float, before: Sequence[Sample] = ()
+    samples: Sequence[Sample],
+    fraction: float,
+    before: Sequence[Sample] = (),
+    size: Callable[[Sample], float] = lambda sample: 1.0,
 ) -> tuple[list[Sample], dict[str, float]]:
     """Scale down the advantages of peers until none has more than `fraction` of the sum of
-    |advantage x weight|. `before` are samples that count, too, and are not scaled. Also returns the
-    factor of each peer that was scaled."""
-    own, theirs = _amounts(samples)
-    own_before, taken = _amounts(before)
+    |advantage x weight| x size. `before` are samples that count, too, and are not scaled. Also returns
+    the factor of each peer that was scaled."""
+    own, theirs = _amounts(samples, size)
+    own_before, taken = _amounts(before, size)
     total = {name: taken[name] + theirs[name] for name in {**taken, **theirs}}
     factors = {
         name: max(0.0, most - taken[name]) / theirs[name]
@@ -111,11 +114,22 @@ def cap_weights(
     return scaled, factors
 
 
-def _amounts(samples: Iterable[Sample]) -> tuple[float, defaultdict[str, float]]:
-    """The sum of |advantage x weight| of own samples, and by source of the others."""
+def gradient_size(logprobs: Sequence[float]) -> float:
+    """Estimate of the norm of the gradient of a reply's mean log-probability, up to a factor that all
+    replies share: a token of probability p counts 1 - p, and the tokens' gradients are orthogonal.
+
+    Example: gradient_size([log(0.5), log(0.5)]) == sqrt(0.25 + 0.25) / 2
+    """
+    return sqrt(sum((1 - exp(x)) ** 2 for x in logprobs)) / len(logprobs) if logprobs else 0.0
+
+
+def _amounts(
+    samples: Iterable[Sample], size: Callable[[Sample], float]
+) -> tuple[float, defaultdict[str, float]]:
+    """The sum of |advantage x weight| x size of own samples, and by source of the others."""
     own, peers = 0.0, defaultdict[str, float](float)
     for s in samples:
-        amount = abs(s.advantage * s.weight)
+        amount = abs(s.advantage * s.weight) * size(s)
         if s.is_own:
             own += amount
         else:

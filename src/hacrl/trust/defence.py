@@ -2,18 +2,26 @@
 
 In this order: sources in quarantine are left out, then samples over `max_ratio` or below
 `min_own_quantile`, then samples over `max_source_fraction`. After credit, advantages are scaled to
-`max_source_weight`. Samples of late batches follow under the same rules: caps count them together with
-the step's samples, and only late ones are left out or scaled for it.
+`max_source_weight` and `max_source_norm`. Samples of late batches follow under the same rules: caps
+count them together with the step's samples, and only late ones are left out or scaled for it.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any
 
 from hacrl.config import Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.trust.caps import cap_ratios, cap_samples, cap_unlikely, cap_weights, log_ratio
+from hacrl.trust.caps import (
+    cap_ratios,
+    cap_samples,
+    cap_unlikely,
+    cap_weights,
+    gradient_size,
+    log_ratio,
+)
 from hacrl.trust.quarantine import (
     COPY_WINDOW,
     STATISTICS,
@@ -48,6 +56,7 @@ class Defence:
         """Samples that the step does not use, by source and reason: "quarantined", "ratio",
         "unlikely" or "capped"."""
         self._out: set[str] = set()  # sources in quarantine
+        self._logprobs: dict[tuple[str, str, int], tuple[float, ...]] = {}  # of the step's peers
         self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
 
     def admit(
@@ -64,6 +73,9 @@ class Defence:
         self.left_out.clear()
         self._out = set()
         scored = [s for s in score(samples) if not s.is_own] if self.trust.scores_peers else []
+        self._logprobs = {
+            (s.source, s.problem_id, s.index): s.old_logprobs for s in scored if s.old_logprobs
+        }
         self._report_ratios(scored)
         if self.trust.quarantine:
             parts = [(seen.snapshot, scored)]
@@ -83,13 +95,23 @@ class Defence:
         return self._without_quarantined(late.seen.snapshot), kept
 
     def scaled(self, samples: list[Sample], used: Sequence[Sample] | None = None) -> list[Sample]:
-        """The credited samples, with at most `max_source_weight` of the weight by one source. `used`
-        are the step's samples, if these came late."""
-        if self.trust.max_source_weight < 1:
-            samples, factors = cap_weights(samples, self.trust.max_source_weight, used or ())
-            name = "trust/factor" if used is None else "late/factor"
-            self.metrics |= {f"{name}/{source}": factor for source, factor in factors.items()}
+        """The credited samples, with at most `max_source_weight` of the weight and `max_source_norm` of
+        the estimated gradient norms by one source. `used` are the step's samples, if these came late."""
+        name, trust = "trust/factor" if used is None else "late/factor", self.trust
+        found: list[dict[str, float]] = []
+        if trust.max_source_weight < 1:
+            samples, factors = cap_weights(samples, trust.max_source_weight, used or ())
+            found.append(factors)
+        if trust.max_source_norm < 1:
+            samples, factors = cap_weights(samples, trust.max_source_norm, used or (), self._size)
+            found.append(factors)
+        for source in sorted(set().union(*found)):
+            self.metrics[f"{name}/{source}"] = prod(factors.get(source, 1.0) for factors in found)
         return samples
+
+    def _size(self, sample: Sample) -> float:
+        key = (sample.source, sample.problem_id, sample.index)
+        return gradient_size(sample.old_logprobs or self._logprobs.get(key, ()))
 
     def _admitted(
         self, step: int, samples: list[Sample], scored: list[Sample], used: Sequence[Sample] = ()

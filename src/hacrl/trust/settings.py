@@ -32,6 +32,10 @@ class TrustConfig(BaseModel):
     max_source_weight: float = Field(1.0, gt=0, le=1)
     """Largest fraction that one peer may have of the sum of |advantage x weight| over a learner's
     samples of a step; its advantages are scaled down to it. 1: no limit."""
+    max_source_norm: float = Field(1.0, gt=0, le=1)
+    """The same for the sum of |advantage x weight| times the estimated norm of each sample's gradient,
+    which is large for short replies that the learner would hardly write. 1: no limit. Below 1, peers'
+    samples are scored once more in every step."""
     max_ratio: float | None = Field(None, gt=1)
     """Largest ratio s of a peer's sample at the start of a step; samples above it are left out. Under
     `naive` s is the weight of a failure, and a claimed log-probability that is too low makes it large.
@@ -59,7 +63,8 @@ class TrustConfig(BaseModel):
     def scores_peers(self) -> bool:
         """Whether a learner needs its own log-probabilities of its peers' samples."""
         limits = (self.max_ratio, self.min_own_quantile)
-        return self.quarantine or any(limit is not None for limit in limits)
+        by_norm = self.max_source_norm < 1
+        return self.quarantine or by_norm or any(limit is not None for limit in limits)
 
     def trusts(self, source: str) -> bool:
         """Whether the source's claims are believed where they cannot be checked."""
