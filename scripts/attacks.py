@@ -131,13 +131,16 @@ def run_arm(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
     for name in TEAMS.get(arm.attack, TEAMS["honest"]):
         source = STALE if name == BAD and arm.attack == STALE else name
         peers.append({"name": name, "replay": str(stored(args, arm.seed, source))})
+    trust = {False: {}, True: TRUST, "strict": STRICT}[arm.defended]
+    if arm.defended:
+        trust = {**trust, "max_source_norm": args.max_source_norm}
     config = config_of(
         args,
         [agent_of(LEARNER, LEARNER), *peers],
         arm.seed,
         arm.algorithm,
         evaluation={"every": 0, "problems": args.problems, "samples": 4},
-        trust={False: {}, True: TRUST, "strict": STRICT}[arm.defended],
+        trust=trust,
     )
     path = Path(args.out) / "-".join(str(v) for v in asdict(arm).values())
     shutil.rmtree(path, ignore_errors=True)
@@ -293,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=16, help="prompts per step")
     parser.add_argument("--problems", type=int, default=480, help="held-out problems")
+    parser.add_argument("--max-source-norm", type=float, default=1.0, help="with another --out")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args(arguments)

@@ -17,6 +17,7 @@ import uvicorn
 from hub_process import NAMES, HubProcess, free_port, rows
 from sqlalchemy import Connection
 
+from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import Contradiction, HubClient, HubRefused
 from hacrl.owners.connection import Connection as Http
@@ -154,6 +155,8 @@ def test_data_files_and_tls(make_hub: MakeHub) -> None:
         assert client.data("train.jsonl") == data
         with pytest.raises(HubRefused, match="does not serve"):
             client.data("charter.json")
+        with pytest.raises(UserError, match="give it with --certificate FILE"):  # at once
+            other.client("bee", patience=3600.0)
     finally:
         other.kill()
 

@@ -93,6 +93,11 @@ class Connection:
             except httpx.InvalidURL as error:
                 raise UserError(f"{self.url!r} is not the URL of a hub ({error})") from error
             except httpx.TransportError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise UserError(
+                        f"{self.url}: {first_line(error)}. If the hub signs its own certificate, give "
+                        "it with --certificate FILE"
+                    ) from error
                 reason = f"{self.url} does not answer ({first_line(error)})"
             if time.monotonic() - began >= self.patience:
                 raise UserError(f"{reason}. Nothing is lost: start again when the hub is back")
