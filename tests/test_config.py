@@ -5,18 +5,9 @@ from pathlib import Path
 import pytest
 
 from hacrl.algorithms import make_settings
-from hacrl.config import dump_config, load_config, parse_config
+from hacrl.config import dump_config, load_config
 from hacrl.errors import UserError
 
-TREE = {
-    "steps": 4,
-    "task": {"kind": "arithmetic"},
-    "verifier": {"kind": "number"},
-    "agents": [
-        {"name": "wren", "model": "pocket:wren"},
-        {"name": "finch", "model": "pocket:finch", "learning_rate": 1e-5},
-    ],
-}
 TEXT = """
 steps = 4
 [task]
@@ -39,27 +30,16 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_papers_defaults() -> None:
+def test_the_papers_defaults(path: Path) -> None:
     """arXiv 2603.02604, settings of section 5 and appendix."""
-    config = parse_config(TREE)
-    a = config.algorithm
-    assert (config.prompts_per_step, config.samples_per_prompt, config.minibatch_samples) == (
-        128,
-        8,
-        512,
-    )
-    assert (a.name, a.alpha, a.floor, a.last_floor, a.capability_window) == (
-        "hacpo",
-        1,
-        0.8,
-        0.875,
-        5,
-    )
-    assert (a.epsilon_low, a.epsilon_high) == (3e-4, 4e-4)
-    agent = config.agents[0]
+    c = load_config(path)
+    a, agent = c.algorithm, c.agents[0]
+    assert (c.prompts_per_step, c.samples_per_prompt, c.minibatch_samples) == (128, 8, 512)
+    assert (a.name, a.alpha, a.floor, a.last_floor) == ("hacpo", 1, 0.8, 0.875)
+    assert (a.capability_window, a.epsilon_low, a.epsilon_high) == (5, 3e-4, 4e-4)
     assert (agent.learning_rate, agent.weight_decay, agent.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert agent.betas == (0.9, 0.999)
-    assert (config.max_prompt_tokens, config.max_response_tokens) == (1024, 4096)
+    assert (c.max_prompt_tokens, c.max_response_tokens) == (1024, 4096)
 
 
 def test_overrides(path: Path) -> None:
@@ -74,15 +54,11 @@ def test_overrides(path: Path) -> None:
 
 
 def test_one_override_for_all_agents(path: Path) -> None:
+    """What it gave to all, another one can change for one agent."""
     config = load_config(path, ["agents.*.learning_rate=3e-6", "agents.*.lora.rank=4"])
-    assert {(agent.learning_rate, agent.lora and agent.lora.rank) for agent in config.agents} == {
-        (3e-6, 4)
-    }
-
-
-def test_what_one_override_gave_to_all_another_changes_for_one(path: Path) -> None:
+    assert [(agent.learning_rate, agent.lora.rank) for agent in config.agents] == [(3e-6, 4)] * 2
     config = load_config(path, ["agents.*.lora={rank=8}", "agents.0.lora.rank=4"])
-    assert [agent.lora and agent.lora.rank for agent in config.agents] == [4, 8]
+    assert [agent.lora.rank for agent in config.agents] == [4, 8]
 
 
 def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
@@ -109,6 +85,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("agents.7.learn=false", ["agents.7", "'7'", "0 to 1", "wren"]),
         ("agents.0.name=a/b", ["agents.0.name"]),
         ("agents.0.replay=runs/x", ["either `model` or `replay`"]),
+        ("agents.*.learn=false", ["none of them learns"]),
         ("steps.more=1", ["steps is a value"]),
         ("agents.*.name.x=1", ["agents.*.name is a value"]),
         ("algorithm.*.x=1", ["algorithm.*"]),
@@ -117,10 +94,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("algorithm.name=3", ["algorithm.name = 3 is unknown"]),
         ("algorithm.alhpa=2", ["algorithm.alhpa: unknown key; did you mean 'alpha'"]),
         ("algorithm.tis_cap=3", ["algorithm.tis_cap belongs to f-tis, not hacpo"]),
-        (
-            "algorithm.last_floor=1.0",
-            ["algorithm: ", "last_floor = 1.0", "floor <= last_floor < 1"],
-        ),
+        ("algorithm.last_floor=1.0", ["algorithm: ", "= 1.0", "floor <= last_floor < 1"]),
         ("algorithm.overlap_power=1", ["algorithm.overlap_power: write algorithm.power"]),
         # FAULTS D13-20: these were tracebacks, or took for ever.
         ("agents.0.template_args.x=[nan]", ["agents.0.template_args.x.0: nan is not a finite"]),
@@ -145,13 +119,10 @@ def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> 
 
 
 def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> None:
-    path.write_text(
-        f"{TEXT}\n[algorithm]\nalpha = 2.0\nfloor = 0.7\nepsilon_low = 0.1\nbeta = 0.2\n"
-    )
-    assert load_config(path).algorithm == make_settings(
-        alpha=2.0, floor=0.7, epsilon_low=0.1, beta=0.2
-    )
-    gspo = make_settings("gspo", epsilon_low=0.1, beta=0.2)
+    path.write_text(f"{TEXT}\n[algorithm]\nalpha = 2.0\nepsilon_low = 0.1\nbeta = 0.2\n")
+    both = {"epsilon_low": 0.1, "beta": 0.2}
+    assert load_config(path).algorithm == make_settings(alpha=2.0, **both)
+    gspo = make_settings("gspo", **both)
     assert load_config(path, ["algorithm.name=gspo"]).algorithm == gspo
     arms = path.parent / "arms"
     arms.mkdir()
@@ -222,11 +193,6 @@ def test_odd_files(path: Path, tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"not valid TOML|levels of tables"):
             load_config(path)
-
-
-def test_nobody_learns(path: Path) -> None:
-    with pytest.raises(UserError, match="none of them learns"):
-        load_config(path, ["agents.0.learn=false", "agents.1.learn=false"])
 
 
 def test_config_and_algorithms_import_without_heavy_packages() -> None:

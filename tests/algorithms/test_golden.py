@@ -106,21 +106,15 @@ def test_golden_case(case: dict) -> None:
     capability = capability_of(case)
     hacpo = hacpo_of(case)
 
-    assert [capability.of(name(a), ALL_TASKS) for a in agents] == pytest.approx(
-        expected["capability"], **CLOSE
-    )
-    assert [capability.ratio(learner, name(a)) for a in agents] == pytest.approx(
-        expected["omega_baseline"], **CLOSE
-    )
-    assert [capability.ratio(name(a), learner) for a in agents] == pytest.approx(
-        expected["omega_credit"], **CLOSE
-    )
-    assert [hacpo.baseline(g, capability, learner) for g in groups] == pytest.approx(
-        expected["baseline"], **CLOSE
-    )
-    assert [deviation([t.reward for t in g.judged]) for g in groups] == pytest.approx(
-        expected["sigma"], **CLOSE
-    )
+    found = {
+        "capability": [capability.of(name(a), ALL_TASKS) for a in agents],
+        "omega_baseline": [capability.ratio(learner, name(a)) for a in agents],
+        "omega_credit": [capability.ratio(name(a), learner) for a in agents],
+        "baseline": [hacpo.baseline(g, capability, learner) for g in groups],
+        "sigma": [deviation([t.reward for t in g.judged]) for g in groups],
+    }
+    for key, values in found.items():
+        assert values == pytest.approx(expected[key], **CLOSE), key
 
     samples = hacpo.credit(Step(learner, samples_of(case), groups, capability))
     assert [s.advantage for s in samples] == pytest.approx(flat(expected["advantage"]), **CLOSE)

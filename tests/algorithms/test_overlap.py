@@ -79,9 +79,7 @@ def test_the_example_of_level() -> None:
     assert level([1, 1], [(1, 0.5)]) == (1.0, 0.0)  # nothing differs
     assert level([0], []) == (0.0, 0.0)
     assert level([1], [(0, 1e-300)]) == (1.0, 0.0)  # one reply and next to nothing
-    assert (
-        level([0.1, 0.1], [(0.1, 0.3)])[1] == 0.0
-    )  # though their mean is not 0.1 to the last digit
+    assert level([0.1] * 2, [(0.1, 0.3)])[1] == 0.0  # their mean is not 0.1 to the last digit
     assert level([0.7] * 3, [(0.7, 0.9), (0.7, 0.2)])[1] == 0.0
 
 
@@ -225,12 +223,7 @@ def test_better_but_not_right_is_not_followed() -> None:
 
 def test_far_replies_leave_a_finite_gradient() -> None:
     """One that its author found nearly impossible has s = inf, which may not reach others' gradient."""
-    b = batch_of(
-        [[-1.0], [-1.0]],
-        [False, True],
-        behaviour=[-1000.0, -1.0],
-        advantage=[1.0, 1.0],
-    )
+    b = batch_of([[-1.0]] * 2, [False, True], behaviour=[-1000.0, -1.0], advantage=[1.0, 1.0])
     output = overlap().loss(b, MIXED)
     assert [g for (g,) in gradient(output, b)] == pytest.approx([-1.0, -1.0])
     assert output.loss.isfinite() and output.weight_B.all()
@@ -243,11 +236,8 @@ def test_a_truncated_reply_and_an_unknown_level_take_no_part() -> None:
         for s in scored(seen_by(groups, "a"), 1.0)
     ]
     credited = overlap().credit(step_of(groups, seen))
-    assert [(s.problem_id, s.source, s.index) for s in credited] == [
-        ("q", "a", 0),
-        ("q", "a", 1),
-        ("q", "b", 0),
-    ]
+    found = [(s.problem_id, s.source, s.index) for s in credited]
+    assert found == [("q", "a", 0), ("q", "a", 1), ("q", "b", 0)]
 
 
 def test_alone_it_is_gspo_also_with_a_dropped_reply() -> None:
@@ -260,8 +250,3 @@ def test_alone_it_is_gspo_also_with_a_dropped_reply() -> None:
     b = batch_of([[-1.0, -2.0], [-1.1, -1.9]], [True, True], advantage=[1.0, -2.0])
     one, two = overlap().loss(b, MIXED), gspo.loss(b, MIXED)
     assert one.loss.item() == two.loss.item() and torch.equal(one.weight_B, two.weight_B)
-
-
-def test_its_order_is_mixed_unless_one_is_set() -> None:
-    assert overlap().needs.updates == "mixed"
-    assert overlap(order="own_first").needs.updates == "own_first"

@@ -1,13 +1,10 @@
-"""xGRPO by hand: own samples, a baseline over all agents' rewards."""
+"""xGRPO by hand: the baseline is over all agents' rewards. Its loss is GRPO's (test_alone.py)."""
 
 from functools import partial
 
 import pytest
-from by_hand import batch_of, gradient, groups_of, rule, seen_by, step_of
+from by_hand import groups_of, rule, seen_by, step_of
 
-from hacrl.types import Update
-
-OWN = Update(0, 0.0, "own", ("q", "r"))
 xgrpo = partial(rule, "xgrpo")
 
 
@@ -32,12 +29,3 @@ def test_the_baseline_is_of_all_agents() -> None:
     wanted = [0.5, -1.5, 0.5, 0.5, 0, 0, half, -half]
     assert [s.advantage for s in credited] == pytest.approx(wanted, abs=1e-5)
     assert {s.weight for s in credited} == {1.0}
-
-
-def test_its_loss_is_grpos() -> None:
-    """Three tokens, A = 1/2 and -3/2, ratios 1: J = 1/2 + 1/2 - 3/2, loss = 1/2 / 3."""
-    rows = [[-1.0, -0.5], [-2.0, 0.0]]
-    b = batch_of(rows, mask=[[1, 1], [1, 0]], old=rows, advantage=[0.5, -1.5])
-    output = xgrpo().loss(b, OWN)
-    assert output.loss.item() == pytest.approx(1 / 6)
-    assert gradient(output, b) == [pytest.approx([-1 / 6, -1 / 6]), pytest.approx([0.5, 0.0])]

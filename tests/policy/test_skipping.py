@@ -1,18 +1,19 @@
 """Skipping samples of advantage 0 changes the time of an update, not its result."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from by_hand import batch_of
 from ratio_rows import SPECS, UPDATE, algorithm, assert_equal_state, learn, policy, rows_of
+from team import NO_EVALUATION, member, team
 
 import hacrl
 from hacrl.algorithms import ALGORITHMS
 from hacrl.policy.batch import divisors_of, make_batch, make_inputs
 from hacrl.policy.policy import Policy
-from hacrl.types import MicroBatch, Sample
+from hacrl.types import Sample
 
 PEERS = replace(UPDATE, part="peers")
 ZERO_ADVANTAGE = [i for i, (_, _, advantage) in enumerate(SPECS) if advantage == 0]
@@ -102,32 +103,20 @@ def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
     method = algorithm(name)
     generator = torch.Generator().manual_seed(0)
     logprobs, old, source = (
-        -3 * torch.rand(6, 5, generator=generator, dtype=torch.float64) for _ in range(3)
+        (-3 * torch.rand(6, 5, generator=generator, dtype=torch.float64)).tolist() for _ in range(3)
     )
-    whole = MicroBatch(
-        logprobs_BT=logprobs.requires_grad_(),
-        mask_BT=torch.ones(6, 5),
-        behaviour_B=source.mean(1),
-        old_logprobs_BT=old,
-        ref_logprobs_BT=None,
-        advantage_B=torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 1.0], dtype=torch.float64),
-        weight_B=torch.full((6,), 1.3, dtype=torch.float64),
-        is_own_B=torch.tensor([True, True, False, False, True, False]),
-        num_samples=6,
-        num_own=3,
-        num_tokens=30,
-        num_own_tokens=15,
-        source_logprobs_BT=source,
+    whole = batch_of(
+        logprobs,
+        [True, True, False, False, True, False],
+        behaviour=[sum(row) / 5 for row in source],
+        old=old,
+        source=source,
+        advantage=[0.0, 1.0, 0.0, -1.0, 0.0, 1.0],
+        weight=[1.3] * 6,
     )
     kept = whole.advantage_B != 0
-    part = replace(
-        whole,
-        **{
-            key: value[kept].detach()
-            for key, value in vars(whole).items()
-            if isinstance(value, torch.Tensor)
-        },
-    )
+    tensors = {key: value for key, value in vars(whole).items() if torch.is_tensor(value)}
+    part = replace(whole, **{key: value[kept].detach() for key, value in tensors.items()})
     part.logprobs_BT.requires_grad_()
     losses = [method.loss(batch, UPDATE).loss for batch in (whole, part)]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-12)
@@ -140,20 +129,11 @@ def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
 
 
 def test_skipped_samples_are_null_in_the_samples_file(tmp_path: Path) -> None:
-    config = {
-        "steps": 1, "prompts_per_step": 6, "samples_per_prompt": 2, "minibatch_samples": 12,
-        "max_prompt_tokens": 64, "max_response_tokens": 24, "task": {"kind": "arithmetic"},
-        "verifier": {"kind": "number", "workers": 0}, "evaluation": {"every": 0, "problems": 2},
-        "runtime": {"threads": 1, "device": "cpu"}, "log": {"tensorboard": False},
-        "agents": [
-            {"name": n, "model": f"pocket:{n}", "learning_rate": 2e-4} for n in ("wren", "finch")
-        ],
-    }  # fmt: skip
-    run = hacrl.train(config, tmp_path / "run")
-    metrics = [row for row in run.metric_rows() if row["kind"] == "train"]
+    settings = {"steps": 1, "samples_per_prompt": 2, **NO_EVALUATION}
+    run = hacrl.train(team(member("wren"), member("finch"), **settings), tmp_path / "run")
+    metrics = run.metric_rows("train")
     for row in metrics:
-        path = run.path / f"samples/{row['agent']}/step-{row['step']:06d}.jsonl"
-        stored = [json.loads(line) for line in path.read_text().splitlines()]
+        stored = run.sample_rows(row["step"], row["agent"])
         skipped = [s["advantage"] == 0 for s in stored]
         assert [s["ratio"] is None for s in stored] == skipped
         assert [s["used"] is None for s in stored] == skipped

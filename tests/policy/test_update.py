@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import ratio_rows
 import torch
+from by_hand import batch_of
 from rounding import RoundsByShape
 
 from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import WithoutRounding
-from hacrl.types import MicroBatch, Sample, Update
+from hacrl.types import Sample, Update
 
 LOW, HIGH = 3e-4, 4e-4
 
@@ -134,26 +135,9 @@ def test_changes_within_rounding_count_as_none() -> None:
     """Mean changes 0.4, -0.2 and 0 of rows with 4 tokens; the last row was not scored. The sum of their
     squares is 0.2. Rounding of 0.4 a token has a variance of 0.04 in a mean, 0.12 in three rows, so 0.4
     of every change is kept."""
-    found_BT = torch.tensor([[0.4] * 4, [-0.4, 0.0, -0.4, 0.0], [0.0] * 4, [0.7] * 4])
-    found_BT.requires_grad_()
-    old_BT = torch.zeros(4, 4)
-    old_BT[3] = float("nan")
-    column = torch.zeros(4)
-    batch = MicroBatch(
-        logprobs_BT=found_BT,
-        mask_BT=torch.ones(4, 4),
-        behaviour_B=column,
-        old_logprobs_BT=old_BT,
-        ref_logprobs_BT=None,
-        advantage_B=column,
-        weight_B=column,
-        is_own_B=column > 0,
-        source_logprobs_BT=None,
-        num_samples=4,
-        num_own=4,
-        num_tokens=16,
-        num_own_tokens=16,
-    )
+    found = [[0.4] * 4, [-0.4, 0.0, -0.4, 0.0], [0.0] * 4, [0.7] * 4]
+    batch = batch_of(found, old=[*[[0.0] * 4] * 3, [float("nan")] * 4])
+    found_BT = batch.logprobs_BT
     seen: list[torch.Tensor] = []
     for noise in (0.4, 9.0, inf):  # more rounding than change: nothing is kept
         found_BT.grad = None

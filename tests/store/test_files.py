@@ -12,7 +12,6 @@ from hacrl.store.files import (
     remove_whole,
     steps_in,
     sweep,
-    to_json,
     whole_folder,
     write_atomic,
 )
@@ -55,12 +54,6 @@ def test_write_atomic_killed_anywhere(tmp_path, job, after):
         assert set(names(folder)) <= {"file", "other"}
         if (folder / "other").exists():
             assert (folder / "other").read_text() == "new" * 1000
-
-
-def test_json_never_holds_nan_or_infinity():
-    """FAULTS D6: such literals are not JSON, and other programs refuse the file."""
-    bad = {"ratio": float("inf"), "rows": [(1.5, float("nan")), {"a": -float("inf")}], "n": 3}
-    assert to_json(bad) == '{"ratio": null, "rows": [[1.5, null], {"a": null}], "n": 3}'
 
 
 def test_append_line_removes_an_incomplete_last_line(tmp_path):

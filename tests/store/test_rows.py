@@ -115,10 +115,12 @@ def test_no_rows_differ_from_a_file_cut_to_nothing(tmp_path: Path) -> None:
 
 def test_files_hold_no_nan_and_no_infinity(tmp_path: Path) -> None:
     """FAULTS D6: samples held `Infinity`, which is not JSON."""
-    write_rows(tmp_path / "rows.jsonl", [{"ratio": math.inf, "values": [1.5, math.nan]}])
+    bad = {"ratio": math.inf, "rows": [(1.5, math.nan), {"a": -math.inf}], "n": 3}
+    write_rows(tmp_path / "rows.jsonl", [bad])
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
     json.loads((tmp_path / "rows.jsonl").read_text(), parse_constant=refuse)
-    assert read_rows(tmp_path / "rows.jsonl", WAY) == [{"ratio": None, "values": [1.5, None]}]
+    found = read_rows(tmp_path / "rows.jsonl", WAY)
+    assert found == [{"ratio": None, "rows": [[1.5, None], {"a": None}], "n": 3}]

@@ -62,11 +62,7 @@ def test_a_resumed_run_has_the_checks_of_an_unbroken_one(
 ) -> None:
     half = hacrl.train(three(every=2) | {"steps": 2}, tmp_path / "half")
     whole = hacrl.resume(half.path, steps=3)
-
-    def train(run: RunDirectory) -> list[dict[str, Any]]:
-        return [row for row in run.metric_rows() if row["kind"] == "train"]
-
-    assert train(whole) == train(checked)
+    assert whole.metric_rows("train") == checked.metric_rows("train")
 
 
 def test_checks_come_when_due_and_are_complete(checked: RunDirectory) -> None:

@@ -1,6 +1,5 @@
 """Own ratios of a run's first updates, on a machine that rounds by shape."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from hacrl.store.rundir import RunDirectory
 
 
 def own_ratios(run: RunDirectory, step: int, update: int) -> list[float]:
-    path = run.samples_folder("wren") / f"step-{step:06d}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = run.sample_rows(step, "wren")
     found = [r["ratio"] for r in rows if r["update"] == update and r["source"] == "wren"]
     return [ratio for ratio in found if ratio is not None]
 

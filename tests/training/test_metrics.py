@@ -33,14 +33,8 @@ def test_rollout_metrics_by_hand() -> None:
     )
     assert made["reward"] == pytest.approx(1 / 3)
     assert (made["reply_tokens"], made["truncated"], made["not_attempted"]) == (3, 0.25, 2)
-    counts = {s: made[f"verdict/{s.value}"] for s in Status}
-    assert counts == {
-        Status.OK: 1,
-        Status.WRONG: 1,
-        Status.UNPARSED: 1,
-        Status.TIMEOUT: 1,
-        Status.ERROR: 0,
-    }
+    counts = [made[f"verdict/{s}"] for s in ("ok", "wrong", "unparsed", "timeout", "error")]
+    assert counts == [1, 1, 1, 1, 0]
 
 
 def test_effective_samples_by_hand() -> None:
@@ -63,18 +57,9 @@ def test_learning_metrics_by_hand() -> None:
     """Four peers' samples at floor 0.8 with s = 0.7, 0.9, 1.1, 0.8: one below, one above, two used."""
 
     def sample(source: str, tokens: int) -> Sample:
-        ids = (1,) * (tokens + 1)
-        return Sample(
-            "q",
-            0,
-            source,
-            source == "a",
-            ids,
-            (0,) + (1,) * tokens,
-            -1.0,
-            advantage=0.5,
-            weight=2.0,
-        )
+        ids, mask = (1,) * (tokens + 1), (0,) + (1,) * tokens
+        blank = Sample("q", 0, source, source == "a", ids, mask, -1.0)
+        return replace(blank, advantage=0.5, weight=2.0)
 
     own = [sample("a", 2)]
     peers = [sample("b", n) for n in (1, 2, 3, 4)]
@@ -89,11 +74,8 @@ def test_learning_metrics_by_hand() -> None:
     plan = Plan((("own", 1), ("peers", 1)), (0.8, 0.8))
     capability = Capability({("a", ""): 0.25, ("b", ""): 0.5})
     made = learning_metrics(done, plan, capability, ("a", "b"), "a")
-    assert (made["peers/below_floor"], made["peers/above_one"], made["peers/used"]) == (
-        0.25,
-        0.25,
-        0.5,
-    )
+    fractions = [made[f"peers/{name}"] for name in ("below_floor", "above_one", "used")]
+    assert fractions == [0.25, 0.25, 0.5]
     # weights of the gradient, with alpha 1: 0.9^2 * 2 and 0.8^2 * 2
     effective = 2.9**2 / (1.62**2 + 1.28**2)
     assert made["peers/effective_samples"] == pytest.approx(effective)
@@ -111,19 +93,9 @@ def test_what_the_first_update_clipped_is_told_apart() -> None:
     """Of two own samples the first update clips none, the second both: 0 of 2, and 2 of 4 in all."""
     own = [Sample("q", i, "a", True, (1, 1), (0, 1), -1.0, advantage=0.5) for i in range(2)]
 
-    def report(used: bool) -> UpdateReport:
-        return UpdateReport(
-            loss=0.1,
-            grad_norm=1.0,
-            kl=0.0,
-            skipped=False,
-            ratios=(1.0, 1.0),
-            weights=(float(used), float(used)),
-            learning_rate=1e-6,
-        )
-
     plan = Plan((("own", 2),), (0.8, 0.8))
-    done = [(Update(m, 0.8, "own", ("q",)), own, report(m == 0)) for m in range(2)]
+    reports = [UpdateReport(0.1, 1.0, 0.0, False, (1.0,) * 2, (w,) * 2, 1e-6) for w in (1.0, 0.0)]
+    done = [(Update(m, 0.8, "own", ("q",)), own, report) for m, report in enumerate(reports)]
     found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
     assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)
 

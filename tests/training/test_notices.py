@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from team import member, team
+from team import NO_EVALUATION, member, team
 from typer.testing import CliRunner
 
 import hacrl
 from hacrl.cli import app
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory
-
-NO_EVALUATION: dict[str, Any] = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def train(config: dict[str, Any], path: Path) -> tuple[RunDirectory, list[str]]:

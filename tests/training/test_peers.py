@@ -72,11 +72,7 @@ def test_one_agent_is_the_method_without_peers(tmp_path: Path, name: str, alone:
     """Number for number, but for the name of the update's part."""
     runs = [train(tmp_path / n, n, member("wren"), steps=2) for n in (name, alone)]
     parts = [
-        [
-            {k.replace("mixed/", "own/"): v for k, v in row.items()}
-            for row in run.metric_rows()
-            if row["kind"] == "train"
-        ]
+        [{k.replace("mixed/", "own/"): v for k, v in r.items()} for r in run.metric_rows("train")]
         for run in runs
     ]
     assert parts[0] == parts[1]

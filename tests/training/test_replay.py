@@ -17,17 +17,14 @@ def test_a_stored_run_can_be_a_member(tmp_path: Path) -> None:
     replay = {"name": "old-finch", "replay": str(stored.path)}
     run = hacrl.train(team(member("wren"), replay, **NO_EVALUATION), tmp_path / "run")
     for before, now in zip(snapshots(stored, 3), snapshots(run, 3), strict=True):
-        old = {
-            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
-            for g in before.groups
-            for t in g.trajectories
-        }
-        new = {
-            (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
-            for g in now.groups
-            for t in g.trajectories
-            if t.agent == "old-finch"
-        }
+        old, new = (
+            {
+                (t.problem_id, t.index): (t.text, t.reward, t.mean_logprob)
+                for t in snapshot.rows
+                if t.agent == agent
+            }
+            for snapshot, agent in ((before, "finch"), (now, "old-finch"))
+        )
         assert old == new
     assert all(r["peers/samples"] > 0 for r in rows(run, "wren"))
     assert all(r["replayed"] == 24 and r["rollouts"] == 0 for r in rows(run, "old-finch"))
@@ -46,7 +43,7 @@ def test_a_replay_member_takes_the_same_step_where_there_is_one(tmp_path: Path) 
     run = hacrl.train(team(member("wren"), replay, task=task, **NO_EVALUATION), tmp_path / "run")
 
     def texts(snapshot, agent: str) -> list[str]:
-        return [t.text for g in snapshot.groups for t in g.trajectories if t.agent == agent]
+        return [t.text for t in snapshot.rows if t.agent == agent]
 
     for before, now in zip(snapshots(stored, 3), snapshots(run, 3), strict=True):
         assert texts(now, "old") == texts(before, "finch")

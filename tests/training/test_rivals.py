@@ -1,6 +1,5 @@
 """Whole runs of the rivals: what each takes from its peers, checked against the run's own files."""
 
-import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -41,12 +40,11 @@ def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:
 
 
 def rows(run: RunDirectory, agent: str) -> list[dict[str, Any]]:
-    lines = (run.samples_folder(agent) / "step-000000.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return run.sample_rows(0, agent)
 
 
 def metrics(run: RunDirectory, agent: str) -> dict[str, Any]:
-    (row,) = [r for r in run.metric_rows() if r["kind"] == "train" and r["agent"] == agent]
+    (row,) = run.metric_rows("train", agent)
     return row
 
 

@@ -74,30 +74,18 @@ def samples_of(
     rollouts: tuple[Rollout, ...] = (),
     with_renderer: Renderer | None = None,
     limits: SampleLimits = LIMITS,
-    peers: bool = True,
-    needs_behaviour: bool = True,
-    needs_tokens: bool = False,
-    mask_truncated: bool = False,
+    **needs: bool,
 ) -> tuple[list[Sample], SampleReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
     groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
-    return make_samples(
-        groups,
-        rollouts,
-        PROBLEMS,
-        with_renderer or renderer(),
-        "ant",
-        limits,
-        peers=peers,
-        needs_behaviour=needs_behaviour,
-        needs_tokens=needs_tokens,
-        mask_truncated=mask_truncated,
-    )
+    needs = {"peers": True, "needs_behaviour": True, **needs}
+    made_with = with_renderer or renderer()
+    return make_samples(groups, rollouts, PROBLEMS, made_with, "ant", limits, **needs)
 
 
 def reason(*args: Trajectory, **kwargs: object) -> DropReason:
     """The one reason for which the one trajectory was dropped."""
-    samples, report = samples_of(*args, **kwargs)  # type: ignore[arg-type]
+    samples, report = samples_of(*args, **kwargs)
     assert samples == []
     [((source, why), count)] = report.drops.items()
     assert (source, count) == (args[0].agent, 1)
@@ -146,16 +134,9 @@ def test_order_is_snapshot_order_own_first_then_source_and_index() -> None:
     rows = [own_row(r) for r in rollouts]
     crowd = [peer("x", 1, "cat"), peer("x", 0, "cat"), peer("x", 1, "bee"), peer("x", 0, "bee")]
     samples, _ = samples_of(peer("x", 0, "cat", problem_id="q2"), *crowd, *rows, rollouts=rollouts)
-    assert [(s.problem_id, s.source, s.index) for s in samples] == [
-        ("q2", "ant", 0),
-        ("q2", "cat", 0),
-        ("q1", "ant", 0),
-        ("q1", "ant", 1),
-        ("q1", "bee", 0),
-        ("q1", "bee", 1),
-        ("q1", "cat", 0),
-        ("q1", "cat", 1),
-    ]
+    found = [(s.problem_id, s.source, s.index) for s in samples]
+    both = [("q1", source, i) for source in ("ant", "bee", "cat") for i in (0, 1)]
+    assert found == [("q2", "ant", 0), ("q2", "cat", 0), *both]
 
 
 def test_every_reason() -> None:
@@ -280,10 +261,8 @@ def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
     r = renderer()
     prompt = r.prompt(PROBLEMS["q1"].messages)
     body = r.continuation(prompt, "the")
-    assert body is not None
-    letters = tuple(i for c in "the" for i in (r.continuation(prompt, c) or ()))
-    assert len(body) == 1
-    assert len(letters) == 3
+    letters = tuple(i for c in "the" for i in r.continuation(prompt, c))
+    assert (len(body), len(letters)) == (1, 3)
 
     def tokens(ids: tuple[int, ...]) -> Tokens:
         return Tokens(r.vocabulary_hash, ids, (0.0,) * len(ids))
@@ -342,7 +321,7 @@ def test_tokens_that_cannot_be_taken() -> None:
     tokens = Tokens(r.vocabulary_hash, (33, 2), (-0.1, -0.2))
 
     def why(**other: object) -> DropReason:
-        return reason(peer("x", **{"tokens": tokens, **other}), needs_tokens=True)  # type: ignore[arg-type]
+        return reason(peer("x", **{"tokens": tokens, **other}), needs_tokens=True)
 
     other = replace(tokens, tokenizer="sha256:other")
     assert why(tokens=other) is DropReason.OTHER_VOCABULARY

@@ -31,17 +31,12 @@ def rollouts(run: RunDirectory, agent: str, step: int = 0) -> dict:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
     """6 prompts x 4 samples in minibatches of 24: 1 update own, 1 for each peer."""
-    names = [
-        ("wren", "wren"),
-        ("finch", "finch"),
-        ("heron", "heron"),
-        ("w2", "wren"),
-        ("f2", "finch"),
-    ]
-    members = [member(name, model) for name, model in names[:size]]
+    models = {"wren": "wren", "finch": "finch", "heron": "heron", "w2": "wren", "f2": "finch"}
+    names = list(models)[:size]
+    members = [member(name, models[name]) for name in names]
     config = team(*members, steps=2, minibatch_samples=24, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
-    for name, _ in names[:size]:
+    for name in names:
         trained = rows(run, name)
         assert [r["step"] for r in trained] == [0, 1]
         assert all(r["updates_planned"] == size for r in trained)
@@ -128,14 +123,8 @@ def test_a_frozen_member_samples_and_never_learns(tmp_path: Path) -> None:
     assert all("updates" not in r for r in rows(run, "finch"))
     assert all(r["updates"] > 0 and r["peers/samples"] > 0 for r in rows(run, "wren"))
     assert Checkpoints(run.checkpoints("finch"), 1).steps() == []
-    versions = {
-        t.policy_version
-        for c in snapshots(run, 3)
-        for g in c.groups
-        for t in g.trajectories
-        if t.agent == "finch"
-    }
-    assert versions == {0}
+    rows_of_all = (t for snapshot in snapshots(run, 3) for t in snapshot.rows)
+    assert {t.policy_version for t in rows_of_all if t.agent == "finch"} == {0}
 
 
 def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
@@ -161,8 +150,8 @@ def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) 
     config = team(member("wren"), member("finch", max_prompt_tokens=2), steps=1, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
     (snapshot,) = snapshots(run, 1)
-    theirs = [t for g in snapshot.groups for t in g.trajectories if t.agent == "finch"]
-    assert {t.finish for t in theirs} == {Finish.NOT_ATTEMPTED}
+    theirs = {t.finish for t in snapshot.rows if t.agent == "finch"}
+    assert theirs == {Finish.NOT_ATTEMPTED}
     (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
     assert finch["not_attempted"] == 6
     assert wren["samples/drop/not_attempted"] == 6

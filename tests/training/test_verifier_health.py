@@ -65,12 +65,9 @@ def test_rewards_outside_the_range_are_named(tmp_path: Path) -> None:
     begin = "wren, evaluation before training: your reward function failed on"
     with pytest.warns(UserWarning, match=begin):
         run = hacrl.train(settings(tmp_path, body), tmp_path / "run")
-    first = run.notes()[0]
-    assert first["text"].startswith(begin)
-    assert (
-        "first error: reward -1 is outside verifier.options.reward_range = [0, 1]" in first["text"]
-    )
-    assert "(r + 1) / 2" in first["text"]
+    first = run.notes()[0]["text"]
+    assert first.startswith(begin) and "(r + 1) / 2" in first
+    assert "first error: reward -1 is outside verifier.options.reward_range = [0, 1]" in first
     assert len(run.notes()) <= 2
     row = run.metric_rows("evaluation", "wren")[0]
     assert 0 < row["verdict/error"] < 12 and row["verdict/first_failure"].startswith("error: ")
