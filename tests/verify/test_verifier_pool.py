@@ -85,6 +85,12 @@ def all_gone(pids: Iterable[int]) -> bool:
     return happens(lambda: not any(alive(pid) for pid in pids))
 
 
+def kill_workers(pool: VerifierPool) -> None:
+    for worker in pool._workers:
+        os.kill(worker._process.pid, signal.SIGKILL)
+        worker._process.wait()
+
+
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     """A process of its own that can import bad_verifiers."""
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
@@ -161,9 +167,7 @@ def test_timeout_kills_what_the_verifier_started(
 
 def test_idle_death_costs_no_call(actor: VerifierPool) -> None:
     """A worker killed between two batches (by the system, out of memory) is replaced."""
-    for worker in actor._workers:
-        os.kill(worker._process.pid, signal.SIGKILL)
-        worker._process.wait()
+    kill_workers(actor)
     assert all(v.status is Status.OK for v in actor.judge_all([("a", problem())] * 6))
 
 
@@ -274,6 +278,10 @@ def test_interrupt_leaves_a_usable_pool(actor: VerifierPool, folder: Path) -> No
 
 
 def test_range_and_label() -> None:
+    with make_pool("number", 0) as pool:  # in this process
+        assert pool.label == "number/1" and pool.reward_range == (0.0, 1.0)
+        assert pool.judge_all([("42", problem())])[0].status is Status.OK
+        assert pool._workers == []
     with make_pool("bad_verifiers:Penalty") as pool:
         assert pool.label == "penalty/1" and pool.reward_range == (-1.0, 1.0)
         assert pool.judge_all([("", problem())])[0].reward == -1.0
@@ -313,32 +321,19 @@ def test_code_that_is_edited_during_a_run_is_noticed(tmp_path: Path) -> None:
         assert pool.judge_all([("a", problem())])[0].reward == 1.0
         rewards.write_text("def score(reply):\n    return 0.0\n")
         assert pool.judge_all([("a", problem())])[0].reward == 1.0
-        os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
-        pool._workers[0]._process.wait()
+        kill_workers(pool)
         with pytest.raises(UserError, match=r"edited_rewards\.py was changed.*--accept-changed"):
             pool.judge_all([("a", problem())])
 
 
-def test_in_process() -> None:
-    with make_pool("number", 0) as pool:
-        assert pool.label == "number/1" and pool.reward_range == (0.0, 1.0)
-        assert pool.judge_all([("42", problem())])[0].status is Status.OK
-        assert pool._workers == []
-
-
-def test_nothing_to_judge() -> None:
-    with make_pool("exact") as pool:
+def test_close_ends_the_workers() -> None:
+    with make_pool("exact", 2) as pool:
         assert pool.judge_all([]) == []
+        pids = [worker._process.pid for worker in pool._workers]
+        assert all(alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids)
     with pytest.raises(ValueError, match="closed"):
         pool.judge_all([])
-
-
-def test_close_ends_the_workers() -> None:
-    pool = make_pool("exact", 2)
-    pids = [worker._process.pid for worker in pool._workers]
-    assert all(alive(pid) for pid in pids)
-    pool.close()
-    assert not any(alive(pid) for pid in pids)
 
 
 PARENT = """

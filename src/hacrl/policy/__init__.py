@@ -3,8 +3,8 @@
 policy.py      START HERE. Policy: score, update, checkpoint and restore, offload
 gradients.py   one minibatch: micro-batches through forward, loss and backward
 update.py      UpdateReport, and the loss of a step's first update
-weights.py     a model on its device with its float32 master
-ranks.py       the seam for sharding: one rank by default; sharding/ has several
+ranks.py       one rank by default, which places the model on its device; sharding/ has several
+weights.py     the parts of that: the float32 master, gradients, start weights
 load.py  lora.py  offload.py        loading, adapters, host memory between updates
 microbatch.py  batch.py             planning of micro-batches, and their tensors
 logprobs.py  fast_paths.py          log-probabilities, and checks of the faster ways to them
