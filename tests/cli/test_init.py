@@ -126,25 +126,34 @@ def test_the_answers_choose_the_verifier(tmp_path: Path, answers: list[str], kin
     assert guess_verifier(data)[0] == kind
 
 
+def test_a_column_with_a_telling_word_is_chosen_and_others_are_asked_for(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "d.jsonl", [{"prompt_text": "x?", "correct_answer": "1", "n": 1}])
+    data = read_data(file)
+    assert (data.question, data.answer) == ("prompt_text", "correct_answer")
+    file = write_rows(tmp_path / "e.jsonl", [{"one": "x?", "two": "1", "three": "2"}])
+    data = read_data(file, ask=lambda flag, *_: {"--question": "one", "--answer": "two"}[flag])
+    assert (data.question, data.answer) == ("one", "two")
+
+
 @pytest.mark.parametrize(
     ("rows", "flags", "message"),
     [
         (
             [{"a": "x", "b": "y"}],
             (),
-            "no column looks like the question; name it with --question: a, b",
+            "no column looks like the question; give --question COLUMN, one of: a, b",
         ),
-        ([{"question": "x", "b": 1, "c": 2}], (), "name it with --answer"),
+        ([{"question": "x", "b": 1, "c": 2}], (), "give --answer COLUMN"),
         (
             [{"question": "x", "answer": "1"}],
-            ("--answer", "gold"),
-            "its columns are: question, answer",
+            ("--answer", "answr"),
+            "its columns are: question, answer; did you mean 'answer'?",
         ),
         ([{"question": "x", "answer": None}], (), "line 1: column 'answer' is empty"),
         ([{"question": "x", "answer": "1"}], ("--reward", "right"), "choose one of exact, number"),
         ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
         ([{"messages": [], "answer": "1"}], (), "must be a list of messages {role, content}"),
-        ([{"messages": [{"role": "user", "content": "1?"}]}], (), "name it with --answer"),
+        ([{"messages": [{"role": "user", "content": "1?"}]}], (), "give --answer COLUMN"),
         ([], (), "the file is empty"),
     ],
 )

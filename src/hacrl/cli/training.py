@@ -181,5 +181,5 @@ def print_summary(run: Path) -> None:
     typer.echo(f"\nrun directory: {run}")
     learners = [a.name for a in summary.agents if a.learns]
     of_learners = [f"samples {run}", f"export {run} {learners[0]} DIR"] if learners else []
-    for rest in (f"show {run}", *of_learners):
+    for rest in (f"show {run}", f"view {run}", *of_learners):
         typer.echo(f"  {program()} {rest}")

@@ -85,7 +85,7 @@ class FunctionVerifier:
 
     def _verdict(self, reward: Any) -> Verdict:
         if reward is None:
-            return failed("the function returned None: not judged")
+            return failed("the function returned None: not judged (is a `return` missing?)")
         try:
             if isinstance(reward, (str, bytes)):
                 raise TypeError

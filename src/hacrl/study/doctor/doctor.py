@@ -48,6 +48,9 @@ EXTRAS = {
     "vllm": ("vllm", "sampler.kind = 'vllm'"),
     "wandb": ("wandb", "log.wandb"),
     "trackio": ("trackio", "log.trackio"),
+    "view": ("starlette", "hacrl view"),
+    "notebook": ("pandas", "data frames in Python"),
+    "owners": ("fastapi", "hacrl hub, hacrl join"),
     "bench": ("trl", "make bench"),
 }
 """Extra -> (package that shows whether it is installed, what needs it)."""

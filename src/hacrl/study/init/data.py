@@ -1,7 +1,8 @@
 """Read a data file before a config exists: columns of question and answer, and a verifier that fits."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -16,6 +17,14 @@ from hacrl.tasks.settings import ColumnsConfig
 from hacrl.types import Problem, Status
 from hacrl.verify import VerifierConfig, make_verifier
 from hacrl.verify.number import numbers_in
+
+Ask = Callable[[str, str, str | None], str]  # (flag, question, default) -> the user's answer
+
+
+def nobody(flag: str, question: str, default: str | None) -> str:
+    """Answers no question: raises a UserError."""
+    raise UserError(f"{flag} is missing")
+
 
 QUESTION = ("question", "problem", "prompt", "instruction", "query", "input", "text", "q")
 ANSWER = (
@@ -68,18 +77,21 @@ class Data:
         return [name for name in self.rows[0].values if name not in (self.question, self.answer)]
 
 
-def read_data(path: Path, question: str | None = None, answer: str | None = None) -> Data:
-    """Read a data file and choose its columns; UserError if they are not given and not clear."""
+def read_data(
+    path: Path, question: str | None = None, answer: str | None = None, ask: Ask = nobody
+) -> Data:
+    """Read a data file and choose its columns. Columns that are not given and not clear are asked for;
+    UserError without an answer."""
     rows = read_rows(path)
     columns = list(rows[0].values)
     texts = [c for c in columns if isinstance(rows[0].values[c], str)]
     question = question or _choose(QUESTION, texts) or _choose(MESSAGES, columns)
-    question = _existing(path, "--question", question, columns)
+    question = _existing(path, "--question", question, columns, ask)
     rest = [c for c in columns if c != question]
     answer = answer or _choose(ANSWER, rest)
     if not _ends_with_reply(rows[0].values[question]):
         answer = answer or (rest[0] if len(rest) == 1 else None)
-        answer = _existing(path, "--answer", answer, columns)
+        answer = _existing(path, "--answer", answer, columns, ask)
     for row in rows:
         for column in (question, answer):
             if column and row.values.get(column) in (None, ""):
@@ -98,17 +110,28 @@ def _ends_with_reply(value: Any) -> bool:
 
 
 def _choose(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    """The column with one of these names; else the only one with such a word in it (`prompt_text`)."""
     lower = {column.lower(): column for column in reversed(columns)}
-    return next((lower[name] for name in names if name in lower), None)
+    words = {name for name in names if len(name) > 1}
+    alike = [c for c in columns if words & set(re.split(r"[\W_]+", c.lower()))]
+    only = alike[0] if len(alike) == 1 else None
+    return next((lower[name] for name in names if name in lower), only)
 
 
-def _existing(path: Path, flag: str, column: str | None, columns: Sequence[str]) -> str:
-    there = ", ".join(columns)
+def _existing(path: Path, flag: str, column: str | None, columns: Sequence[str], ask: Ask) -> str:
+    there, what = ", ".join(columns), flag.strip("-")
     if column is None:
-        what = flag.strip("-")
-        raise UserError(f"{path}: no column looks like the {what}; name it with {flag}: {there}")
+        none = f"no column looks like the {what}"
+        try:
+            column = ask(flag, f"{none}. Which one is it ({there})?", None)
+        except UserError:
+            raise UserError(f"{path}: {none}; give {flag} COLUMN, one of: {there}") from None
     if column not in columns:
-        raise UserError(f"{flag} {column}: {path} has no such column; its columns are: {there}")
+        near = difflib.get_close_matches(column, columns, 1)
+        raise UserError(
+            f"{flag} {column}: {path} has no such column; its columns are: {there}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
     return column
 
 

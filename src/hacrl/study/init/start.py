@@ -9,13 +9,11 @@ from pathlib import Path
 
 from hacrl.errors import UserError
 from hacrl.store.files import write_atomic
-from hacrl.study.init.data import Data, check_references, guess_verifier, read_data
+from hacrl.study.init.data import Ask, Data, check_references, guess_verifier, read_data
 from hacrl.study.init.schema import config_schema
 from hacrl.study.init.team import POCKET, PROMPTS, Reward, make_agents, write_text
 from hacrl.study.templates import render
 from hacrl.verify.settings import VERIFIERS
-
-Ask = Callable[[str, str, str | None], str]  # (flag, question, default) -> the user's answer
 
 BUILT_IN = "arithmetic"  # in place of a data file: the built-in problems
 OWN = "own"  # in place of a verifier: write a reward function to edit
@@ -58,7 +56,7 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
     )
     data = None
     if named != BUILT_IN:
-        data = read_data(Path(named).expanduser(), wishes.question, wishes.answer)
+        data = read_data(Path(named).expanduser(), wishes.question, wishes.answer, ask)
         report(
             f"data: {len(data.rows)} rows; question: column {data.question!r}, answer: "
             f"{data.answer_source}"
