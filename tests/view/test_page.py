@@ -136,6 +136,62 @@ def test_rollouts_filters_search_and_links(tab: Any, address: str, browser: Any)
     other.context.close()
 
 
+QUICK = """([name, value]) => {
+  const field = document.querySelector(`[name=${name}]`);
+  field.value = value;
+  field.dispatchEvent(new Event("change"));
+}"""
+SLOW = """() => {  // the answer to the search alone arrives last
+  const real = window.fetch;
+  window.fetch = async (address) => {
+    const answer = await real(address);
+    if (/q=/.test(address) && !/author=/.test(address)) await new Promise((r) => setTimeout(r, 800));
+    return answer;
+  };
+}"""
+
+
+def test_filters_changed_back_to_back_are_all_kept(tab: Any, address: str) -> None:
+    tab.goto(f"{address}#rollouts?id=team")
+    tab.get_by_text("of 128 replies").wait_for()
+    tab.evaluate(SLOW)
+    for change in (["search", "hacked"], ["author", "wren"]):
+        tab.evaluate(QUICK, change)
+    tab.get_by_text("No reply matches.").wait_for()  # the author is finch
+    tab.wait_for_timeout(1000)
+    assert "q=hacked" in tab.url and "author=wren" in tab.url
+    assert tab.get_by_text("No reply matches.").is_visible()
+    assert tab.get_by_label("search").input_value() == "hacked"
+    tab.evaluate(QUICK, ["step", "-1"])
+    tab.get_by_role("alert").get_by_text("is not a number").wait_for()
+    tab.go_back()
+    tab.go_back()
+    tab.get_by_text("1 to 1 of 1 replies").wait_for()
+    assert tab.get_by_label("author").input_value() == ""
+    tab.locator("table.replies tbody td").last.click()  # anywhere on the row
+    tab.locator("article.chosen").wait_for()
+
+
+def test_an_incomplete_link_and_the_keys_dialog(tab: Any, address: str) -> None:
+    tab.goto(f"{address}#problem?id=team&step=3")
+    tab.get_by_text("it lacks the id of the problem (problem=…)").wait_for()
+    tab.keyboard.press("?")
+    box = tab.locator("dialog").bounding_box()
+    assert abs(box["x"] + box["width"] / 2 - 650) < 10
+    assert abs(box["y"] + box["height"] / 2 - 450) < 10
+
+
+def test_ticks_and_verdicts(tab: Any, address: str) -> None:
+    tab.goto(address)
+    ticks = "import('/assets/chart.js').then((m) => m.ticks(-0.3, 0.3, 6))"
+    assert tab.evaluate(ticks) == [-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3]
+    badge = """([status, reward]) => import('/assets/rollouts.js').then((m) => {
+      const found = m.verdict({ status, reward }); return [found.textContent, found.className]; })"""
+    assert tab.evaluate(badge, ["wrong", 0.2]) == ["partly right 0.2", "badge warn"]
+    assert tab.evaluate(badge, ["wrong", 0]) == ["wrong", "badge bad"]
+    assert tab.evaluate(badge, ["ok", 2]) == ["ok 2", "badge good"]
+
+
 def test_a_hostile_reply_is_shown_as_text(tab: Any, address: str) -> None:
     tab.goto(f"{address}#rollouts?id=team&q=hacked")
     tab.locator("table.replies a").click()

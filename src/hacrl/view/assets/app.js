@@ -14,7 +14,7 @@ const VIEWS = { runs: runsView, run: runView, teach: teachView, rollouts: rollou
 const KEYS = [["/", "search"], ["j, k", "next, previous entry"], ["Enter", "open it"], ["1, 2, 3", "tabs of a run"], ["g", "list of runs"], ["t", "light or dark"], ["← →", "values of a chart"], ["?", "this list"]];
 
 const header = h("header"), main = h("main", { id: "main", tabindex: "-1" }), help = h("dialog", { class: "card" });
-let stop = () => {}, turn = 0, tabs = [];
+let stop = () => {}, turn = 0, tabs = [], loading = false, shown = "";
 
 function theme(value) {
   document.documentElement.dataset.theme = value;
@@ -40,6 +40,14 @@ const page = {
     if (replace) { history.replaceState(null, "", target); return show(); }
     location.hash = target;
   },
+  /** Change the address and keep the present view, which calls `redraw` itself. While another address is
+   * being loaded the view is built again instead. */
+  stay(name, params, redraw) {
+    if (loading) return page.go(name, params);
+    location.hash = link(name, params);
+    shown = location.hash;
+    return redraw();
+  },
   title(text, hint, found = []) {
     document.title = `${text} · hacrl`;
     tabs = found;
@@ -63,6 +71,8 @@ const page = {
 async function show() {
   const mine = ++turn;
   let [name, params] = parse();
+  loading = true;
+  shown = location.hash;
   stop();
   stop = () => {};
   try {
@@ -81,7 +91,10 @@ async function show() {
     if (!header.childElementCount) page.title("hacrl");
     page.fail(error);
   } finally {
-    main.removeAttribute("aria-busy");
+    if (mine === turn) {
+      loading = false;
+      main.removeAttribute("aria-busy");
+    }
   }
 }
 
@@ -124,6 +137,6 @@ help.append(h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, text]) => [h("dt", 
   h("form", { method: "dialog" }, h("button", {}, "close")));
 help.querySelector("form").addEventListener("submit", (event) => { event.preventDefault(); help.close(); });
 document.getElementById("app").replaceChildren(header, main, help);
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => { if (location.hash !== shown) show(); });
 document.addEventListener("keydown", keys);
 show();

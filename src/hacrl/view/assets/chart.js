@@ -14,7 +14,8 @@ function distance(low, high, count) {
 /** About `count` round values from low to high. */
 export function ticks(low, high, count) {
   const step = distance(low, high, count), found = [];
-  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(Number(v.toPrecision(12)) + 0);
+  // Multiples of the step: a sum of steps would miss 0 by a rounding error.
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)) + 0);
   return found;
 }
 

@@ -7,6 +7,8 @@ import { useBadge, verdict } from "./rollouts.js";
 
 export async function problemView(params, page) {
   const { id } = params;
+  const lacking = [["id", "name of the run"], ["step", "step"], ["problem", "id of the problem"]].filter(([key]) => !params[key]);
+  if (lacking.length) throw new Error(`The link is incomplete: it lacks the ${lacking.map(([key, text]) => `${text} (${key}=…)`).join(" and the ")}. Open the problem from the list of rollouts.`);
   const data = await get("problem", { id, step: params.step, problem: params.problem });
   page.title(id, null, runTabs(id));
   const other = (problem, text) => problem ? h("a", { class: "button", href: link("problem", { id, step: data.step, problem }) }, text) : h("span", { class: "button off" }, text);

@@ -9,11 +9,13 @@ const FINISHES = [["", "any"], ["stop", "stop"], ["length", "token limit"], ["no
 const USED = [["", "any"], ["used", "used"], ["clipped", "no gradient"], ["zero", "advantage 0"], ["none", "no sample"]];
 export const USE_NAMES = Object.fromEntries(USED.slice(1));
 
-export function verdict(reply) {
+/** A badge of the verdict; with the reward where that is not the usual 1 or 0. */
+export function verdict(reply, withReward = true) {
   if (reply.reward === null) return badge(reply.status || "not judged", "warn");
-  const usual = reply.reward === (reply.status === "ok" ? 1 : 0);
-  const text = usual ? reply.status : `${reply.status} ${number(reply.reward)}`;
-  return badge(text, reply.reward > 0 ? "good" : "bad");
+  const right = reply.status === "ok", partly = !right && reply.reward > 0;
+  const text = partly ? "partly right" : reply.status;
+  const usual = reply.reward === (right ? 1 : 0);
+  return badge(usual || !withReward ? text : `${text} ${number(reply.reward)}`, right ? "good" : partly ? "warn" : "bad");
 }
 
 export function useBadge(use) {
@@ -26,31 +28,41 @@ function progress(index) {
   return h("p", { class: "notice", role: "status" }, bar, ` Indexing: ${number(index.done)} of ${number(index.total)} steps, newest first. The list grows until it is complete.`);
 }
 
-export async function rolloutsView(params, page) {
-  const { id } = params;
+export async function rolloutsView(start, page) {
+  const { id } = start;
+  let params = start;  // the latest choice; the address follows it
   const run = await get("run", { id });
   const agents = run.agents.map((a) => a.name), learners = run.agents.filter((a) => a.learns).map((a) => a.name);
-  const learner = params.learner || learners[0];
+  const learner = () => params.learner || learners[0];
   const state = h("div"), list = h("div"), more = h("div", { class: "bar" }), count = h("p", { class: "hint" });
   page.title(run.id, run.path, runTabs(id));
-  const set = (key) => (value) => page.go("rollouts", { ...params, [key]: value, offset: "" });
+  const set = (key) => (value) => {
+    params = { ...params, [key]: value, offset: "" };
+    list.setAttribute("aria-busy", "true");
+    const asked = params;
+    page.stay("rollouts", params, () => refresh().catch((error) => { if (asked === params) fail(error); }));
+  };
+  const load = (next) => { params = next; page.go("rollouts", params); };
   const steps = h("input", { type: "number", min: 1, max: run.steps, name: "step", value: params.step || "", placeholder: "all", onchange: (e) => set("step")(e.target.value) });
-  const search = h("input", { type: "search", name: "search", value: params.q || "", placeholder: "words in replies and messages", onchange: (e) => set("q")(e.target.value) });
+  const search = h("input", { type: "search", name: "search", value: params.q || "", placeholder: "words in replies and messages, then Enter", onchange: (e) => { set("q")(e.target.value); e.target.blur(); } });
   const form = h("div", { class: "bar filters" },
     h("label", { class: "field" }, h("span", {}, "step"), steps),
     select("author", params.author || "", [["", "any"], ...agents], set("author")),
     select("reward", params.reward || "", REWARDS, set("reward")),
     select("finish", params.finish || "", FINISHES, set("finish")),
-    select("learner", learner, learners, set("learner")),
+    select("learner", learner(), learners, set("learner")),
     select("used", params.used || "", USED, set("used")),
     h("label", { class: "field grow" }, h("span", {}, "search (/)"), search),
-    h("button", { type: "button", onclick: () => page.go("rollouts", { id }) }, "clear"));
+    h("button", { type: "button", onclick: () => load({ id }) }, "clear"));
   let complete = false;
 
   async function refresh(event) {
     if (event?.index) state.replaceChildren(progress(event.index));
     if (event && complete && !(run.state === "running" && !params.offset)) return;
-    const found = await get("rollouts", { ...params, learner });
+    const asked = params;
+    const found = await get("rollouts", { ...asked, learner: learner() });
+    if (asked !== params) return;  // a later choice has its own request
+    list.removeAttribute("aria-busy");
     state.replaceChildren(progress(found.index), exported?.partial ? notice(exported.partial) : "");
     complete = !found.index || found.index.complete;
     const focused = document.activeElement?.getAttribute?.("href");
@@ -58,21 +70,33 @@ export async function rolloutsView(params, page) {
     count.textContent = found.total ? `${number(found.offset + 1)} to ${number(last)} of ${number(found.total)} replies` : "";
     list.replaceChildren(found.rows.length ? rows(found.rows) : notice(complete ? "No reply matches." : "No reply matches yet."));
     more.replaceChildren(
-      h("button", { type: "button", disabled: !found.offset, onclick: () => page.go("rollouts", { ...params, offset: Math.max(0, found.offset - 50) || "" }) }, "← previous"),
-      h("button", { type: "button", disabled: last >= found.total, onclick: () => page.go("rollouts", { ...params, offset: last }) }, "next →"));
+      h("button", { type: "button", disabled: !found.offset, onclick: () => load({ ...params, offset: Math.max(0, found.offset - 50) || "" }) }, "← previous"),
+      h("button", { type: "button", disabled: last >= found.total, onclick: () => load({ ...params, offset: last }) }, "next →"));
     if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   }
 
+  function fail(error) {
+    list.removeAttribute("aria-busy");
+    list.replaceChildren(notice(error.message, "bad"));
+    count.textContent = "";
+    more.replaceChildren();
+  }
+
   function rows(found) {
+    const address = (r) => link("problem", { id, step: r.step, problem: r.problem, reply: `${r.author}-${r.number}` });
+    const open = (r) => (event) => {
+      if (!event.target.closest("a") && getSelection().isCollapsed) location.hash = address(r);
+    };
     return table([
       { title: "step", cell: (r) => r.step },
-      { title: "problem", left: true, cell: (r) => h("a", { href: link("problem", { id, step: r.step, problem: r.problem, reply: `${r.author}-${r.number}` }), "data-row": "" }, r.problem) },
+      { title: "problem", left: true, cell: (r) => h("a", { href: address(r), "data-row": "" }, r.problem) },
       { title: "author", left: true, cell: (r) => [h("i", { class: `key c${agents.indexOf(r.author) % 8}` }), `${r.author} `, h("span", { class: "hint" }, `#${r.number}`)] },
-      { title: "verdict", left: true, cell: (r) => verdict(r) },
+      { title: "verdict", left: true, cell: (r) => verdict(r, false) },
+      { title: "reward", cell: (r) => number(r.reward) },
       { title: "tokens", cell: (r) => [number(r.tokens), r.finish === "length" ? h("span", { class: "hint", title: "reached the token limit" }, " ⤓") : ""] },
-      { title: `for ${learner}`, left: true, cell: (r) => r.uses[learner] ? useBadge(r.uses[learner]) : "" },
+      { title: `for ${learner()}`, left: true, cell: (r) => r.uses[learner()] ? useBadge(r.uses[learner()]) : "" },
       { title: "reply", left: true, cell: (r) => h("span", { class: "preview" }, r.text.replace(/\n/g, " ⏎ ")) },
-    ], found, { class: "replies" });
+    ], found, { class: "replies", row: (r) => ({ onclick: open(r) }) });
   }
 
   await refresh();
