@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,45 +152,13 @@ def end_marked_with_me(mark: bytes, close: int) -> None:
         os._exit(0)
 
 
-@contextmanager
-def marked_end_with_me() -> Iterator[str]:
-    """Yield a mark. Processes with the mark in their environment are killed when the block or this
-    process ends, however it ends: a second process waits for the end of a pipe. Linux only."""
-    mark = uuid.uuid4().hex
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", _KILL_AT_END, mark],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[1],
-        start_new_session=True,  # no Ctrl-C
-    )
-    try:
-        yield mark
-    finally:
-        watcher.communicate()
-
-
-_KILL_AT_END = """
-import sys, time
-from hacrl.stopping import kill_marked
-sys.stdin.read()
-time.sleep(0.2)  # some end by themselves
-while kill_marked(sys.argv[1].encode()):
-    time.sleep(0.2)
-"""
-
-
-def kill_marked(mark: bytes) -> bool:
-    """Kill every other process with `mark` in its environment, and return whether there was one. Linux
-    only; a process that was given another environment stays."""
-    found = False
+def kill_marked(mark: bytes) -> None:
+    """Kill every other process with `mark` in its environment. Linux only; a process that was given
+    another environment stays."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
                 os.kill(int(path.parent.name), signal.SIGKILL)
-                found = True
-    return found
 
 
 def _signal_on_death_of_parent(number: int) -> None:

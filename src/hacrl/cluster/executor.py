@@ -23,12 +23,11 @@ from hacrl.cluster.actor import AgentActor, AgentSpec, Failed, FollowerActor
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import Terminated, UserError, first_line
 from hacrl.logs.observer import PHASES, Observer
-from hacrl.stopping import check, marked_end_with_me
+from hacrl.stopping import check
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import AgentLost
 
-MARK = "HACRL_RAY"  # environment variable of the processes of a local Ray
 POLL = 0.5  # seconds between two checks for Ctrl-C and SIGTERM
 PATIENCE = 60.0  # seconds after which an agent without a machine is reported
 GRACE = 10.0  # seconds that a process has to end by itself
@@ -59,8 +58,6 @@ def connect(config: Config, stack: ExitStack) -> bool:
             "num_cpus": max(os.cpu_count() or 1, int(cores + 1)),
             "include_dashboard": False,
         }
-        # Ray's processes inherit it, so none of them outlives this one.
-        os.environ[MARK] = stack.enter_context(marked_end_with_me())
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)
@@ -71,8 +68,6 @@ def connect(config: Config, stack: ExitStack) -> bool:
         ) from error
     except SystemExit as error:
         raise (Terminated() if error.code == signal.SIGTERM else error) from error
-    finally:
-        os.environ.pop(MARK, None)
     stack.callback(ray.shutdown)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler exits with code 15
