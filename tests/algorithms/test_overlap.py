@@ -49,7 +49,8 @@ def test_a_weaker_peer_lowers_the_baseline_and_the_advantages_sum_to_zero() -> N
 
 def test_the_ratio_of_successes_has_its_own_length() -> None:
     """Two tokens, each half as likely to a: rho = 1/4. With success_tokens 1 a right reply has
-    rho^(1/2) = 1/2, a wrong one 1/4; by default both have 1/4."""
+    rho^(1/2) = 1/2, a wrong one 1/4; with 0 a right one has 1; by default both have 1/4. A peer that is
+    not trusted has its ratio."""
     half = -0.5 - log(2)  # the author's two tokens have -0.5 each
     groups = groups_of({"q": {"a": "10", "b": "10"}})
     twice = [
@@ -59,9 +60,34 @@ def test_the_ratio_of_successes_has_its_own_length() -> None:
         for s in seen_by(groups, "a")
     ]
     step = step_of(groups, twice)
-    for settings, weights in (({"success_tokens": 1}, [0.5, 0.25]), ({}, [0.25, 0.25])):
-        credited = overlap(**settings).credit(step)
+    for tokens, weights in ((1, [0.5, 0.25]), (0, [1, 0.25]), (None, [0.25, 0.25])):
+        credited = overlap(success_tokens=tokens).credit(step)
         assert [s.weight for s in credited if not s.is_own] == pytest.approx(weights)
+    doubted = overlap(success_tokens=0).credit(replace(step, trusted=[]))
+    assert [s.weight for s in doubted if not s.is_own] == pytest.approx([0.25, 0.25])
+
+
+@pytest.mark.parametrize("v", [0.01, 0.0001])
+def test_a_smallest_deviation_makes_a_small_weight_count_by_itself(v: float) -> None:
+    """a: eight right replies. b: a failure of weight v. b = 8 / (8 + v), squares are
+    8 (v / (8 + v))^2 + v (8 / (8 + v))^2 = 8 v / (8 + v), over 7 + v. Of the failure v |A| is then
+    v b / deviation = sqrt(8 v (7 + v) / (8 + v)): about sqrt(7 v), 26 times v for v = 0.01. With a bound
+    of 1/sqrt(8) it is sqrt(8) v b. The own advantages have the same sum, so that all sum to zero."""
+    groups = groups_of({"q": {"a": "1" * 8, "b": "0"}})
+    step = step_of(groups, scored(seen_by(groups, "a"), v))
+    wanted = {None: sqrt(8 * v * (7 + v) / (8 + v)), 8**-0.5: sqrt(8) * v * 8 / (8 + v)}
+    for smallest, push in wanted.items():
+        *own, failure = overlap(smallest_deviation=smallest).credit(step)
+        assert failure.weight * failure.advantage == pytest.approx(-push, rel=1e-3)
+        assert sum(s.advantage for s in own) == pytest.approx(push, rel=1e-3)
+
+
+def test_a_smallest_deviation_leaves_own_groups_and_equal_rewards() -> None:
+    """One success among eight own replies has a deviation of exactly 1/sqrt(8); a peer of no weight
+    leaves it. Equal rewards keep advantage 0."""
+    assert level([1] + [0] * 7, [(0, 0.0)], 8**-0.5) == pytest.approx((1 / 8, 8**-0.5))
+    assert level([1, 0], [], 0.1)[1] == pytest.approx(sqrt(1 / 2))
+    assert level([1, 1], [(1, 0.5)], 0.35) == (1.0, 0.0)
 
 
 def test_a_better_peer_leaves_the_own_mean() -> None:

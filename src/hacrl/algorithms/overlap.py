@@ -47,9 +47,14 @@ class OverlapSettings(PeerSettings, GspoSettings):
     """Exponent of the ratio of whole texts: 1 is the exact ratio, 0 gives all samples weight 1."""
     ratio_tokens: int = Field(32, ge=1)
     """The ratio of a longer reply is scaled to this number of tokens; the exact one is nearly 0."""
-    success_tokens: int | None = Field(None, ge=1)
+    success_tokens: int | None = Field(None, ge=0)
     """`ratio_tokens` of right replies of trusted peers. 1: the ratio of the average token, as in hacpo,
-    so that a success counts although the learner would hardly write it. Unset: ratio_tokens."""
+    so that a success counts although the learner would hardly write it. 0: weight 1. Unset:
+    ratio_tokens."""
+    smallest_deviation: float | None = Field(None, gt=0)
+    """Lower bound of the deviation that A is divided by. Without it, peers' failures of small weight
+    beside own replies that are all right count by the square root of their weight. 0.35 (1 / sqrt 8) is
+    the deviation of one success among eight own replies. Unset: no bound."""
     follow: bool = True
     """Where all own replies to a problem failed, a peer's success has weight 1. Off, or for a peer that
     is not trusted: its ratio."""
@@ -67,8 +72,10 @@ class Overlap(Gspo):
             if not s.is_own:
                 peers[s.problem_id].append((step.reward(s), v))
         one_of = {s.problem_id: s for s, _ in weighted}
+        smallest = self.settings.smallest_deviation or 0.0
         levels = {
-            p: level(step.group(s).rewards(step.learner), peers[p]) for p, s in one_of.items()
+            p: level(step.group(s).rewards(step.learner), peers[p], smallest)
+            for p, s in one_of.items()
         }
         credited = []
         for s, v in weighted:
@@ -91,8 +98,9 @@ class Overlap(Gspo):
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
         tokens = self.settings.ratio_tokens
-        if is_right(reply) and step.trusts(sample.source):
-            tokens = self.settings.success_tokens or tokens
+        limit = self.settings.success_tokens
+        if limit is not None and is_right(reply) and step.trusts(sample.source):
+            tokens = limit
         tempered = min(1.0, tokens / sample.num_reply_tokens)
         return exp(min(0.0, log_rho * tempered * self.settings.power))
 
@@ -110,8 +118,11 @@ class Overlap(Gspo):
         return loss_output(loss, batch, self.settings.beta, ratio_B=ratio_B, weight_B=weight_B)
 
 
-def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return b and the deviation from it (0 where all rewards are equal); peers' are (reward, v) pairs.
+def level(
+    own: Sequence[float], peers: Sequence[tuple[float, float]], smallest: float = 0.0
+) -> tuple[float, float]:
+    """Return b and the deviation from it, at least `smallest` (0 where all rewards are equal); peers'
+    are (reward, v) pairs.
 
     Example: level([1, 0], [(0, 0.5)]) == (0.4, sqrt((0.36 + 0.16 + 0.5 * 0.16) / 1.5))
     """
@@ -122,4 +133,4 @@ def level(own: Sequence[float], peers: Sequence[tuple[float, float]]) -> tuple[f
     if min(rewards) == max(rewards) or total <= 1:
         return b, 0.0
     squares = sum((r - b) ** 2 for r in own) + sum(v * (r - b) ** 2 for r, v in peers)
-    return b, (squares / (total - 1)) ** 0.5
+    return b, max((squares / (total - 1)) ** 0.5, smallest)
