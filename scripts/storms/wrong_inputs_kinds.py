@@ -110,7 +110,7 @@ REWARDS = [
     _reward("deletes its folder", "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())"),
     _reward("deletes the run's folder", "shutil.rmtree(WORK, ignore_errors=True)"),
     _reward("deletes the run's folder and dies", "shutil.rmtree(WORK, ignore_errors=True); os._exit(1)",
-            "cannot import 'rewards'"),
+            "was changed or deleted while the run uses it"),
     _reward("leaks", "leaked.append(bytearray(15 << 20))", "", "verifier.memory_gb=0.2"),
     _reward("killed once", "once(completion) and os.kill(os.getpid(), 9)"),
     _reward("stopped once", "once(completion) and os.kill(os.getpid(), 19)", "", "verifier.timeout=1"),

@@ -23,7 +23,7 @@ from hacrl.errors import UserError
 from hacrl.importing import source_files
 from hacrl.pocket import pocket_path
 from hacrl.safe_text import mask
-from hacrl.store.checkpoint import fingerprint_of, sha256
+from hacrl.store.checkpoint import fingerprint_of, manifest_path, sha256
 from hacrl.store.files import steps_in
 from hacrl.store.rundir import RunDirectory, environment
 from hacrl.tasks import Task
@@ -80,8 +80,9 @@ def check_inputs(
     for name in learners if stored and step else ():
         if fingerprint_of(run.checkpoints(name), step) not in digests | {None}:
             raise UserError(
-                f"{run.checkpoints(name)}: the checkpoint of step {step} was trained with other "
-                f"inputs than {run.fingerprint_path} lists. Restore the files of this run."
+                f"{manifest_path(run.checkpoints(name), step)}: the checkpoint of step {step} was "
+                f"trained with other inputs than {run.fingerprint_path} lists. Restore the files of "
+                "this run."
             )
     found = changes(old, new) if stored else []
     if unaccepted := [c.text for c in found if c.kind == "results" and not accept_changed]:
@@ -204,12 +205,14 @@ def _stat(path: Path, known: dict[str, Any] | None) -> dict[str, Any]:
     return {**facts, "sha256": known["sha256"] if known and same else sha256(path)}
 
 
-def config_by_key(config: Config) -> dict[str, Any]:
+def config_by_key(config: Config, *, exclude_defaults: bool = False) -> dict[str, Any]:
     """Dotted key -> value, e.g. agents.wren.model, and the names of the agents. Secrets are masked: a
     new password is no change. The end of a learning-rate schedule is listed as it applies: without
     schedule_steps, another number of steps changes it."""
-    tree = mask(config.model_dump(mode="json", exclude_none=True))
-    for agent in (agent for agent in tree["agents"] if agent["schedule"] != "constant"):
+    tree = mask(
+        config.model_dump(mode="json", exclude_none=True, exclude_defaults=exclude_defaults)
+    )
+    for agent in (a for a in tree["agents"] if a.get("schedule", "constant") != "constant"):
         agent.setdefault("schedule_steps", config.steps)
     agents = {agent["name"]: agent for agent in tree["agents"]}
     return {**dict(_flat({**tree, "agents": agents})), "agents": list(agents)}

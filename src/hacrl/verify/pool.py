@@ -228,8 +228,8 @@ class VerifierPool:
         while len(self._workers) < self.settings.num_workers:
             if differ := self._code.items() ^ code_digests(self.settings).items():
                 raise UserError(
-                    f"{min(differ)[0]} was changed while the run uses it. Restore it and resume the "
-                    "run, or accept the change with `hacrl resume RUN --accept-changed`"
+                    f"{min(differ)[0]} was changed or deleted while the run uses it. Restore it and "
+                    "resume the run, or accept the change with `hacrl resume RUN --accept-changed`"
                 )
             self._workers.append(WorkerProcess(self.settings))
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from hacrl.importing import pack_functions
-from hacrl.stopping import kill_marked, start_python
+from hacrl.stopping import start_python
 from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.protocol import MARK
 from hacrl.verify.settings import VerifierConfig
@@ -50,7 +50,7 @@ class WorkerProcess:
         """Before the hello: why the verifier cannot be built, as a message to the user. After it:
         why the worker ends (out of memory)."""
         self.used = False  # whether calls were sent to it
-        self._timeout, self._mark = settings.timeout, uuid.uuid4().hex
+        self._timeout = settings.timeout
         self._received = b""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
         self.socket, theirs = socket.socketpair()
@@ -61,7 +61,7 @@ class WorkerProcess:
             self._process = start_python(
                 "hacrl.verify.worker",
                 str(theirs.fileno()),
-                variables={"OMP_NUM_THREADS": threads, MARK: self._mark},
+                variables={"OMP_NUM_THREADS": threads, MARK: uuid.uuid4().hex},
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
@@ -103,7 +103,7 @@ class WorkerProcess:
         return verdicts
 
     def kill(self, dying: bool = False) -> str:
-        """Kill the worker with all processes that it started, and return how it ended. `dying`
+        """Kill the worker and return how it ended; its guardian kills what it started. `dying`
         waits up to a second for the exit code of a worker that has closed its socket."""
         try:
             self._process.wait(timeout=1.0 if dying else 0.0)
@@ -113,7 +113,6 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
-        kill_marked(self._mark.encode())
         self.socket.close()
         with self._output:
             self._output.seek(0)
