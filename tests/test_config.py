@@ -108,6 +108,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("algorithm.name=json:loads", ["json:loads' is not an algorithm"]),
         ("a." * 2000 + "=1", ["levels of tables"]),
         ("x=" + "[" * 3000, ["x: unknown key"]),
+        ('task.gym=[{name="a", lable="b"}]', ["lable: unknown key; did you mean 'label'"]),
         ("sampler.cache_share=0.3", ["sampler.cache_share: write sampler.cache_fraction"]),
     ],
 )

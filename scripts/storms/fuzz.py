@@ -243,7 +243,9 @@ def without_models() -> Iterator[None]:
         stack.enter_context(patch("hacrl.runs._make_executor", prepare))
         stack.enter_context(patch("hacrl.study.evaluation.Policy", stop))
         stack.enter_context(patch("hacrl.study.evaluation.VerifierPool", stop))
-        stack.enter_context(patch("hacrl.study.compare.train_runs", lambda runs, parallel: []))
+        stack.enter_context(
+            patch("hacrl.study.compare.train_runs", lambda runs, parallel, keep: [])
+        )
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from math import isfinite
 from pathlib import Path
@@ -271,10 +271,17 @@ def _unknown_key(location: Sequence[int | str], table: type[BaseModel], tree: An
             return f"algorithm.{key} belongs to {', '.join(owners)}, not {name}"
         table, parents = algorithm_class(name).Settings, []
     for parent in parents:
-        annotation = table.model_fields[parent].annotation
-        kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type)]
-        table = next(k for k in kinds if issubclass(k, BaseModel))
+        field = table.model_fields.get(parent)  # pydantic also names the variant of a union
+        table = next(_tables(field.annotation), table) if field else table
     known = list(table.model_fields)
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key; {hint}"
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The tables in a field's type, e.g. Gym in `str | list[Gym]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _tables(part)
