@@ -105,4 +105,6 @@ def test_first_hour_3_long_prompts_and_rows_left_out_are_named(tmp_path: Path) -
     shutil.rmtree(run.path / "checkpoints")
     before = run.notes()
     hacrl.resume(run.path)
-    assert run.notes() == before
+    *same, last = run.notes()
+    assert same == before
+    assert "starts again at step 1, with the stored replies of 2 steps" in last["text"]

@@ -203,9 +203,14 @@ def newest_common(
 def fingerprint_of(folder: Path, step: int) -> str | None:
     """The digest of the inputs that a checkpoint was trained with; None if it is not known."""
     try:
-        return _json(folder / f"step-{step:06d}" / _MANIFEST).get(_FINGERPRINT)
+        return _json(manifest_path(folder, step)).get(_FINGERPRINT)
     except CorruptCheckpoint:
         return None
+
+
+def manifest_path(folder: Path, step: int) -> Path:
+    """Where the manifest of a step's checkpoint is, in the folder of an agent's checkpoints."""
+    return folder / f"step-{step:06d}" / _MANIFEST
 
 
 def _json(path: Path) -> dict[str, Any]:

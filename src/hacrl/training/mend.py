@@ -30,6 +30,11 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
             f"{damage}. Training continues from step {first + 1}; replies of finished steps are read "
             "from the journals."
         )
+    elif not first and (done := len({r["step"] for r in rows if r["kind"] == "train"})):
+        note(
+            "there is no complete checkpoint yet: training starts again at step 1, with the stored "
+            f"replies of {done} step{'s' * (done > 1)}."
+        )
     run.rewind(first)
     for name, own in checkpoints.items():
         evaluations = run.metric_rows("evaluation", name)
