@@ -79,10 +79,14 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     score = runpy.run_path(str(tmp_path / "rewards.py"))["score"]
     assert [score(reply, "7") for reply in ("3+4=7", "17", "?")] == [1.0, 0.0, 0.0]
     assert load_config(config).steps == 3
-    accepted("doctor", config, "--trust-code")
+    out, _ = accepted("doctor", config, "--trust-code")
+    assert "the answer of the first problem as a reply gets reward 1" in out
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
     _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err
+    (tmp_path / "rewards.py").write_text("def score(completion, answer):\n    return 1 / 0\n")
+    code, out, _ = hacrl("doctor", config, "--trust-code")
+    assert code == 2 and "no  verifier: function does not judge" in out and "ZeroDivision" in out
 
 
 def test_a_person_is_asked(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ def test_a_devices_peak_by_hand() -> None:
     peak = device_peak(offloaded, None, True)
     assert (peak.bytes, peak.when) == (10 + 4 + 8 + 5, "small samples")
     assert side_by_side_peak(both, None, True).bytes == 128 + (4 + 24 + 8 + 40)
+    assert "runtime.kind = 'processes'" in doctor.parallel_hint(both, 215.0)  # 95 % are 204.25
+    assert doctor.parallel_hint(both, 214.0) == doctor.parallel_hint({"big": BIG}, 1e3) == ""
 
 
 H200 = 150e9

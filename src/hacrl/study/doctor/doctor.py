@@ -35,7 +35,7 @@ from hacrl.tasks import make_task
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.plan import Plan, plan_of
 from hacrl.training.samples import check_context
-from hacrl.verify import make_verifier
+from hacrl.verify import VerifierPool, make_verifier
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "tensorboard")
 EXTRAS = {
@@ -164,8 +164,23 @@ def _task(config: Config) -> str:
 
 
 def _verifier(config: Config) -> str:
+    """Judge the reference answer of the first problem, in a worker process."""
+    kind = config.verifier.kind
     make_verifier(config.verifier)
-    return f"{config.verifier.kind}, {config.verifier.num_workers} worker processes"
+    workers = config.verifier.num_workers
+    text = f"{kind}, {workers} worker process{'es' * (workers != 1)}"
+    try:
+        problem = make_task(config.task, config.seed, Path.cwd()).batch(0, 1)[0]
+    except UserError:  # the check of the task reports it
+        return text
+    reply = f"\\boxed{{{problem.answer}}}" if kind == "math" else problem.answer
+    with VerifierPool(config.verifier.model_copy(update={"workers": 1})) as pool:
+        [verdict] = pool.judge_all([(reply, problem)])
+    if not verdict.judged:
+        raise UserError(
+            f"{kind} does not judge {reply[:60]!r}, the answer of the first problem: {verdict.detail}"
+        )
+    return f"{text}; the answer of the first problem as a reply gets reward {verdict.reward:g}"
 
 
 def _algorithm(config: Config) -> str:
@@ -241,7 +256,19 @@ def memory_findings(config: Config) -> Iterator[Finding]:
                 ". Lower microbatch_tokens or sampler.cache_fraction, or set gradient_checkpointing, "
                 "offload = 'optimizer' or lora for an agent."
             )
+        if config.runtime.kind == "local" and device.type == "cuda":
+            text += parallel_hint(needs, whole)
         yield Finding(fits, f"memory of {place}", text)
+
+
+def parallel_hint(needs: dict[str, Need], whole: float) -> str:
+    """A sentence for agents that take turns on a GPU and would fit into it all at once."""
+    most = side_by_side_peak(needs, whole, keeps_cache=True).bytes
+    if len(needs) < 2 or most > FITS * whole:
+        return ""
+    return (
+        f". Agents in parallel (runtime.kind = 'processes') need {size_text(most)} and save time."
+    )
 
 
 def agent_need(config: Config, agent: AgentConfig) -> Need | None:
