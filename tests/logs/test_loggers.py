@@ -72,6 +72,8 @@ def test_tensorboard_has_the_agents_of_a_team_in_one_chart(run: RunDirectory) ->
         scalars = events.Tensors(f"{kind}/{name}")
         found = [(e.step, make_ndarray(e.tensor_proto).item()) for e in scalars]
         assert found == [(step, pytest.approx(value)) for step, value in values], key
+        files = [path.name for path in (run.path / "tensorboard" / agent).iterdir()]
+        assert len(files) == len({name.split(".")[3] for name in files}) == 2  # of two seconds
         texts = events.Tensors("evaluation/replies/text_summary")
         assert [event.step for event in texts] == [0, 1, 2]
         assert texts[0].tensor_proto.string_val[0].decode().startswith("| problem | question |")

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import html
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -72,8 +73,11 @@ class TensorBoard:
     def log(self, row: Row, replies: Sequence[Row]) -> None:
         agent, kind = row["agent"], row["kind"]
         if agent not in self.writers:
-            first = self.first.get(agent, 0)
-            self.writers[agent] = self.make(str(self.folder / agent), purge_step=first)
+            first, folder = self.first.get(agent, 0), self.folder / agent
+            # Readers sort files by name, and of one second the tenth comes before the ninth.
+            while any(f".{int(time.time())}." in path.name for path in folder.glob("events.*")):
+                time.sleep(0.05)
+            self.writers[agent] = self.make(str(folder), purge_step=first)
         writer = self.writers[agent]
         for key, value in numbers(row, self.trainers).items():
             writer.add_scalar(f"{kind}/{key}", value, row["step"])
