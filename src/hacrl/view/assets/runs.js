@@ -24,9 +24,12 @@ export async function runsView(params, page) {
   const list = h("div"), overlay = h("div"), suites = h("div");
   const chart = lineChart({ title: "Selected runs", hint: OVERLAYS.find(([k]) => k === metric)?.[1] || metric, points: metric === "accuracy", format: metric === "accuracy" ? (v) => percent(v, 0) : undefined, height: 260 });
 
+  /** What is ticked now, which the address may not have yet. */
+  const ticked = () => ({ ...params, sel: [...chosen].join("|") });
+
   function choose(id, on) {
     on ? chosen.add(id) : chosen.delete(id);
-    page.go("runs", { ...params, sel: [...chosen].join("|") });
+    page.go("runs", ticked());
   }
 
   function columns(now, noted) {
@@ -69,7 +72,7 @@ export async function runsView(params, page) {
         if (points.length) series.push({ ...style, x: points.map((p) => p[0]), y: points.map((p) => p[1]), low: points.map((p) => p[2]), high: points.map((p) => p[3]) });
       });
     }
-    const pick = select("metric", metric, OVERLAYS, (value) => page.go("runs", { ...params, metric: value }));
+    const pick = select("metric", metric, OVERLAYS, (value) => page.go("runs", { ...ticked(), metric: value }));
     const clear = h("button", { type: "button", onclick: () => page.go("runs", { ...params, sel: "" }) }, "clear");
     overlay.replaceChildren(h("div", { class: "bar" }, pick, clear), chart);
     chart.update(series);
