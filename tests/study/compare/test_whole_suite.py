@@ -300,6 +300,18 @@ def test_other_settings_are_refused(kept: Path, tmp_path: Path, change: str, mes
         compare(write_suite(tmp_path, **ALONE), tmp_path / "out", [change], kept=kept)
 
 
+def test_a_run_from_before_a_setting_existed_has_its_default(kept: Path, tmp_path: Path) -> None:
+    problems, run = (json.loads(line) for line in kept.read_text().splitlines())
+    assert run["settings"].pop("trust.max_source_weight") == 1.0
+    old = tmp_path / "old.jsonl"
+    old.write_text(f"{json.dumps(problems)}\n{json.dumps(run)}\n")
+    suite = write_suite(tmp_path, **ALONE)
+    [row] = compare(suite, tmp_path / "out", kept=old).rows
+    assert row.seeds == (1,) and not list(tmp_path.glob("out/runs/*/*/*"))
+    with pytest.raises(UserError, match=r"max_source_weight is None there and 0\.5 here"):
+        compare(suite, tmp_path / "out", ["trust.max_source_weight=0.5"], kept=old)
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"run": "a"', '{"seed": 1}'])
 def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "runs.jsonl").write_text(line + "\n")
@@ -337,3 +349,30 @@ def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
 def test_an_unknown_team_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--teams pair: no such team; teams: team"):
         compare(write_suite(tmp_path, **ALONE), tmp_path / "out", teams=["pair"])
+
+
+def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
+    """The run that replays is the first of the suite and starts after the one that it replays."""
+    wren = {"name": "wren", "model": "pocket:wren"}
+    old = {"name": "old", "replay": "{runs}/alone/gspo/seed-{seed}"}
+    suite = write_suite(
+        tmp_path,
+        seeds=[1],
+        teams=[{"name": "stored", "agents": [wren, old]}, {"name": "alone", "agents": [wren]}],
+        arms=[
+            {"name": "hacpo", "teams": ["stored"]},
+            {"name": "gspo", "overrides": ["algorithm.name=gspo"], "teams": ["alone"]},
+        ],
+    )
+    changes = ["steps=1", "evaluation.problems=2"]
+    results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")
+    assert {(row.team, row.agent, row.arm) for row in results.rows} == {
+        ("stored", "wren", "hacpo"),
+        ("stored", "wren", "gspo"),
+        ("alone", "wren", "gspo"),
+    }
+    log = (tmp_path / "out/runs/stored/hacpo/seed-1/metrics.jsonl").read_text().splitlines()
+    assert [row["replayed"] for row in map(json.loads, log) if "replayed" in row] == [16]
+    options = {"report_only": True, "kept": tmp_path / "kept.jsonl"}
+    moved = compare(suite, tmp_path / "elsewhere", changes, **options)
+    assert [row.after for row in moved.rows] == [row.after for row in results.rows]

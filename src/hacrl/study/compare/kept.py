@@ -69,7 +69,10 @@ class Kept:
         row = self._runs.get(run.name)
         if row is None:
             return run
-        if changed := first_difference(row["settings"], settings(run.config)):
+        given = config_by_key(run.config, exclude_defaults=True)
+        # A run from before a setting existed is a run with its default.
+        now = {k: v for k, v in settings(run.config).items() if k in row["settings"] or k in given}
+        if changed := first_difference(row["settings"], now):
             raise UserError(
                 f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
                 "or delete its line."
@@ -114,11 +117,11 @@ def keeper(path: Path | None, runs: Sequence[Run]) -> tuple[list[Run], Callable[
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The settings that change results, by dotted key. A model folder counts by its name, because its
-    place differs between machines."""
+    """The settings that change results, by dotted key. Models, stored runs and reward functions
+    count by their names, because their places differ between machines."""
     found = {k: v for k, v in config_by_key(config).items() if change_kind(k) == "results"}
     for key, value in found.items():
-        if key.endswith(".model"):
+        if value and key.endswith((".model", ".replay", ".options.path")):
             found[key] = Path(value).name
     found |= {"steps": config.steps, "evaluation.every": config.evaluation.every}
     return dict(json.loads(json.dumps(found)))

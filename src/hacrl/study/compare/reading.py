@@ -17,7 +17,7 @@ from hacrl.study.diagnostics.harm import CHECKED
 
 SHOWN = re.compile(
     r"peers/(used|below_floor|above_one|effective_samples)|own/(clipped|advantage_zero)|grad_norm"
-    r"|(ratio|weight|diagnostics)/[^/]+|peers/(used|effective)/.+"
+    r"|reply_tokens|(ratio|weight|diagnostics)/[^/]+|peers/(used|effective)/.+"
 )
 """Metrics of a step that the report shows, if the run has them. `diagnostics/NAME` are metrics of
 custom algorithms."""

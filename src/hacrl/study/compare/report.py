@@ -307,6 +307,7 @@ def _diagnostics_lines(rows: Sequence[Row]) -> list[Line]:
         "own/clipped": "clipped",
         "own/advantage_zero": "A = 0",
         "grad_norm": "norm",
+        "reply_tokens": "reply tokens",
     }
     custom = sorted({k for row in rows for k in row.diagnostics if k.startswith("diagnostics/")})
     names |= {key: key.removeprefix("diagnostics/") for key in custom}

@@ -53,7 +53,8 @@ def train_runs(
 ) -> list[Failed]:
     """Train the unfinished runs, at most `parallel` at a time; return the failed ones. `on_finish` is
     called with every run that ends well. A failure does not stop the others. A run that runs out of
-    memory beside others is retried later, and from then on fewer runs train at a time."""
+    memory beside others is retried later, and from then on fewer runs train at a time. A run that
+    replays another one starts after it."""
     waiting = [run for run in runs if not run.finished]
     active: list[Process] = []
     failed: list[Failed] = []
@@ -70,10 +71,13 @@ def train_runs(
                         progress.postponed(process.run, _NO_MEMORY[code], slots)
                     else:
                         failed += _ended(process, progress, on_finish)
+                unfinished = {r.folder.resolve() for r in (*waiting, *(p.run for p in active))}
                 locked = 0
                 for run in list(waiting):
                     if len(active) >= slots:
                         break
+                    if run.replayed & unfinished:
+                        continue
                     if started := _start(run, parallel):
                         active.append(started)
                         progress.started(run)

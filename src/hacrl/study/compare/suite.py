@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from hacrl.algorithms import make_algorithm
-from hacrl.config import Config, Table, parse_config
+from hacrl.config import AgentConfig, Config, Table, parse_config
 from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml, set_key
 from hacrl.errors import UserError
 from hacrl.store.reader import RunReader
@@ -56,7 +56,8 @@ class SuiteTeam(Table):
     name: str = Field(pattern=NAME)
     """Used in folder names and tables."""
     agents: list[str] | list[dict[str, Any]] | None = None
-    """Names of agents of the base, or complete agent tables (default: the base's agents)."""
+    """Names of agents of the base, or complete agent tables (default: the base's agents). An agent with
+    replay = "{runs}/TEAM/ARM/seed-{seed}" publishes the batches of that run of the same suite."""
     overrides: list[str] = Field(default_factory=list)
     """Changes to the base for this team."""
 
@@ -224,6 +225,11 @@ class Run:
         return [a.name for a in self.config.agents if a.learns]
 
     @property
+    def replayed(self) -> set[Path]:
+        """Run directories whose stored batches agents of this run publish."""
+        return {Path(a.replay) for a in self.config.agents if a.replay}
+
+    @property
     def finished(self) -> bool:
         """Whether the metrics contain the final evaluation of every learner."""
         if self.kept is not None:
@@ -291,11 +297,20 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
                 where = f"{suite.path}: arm {arm.name!r}, team {team.name!r}"
                 ratio = arm.factor / reference.factor
                 steps = match_steps(suite.budget, config, against, ratio, where)
-                config = config.model_copy(update={"steps": steps})
+                agents = [_with_stored_run(a, out, seed) for a in config.agents]
+                config = config.model_copy(update={"steps": steps, "agents": agents})
                 folder = out / "runs" / team.name / arm.name / f"seed-{seed}"
                 runs.append(Run(team.name, arm.name, seed, folder, config))
     _check_agent_names(suite, runs)
     return runs
+
+
+def _with_stored_run(agent: AgentConfig, out: Path, seed: int) -> AgentConfig:
+    """The agent with {runs} and {seed} of its `replay` filled in: it replays a run of this suite."""
+    if agent.replay is None:
+        return agent
+    path = agent.replay.replace("{runs}", str((out / "runs").resolve()))
+    return agent.model_copy(update={"replay": path.replace("{seed}", str(seed))})
 
 
 def uses_peers(config: Config) -> bool:
