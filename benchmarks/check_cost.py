@@ -1,74 +1,84 @@
-"""CPU time of a pocket run with all checks against the same run without them, in alternating pairs.
+"""CPU time that the checks of a pocket run take.
 
-    python benchmarks/check_cost.py --pairs 5
-    python benchmarks/check_cost.py --pairs 5 --old OLD/src     # an older tree instead of "without"
+    python benchmarks/check_cost.py
 
-"Without" means: no fingerprints, no watches, no checks of peers' rows, no check values in JSON files
-and no digests of checkpoints. User CPU time of the command and of its workers, start-up included, is
-compared, because it depends less on other processes than elapsed time does.
+The checks are fingerprints, watches, checks of peers' rows, check values of JSON files and digests of
+checkpoints. Each is timed where it is called, and its CPU seconds are divided by those of the whole run
+with its workers, without imports. Whole runs with and without the checks are not compared: the CPU times
+of equal runs differ by several percent.
 """
 
 import argparse
 import os
-import statistics
-import subprocess
-import sys
+import resource
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "from hacrl.cli import main; main()"
-WITHOUT = """
-import hacrl.fingerprint, hacrl.runs, hacrl.store.checkpoint, hacrl.store.rows, hacrl.trust.validate
-hacrl.runs.check_inputs = lambda *args, **kwargs: None
-hacrl.runs.WATCHES = ()
-hacrl.trust.validate.Checker.check = lambda self, snapshot, problems: (snapshot, [])
-rows, zeros = hacrl.store.rows, "0" * 12
-rows._closed = lambda body, before: f'{body}{"" if body == "{" else ", "}{rows._KEY}{zeros}"}}'
-hacrl.store.checkpoint.sha256 = lambda path: "0" * 64
-"""
+import hacrl.runs
+import hacrl.store.checkpoint
+import hacrl.store.rows
+import hacrl.trust.validate
+from hacrl.config import load_config
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pocket.toml"
+seconds: Counter[str] = Counter()
+calls: Counter[str] = Counter()
+depth = 0  # a check inside another one is part of that one
 
 
-def user_seconds(code: str, source: Path, steps: int) -> float:
-    """User CPU seconds of one pocket run of this source tree, its workers included."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = str(ROOT / "configs" / "pocket.toml")
-        arguments = ["train", config, f"steps={steps}", "--run", f"{folder}/run"]
-        env = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-        with open(f"{folder}/log", "w+") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments],
-                stdout=log,
-                stderr=log,
-                env=env,
-                cwd=folder,
-            )
-            _, status, usage = os.wait4(child.pid, 0)
-            child.returncode = status
-            log.seek(0)
-            assert status == 0, log.read()[-2000:]
-    return usage.ru_utime
+def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        global depth
+        depth += 1
+        began = time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            depth -= 1
+            if not depth:
+                seconds[name] += time.thread_time() - began
+                calls[name] += 1
+
+    return measured
+
+
+def timed_watch(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(run: Any) -> Any:
+        watch = make(run)
+        watch.look = timed("watches", watch.look)
+        return watch
+
+    return made
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of the workers that have ended."""
+    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--old", type=Path, help="folder `src` of the tree to compare with")
     args = parser.parse_args()
-    base = (COMMAND, args.old.resolve()) if args.old else (WITHOUT + COMMAND, ROOT / "src")
-    ratios = []
-    for i in range(args.pairs):
-        pair = [(COMMAND, ROOT / "src"), base]
-        seconds = [user_seconds(*one, args.steps) for one in pair[:: -1 if i % 2 else 1]]
-        new, old = seconds[:: -1 if i % 2 else 1]
-        ratios.append(new / old)
-        print(f"pair {i + 1}: {new:.2f} s against {old:.2f} s, ratio {ratios[-1]:.4f}", flush=True)
-    ratios.sort()
-    print(
-        f"user CPU time, {args.steps} steps, {args.pairs} pairs: median ratio "
-        f"{statistics.median(ratios):.4f} ({ratios[0]:.4f} to {ratios[-1]:.4f})"
-    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    checker, rows = hacrl.trust.validate.Checker, hacrl.store.rows
+    hacrl.runs.check_inputs = timed("fingerprints", hacrl.runs.check_inputs)
+    hacrl.runs.WATCHES = tuple(map(timed_watch, hacrl.runs.WATCHES))
+    checker.check = timed("peers' rows", checker.check)  # type: ignore[method-assign]
+    rows._closed = timed("check values", rows._closed)
+    hacrl.store.checkpoint.sha256 = timed("digests", hacrl.store.checkpoint.sha256)
+    began = cpu_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        hacrl.runs.start(load_config(CONFIG), Path(folder) / "run", [f"steps={args.steps}"])
+    whole = cpu_seconds() - began
+    for name, used in seconds.most_common():
+        print(f"{name:12s} {used:7.3f} s in {calls[name]:6,} calls: {used / whole:.2%}")
+    print(f"all checks: {sum(seconds.values()) / whole:.2%} of {whole:.1f} CPU seconds")
 
 
 if __name__ == "__main__":
