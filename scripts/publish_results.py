@@ -2,17 +2,25 @@
 
     python scripts/publish_results.py page teams      # from docs/results/teams.jsonl
     python scripts/publish_results.py figures
+    python scripts/publish_results.py baselines ablations
+    python scripts/publish_results.py cosines ablations
+    python scripts/publish_results.py curves stability
+    python scripts/publish_results.py stored
 
 `page` builds the report of a suite from its kept runs and puts its tables behind the line MARK; what
-stands before it is written by hand. `figures` draws docs/images/forest.svg and exchange.svg.
+stands before it is written by hand. `figures` draws docs/images/forest.svg and exchange.svg. `baselines`
+and `cosines` print tables of the checks in docs/results/theory.md, `curves` the accuracy at every
+evaluation, `stored` what live and stored peers add.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +29,21 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
+from hacrl.statistics import Estimate, t_interval
 from hacrl.study.compare import compare
 from hacrl.study.compare.results import Results
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Learning curves", "Runs")
-COLOURS = {"hacpo": "C3", "naive": "C0", "overlap": "C2", "overlap-open": "C1", "hacpo-open": "C4"}
+COLOURS = {
+    "hacpo": "C3",
+    "naive": "C0",
+    "overlap": "C2",
+    "overlap-open": "C1",
+    "hacpo-open": "C4",
+    "open-level": "C5",
+}
 CELL = re.compile(r"([+-]\d+\.\d) \[([+-]\d+\.\d), ([+-]\d+\.\d)\]")
 
 
@@ -52,6 +68,102 @@ def write_page(name: str) -> None:
     page = DOCS / "results" / f"{name}.md"
     by_hand = page.read_text().partition(MARK)[0]
     page.write_text(f"{by_hand}{MARK}\n\n{body}")
+
+
+def baselines(name: str) -> str:
+    """Errors of the capability-aware baseline by step and arm, from kept runs with checks."""
+    checks: dict[tuple[str, int, str], list[dict[str, float]]] = defaultdict(list)
+    for line in (DOCS / "results" / f"{name}.jsonl").read_text().splitlines():
+        kept = json.loads(line)
+        for agent, run in kept.get("agents", {}).items():
+            for check in run["checks"]:
+                checks[agent, check["step"] + 1, kept["run"].split("/")[1]].append(check)
+    lines = [
+        "| learner | step | arm | seeds | bias on the mean"
+        " | off on one problem | noise | both | both, own mean |",
+        "|---" * 9 + "|",
+    ]
+    for key, rows in sorted(checks.items()):
+        bias = t_interval([100 * row["diagnostics/bias/capability"] for row in rows])
+        names = ("spread_squared/capability", "variance/capability", "square_error/capability")
+        squares = [[row[f"diagnostics/{n}"] for row in rows] for n in (*names, "square_error/own")]
+        cells = (*key, len(rows), _points(bias), *(_root(t_interval(s)) for s in squares))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def cosines(name: str) -> str:
+    """Cosines of own and peers' gradients over seeds, and what noise leaves of 1, from kept runs."""
+    lines = [
+        "| team / learner | arm | seeds | source | cosine with own | two halves of own |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report(name)[1].rows:
+        figures = row.theory.figures if row.theory else {}
+        own = figures.get(f"cosine/{row.agent}")
+        for source in row.theory.sources(row.agent)[1:] if row.theory else ():
+            found = figures.get(f"cosine/{source}")
+            cells = (
+                row.name,
+                row.arm,
+                found.count if found else 0,
+                source,
+                *map(_two, (found, own)),
+            )
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def curves(name: str) -> str:
+    """Held-out accuracy at every evaluation: mean over seeds, lowest and highest seed."""
+    rows = report(name)[1].rows
+    steps = [band.step for band in rows[0].curve]
+    lines = [
+        f"| team / agent | arm | seeds | {' | '.join(f'step {step}' for step in steps)} |",
+        "|---|---|---|" + "---|" * len(steps),
+    ]
+    for row in rows:
+        bands = [f"{100 * b.mean:.1f} ({100 * b.low:.1f} to {100 * b.high:.1f})" for b in row.curve]
+        lines.append(f"| {' | '.join((row.name, row.arm, str(len(row.seeds)), *bands))} |")
+    return "\n".join(lines)
+
+
+def stored() -> str:
+    """What a live peer and a stored one add to GSPO alone, paired by seed."""
+    rows = {(row.team, row.agent, row.arm): row for row in report("stored")[1].rows}
+    lines = [
+        "| learner | rule | seeds | live − GSPO | stored − GSPO | stored − live | stored / live |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (team, agent, arm), row in rows.items():
+        if team == "live" or arm.startswith("gspo"):
+            continue
+        after = [
+            dict(zip(r.seeds, r.accuracies, strict=True))
+            for r in (row, rows["live", agent, arm], rows["live", agent, "gspo"])
+        ]
+        seeds = sorted(set.intersection(*map(set, after)))
+        beside, live, alone = ([100 * by_seed[s] for s in seeds] for by_seed in after)
+        pairs = ((live, alone), (beside, alone), (beside, live))
+        differences = [t_interval([a - b for a, b in zip(*p, strict=True)]) for p in pairs]
+        part = differences[1].mean / differences[0].mean
+        cells = (agent, arm, len(seeds), *map(_points, differences), f"{part:.0%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _two(e: Estimate | None) -> str:
+    return f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}]" if e else ""
+
+
+def _root(e: Estimate) -> str:
+    """Points from squares of rewards; a negative estimate of a square counts as 0."""
+    mean, low, high = (100 * sqrt(max(v, 0)) for v in (e.mean, e.low, e.high))
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _points(e: Estimate) -> str:
+    return f"{e.mean:+.1f} [{e.low:+.1f}, {e.high:+.1f}]"
 
 
 def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
@@ -98,29 +210,31 @@ def draw_forest() -> None:
 
 
 def draw_exchange() -> None:
+    """The exchange rate of every agent, by team size and rule, from eight seeds on."""
     figure, axis = plt.subplots(figsize=(6.5, 3.6))
-    seen = set()
+    rows = [r for r in report("teams")[1].rows if r.exchange and not r.exchange.flat]
+    rows = [r for r in rows if r.arm in COLOURS and len(r.seeds) >= 8]
+    rules = [rule for rule in COLOURS if rule in {r.arm for r in rows}]
     drawn: Counter[tuple[float, str]] = Counter()
-    for row in report("teams")[1].rows:
+    for row in rows:
         found = row.exchange
-        if found is None or found.flat or row.arm not in COLOURS:
-            continue
         top = 1.1 * found.multiples[-1]  # where censored values are drawn
         f, low, high = (min(v, top) for v in (found.f, found.low, found.high))
         count = drawn[found.n, row.arm]  # agents of one rule stand side by side
         drawn[found.n, row.arm] += 1
-        x = found.n + 0.2 * (list(COLOURS).index(row.arm) - 2) + 0.05 * count
+        x = found.n + 0.22 * (rules.index(row.arm) - (len(rules) - 1) / 2) + 0.05 * (count - 1)
         axis.plot([x, x], [low, high], color=COLOURS[row.arm], linewidth=1, alpha=0.6)
         axis.plot(x, f, "o", color=COLOURS[row.arm], markersize=4)
-        seen.add(row.arm)
-    axis.plot([1, 5], [1, 5], "--", color="grey", linewidth=0.8)
+    sizes = sorted({r.exchange.n for r in rows})
+    for n in sizes:
+        axis.plot([n - 0.45, n + 0.45], [n, n], "--", color="grey", linewidth=0.8)
     axis.axhline(4, color="grey", linewidth=0.5)
-    axis.set(xlabel="agents in the team, n", ylabel="exchange rate f", xlim=(0.8, 5.2))
-    axis.set_xticks(range(1, 6))
+    axis.set(xlabel="agents in the team, n", ylabel="exchange rate f")
+    axis.set_xticks(sizes)
     axis.set_title(
         "one line per agent; dashed: f = n; above 4 and below 1: only bounded", fontsize=8
     )
-    _legend(figure, seen)
+    _legend(figure, set(rules))
     _save(figure, "exchange.svg")
 
 
@@ -140,6 +254,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["page"]:
         for given in sys.argv[2:]:
             write_page(given)
+    elif sys.argv[1:2] in ([table.__name__] for table in (baselines, cosines, curves, stored)):
+        print(globals()[sys.argv[1]](*sys.argv[2:]))
     else:
         draw_forest()
         if (DOCS / "results" / "teams.jsonl").is_file():
