@@ -19,6 +19,9 @@ from hacrl.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hacrl.study.compare.plan import PlanRow
     from hacrl.study.compare.results import Results
 
 commands = typer.Typer()
@@ -124,11 +127,14 @@ def compare(
     """Train every arm, team and seed of SUITE that is not finished, and report the differences."""
     with errors_as_messages(trust_code=trust_code or not (report or plan)):
         folder = out or Path("runs") / "compare" / suite.stem
+        arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
         if plan:
-            return _print_plan(suite, folder, overrides or [], as_json)
+            from hacrl.study.compare.plan import make_plan
+
+            rows = make_plan(suite, folder, overrides or [], arms, kept, chosen)
+            return _print_plan(rows, as_json)
         from hacrl.study.compare import compare as run_suite
 
-        arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
         results = run_suite(
             suite, folder, overrides or [], parallel, arms, against, report, kept, chosen
         )
@@ -140,15 +146,12 @@ def compare(
             _print_results(results, folder, against)
 
 
-def _print_plan(path: Path, out: Path, changes: list[str], as_json: bool) -> None:
+def _print_plan(rows: Sequence[PlanRow], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from hacrl.study.compare.plan import make_plan, plan_table
-    from hacrl.study.compare.suite import load_suite, make_runs
+    from hacrl.study.compare.plan import plan_table
     from hacrl.study.tables import console
 
-    suite = load_suite(path, changes)
-    rows = list(make_plan(suite, make_runs(suite, out, changes)))
     if as_json:
         print_json([asdict(row) for row in rows])
     else:

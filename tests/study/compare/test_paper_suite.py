@@ -59,8 +59,7 @@ def test_the_plan_by_hand(tmp_path: Path) -> None:
     """Qwen3-1.7B + 4B, hacpo, 58 steps, 1,024 rollouts of each agent in a step. Seconds of a step:
     1,024 x 700 x (53 + 20.4 + 53 + 48) us + 2,048 x 700 x (30 + 23.8 + 30 + 56) us = 125.0 + 200.4.
     Evaluation: 6 x 500 replies and 8,706 of the benchmarks, 700 x 174.4 us each: 1,429 s."""
-    suite = load_suite(PAPER)
-    rows = {(r.team, r.arm): r for r in make_plan(suite, make_runs(suite, tmp_path))}
+    rows = {(r.team, r.arm): r for r in make_plan(PAPER, tmp_path)}
     row = rows["size-1.7b-4b", "hacpo"]
     assert (row.runs, row.steps, row.rollouts, row.updates) == (1, 58, 58 * 2048, 58 * 8)
     assert row.hours == pytest.approx((58 * (125.0 + 200.4) + 1429) / 3600, rel=2e-3)

@@ -186,6 +186,11 @@ def test_arms_that_can_be_the_reference_of_a_second_report(tmp_path: Path) -> No
     suite.check_reference("hacpo")
     with pytest.raises(UserError, match="--against naive: this arm does not train every team"):
         suite.check_reference("naive")
+    double = ARMS[1] | {"name": "double", "factor": 2}
+    arms = [ARMS[0] | {"teams": ["pair", "one"]}, ARMS[1], double]
+    teams.append({"name": "alone", "agents": ["finch"]})  # no arm trains it together
+    suite = load_suite(write(tmp_path, teams=teams, arms=arms, alone=["gspo", "double"]))
+    suite.check_reference("hacpo")
     with pytest.raises(UserError, match="read at the time of the reference, 'gspo'"):
         load_suite(write(tmp_path, budget="time")).check_reference("hacpo")
 

@@ -18,6 +18,7 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.store.rows import RowLog
 from hacrl.study.compare import compare
+from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, verdicts
 from hacrl.study.compare.results import _alone_elsewhere, collect
@@ -344,6 +345,18 @@ def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
     write_suite(tmp_path, teams=teams, arms=[{"name": "hacpo", "teams": ["a"]}], reference="hacpo")
     with pytest.raises(UserError, match="reference = 'hacpo' must train every team"):
         make_runs(load_suite(tmp_path / "tiny.toml"), tmp_path / "out")
+
+
+def test_the_plan_counts_what_the_command_would_train(kept: Path, tmp_path: Path) -> None:
+    """Two arms, two seeds, one agent with 4 x 4 rollouts in its only step; gspo's seed 1 is kept."""
+    suite = write_suite(tmp_path, **ALONE | {"seeds": [1, 2], "arms": SUITE["arms"]})
+    out = tmp_path / "out"
+    found = [(r.arm, r.runs, r.rollouts) for r in make_plan(suite, out)]
+    assert found == [("hacpo", 2, 32), ("gspo", 2, 32)]
+    found = [(r.arm, r.runs, r.rollouts) for r in make_plan(suite, out, only=["gspo"], kept=kept)]
+    assert found == [("gspo", 1, 16)]
+    with pytest.raises(UserError, match="--teams pair: no such team; teams: team"):
+        make_plan(suite, out, teams=["pair"])
 
 
 def test_an_unknown_team_is_named(tmp_path: Path) -> None:

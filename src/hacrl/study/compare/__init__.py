@@ -53,16 +53,9 @@ def compare(
             "another folder with --out"
         )
     runs, keep = keeper(kept, make_runs(suite, out, changes))
-    for name in only:
-        suite.arm(name, "--only")
     for run in runs:
         run.check_stored()
-    names = [team.name for team in suite.all_teams]
-    if unknown := [name for name in teams if name not in names]:
-        raise UserError(f"--teams {unknown[0]}: no such team; teams: {', '.join(names)}")
-    wanted = [
-        run for run in runs if run.arm in (only or [run.arm]) and run.team in (teams or [run.team])
-    ]
+    wanted = suite.wanted(runs, only, teams)
     failed: list[Failed] = []
     if not report_only:
         if suite.benchmarks:

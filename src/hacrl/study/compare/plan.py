@@ -6,8 +6,9 @@ from. Both lines go through the phases of one step of Qwen3-1.7B + Qwen3-4B (ben
 agents together"); other sizes are extrapolated. L is REPLY_TOKENS, or the limit if that is smaller.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import rich.table
 
@@ -15,7 +16,8 @@ from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.study.compare.benchmarks import chosen
 from hacrl.study.compare.budget import per_step
-from hacrl.study.compare.suite import Run, Suite
+from hacrl.study.compare.kept import keeper
+from hacrl.study.compare.suite import Run, Suite, load_suite, make_runs
 from hacrl.study.doctor.doctor import agent_need, memory_findings
 from hacrl.study.doctor.memory import named_parameters
 from hacrl.study.tables import plain_table
@@ -42,28 +44,39 @@ class PlanRow:
     hours: float | None  # None if the size of a model is unknown
 
 
-def make_plan(suite: Suite, runs: Sequence[Run]) -> Iterator[PlanRow]:
-    """One row per team and arm."""
+def make_plan(
+    path: Path,
+    out: Path,
+    changes: Sequence[str] = (),
+    only: Sequence[str] = (),
+    kept: Path | None = None,
+    teams: Sequence[str] = (),
+) -> list[PlanRow]:
+    """One row per team and arm, of the runs that `compare` with the same arguments would train."""
+    suite = load_suite(path, changes)
+    runs, _ = keeper(kept, make_runs(suite, out, changes))
     groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.team, run.arm), []).append(run)
-    for (team, arm), same in groups.items():
-        config, count = same[0].config, len(same)
-        seconds = run_seconds(suite, config)
-        yield PlanRow(
-            team,
-            arm,
-            count,
-            config.steps,
-            count
-            * config.steps
-            * sum(map(config.samples_of, config.agents))
-            * config.prompts_per_step,
-            count * config.steps * sum(per_step(config, "updates").values()),
-            "; ".join(finding.detail.partition(",")[0] for finding in memory_findings(config))
-            or "unknown: no model folder here",
-            None if seconds is None else count * seconds / 3600,
-        )
+    for run in suite.wanted(runs, only, teams):
+        if not run.finished:
+            groups.setdefault((run.team, run.arm), []).append(run)
+    return [_row(suite, *names, same) for names, same in groups.items()]
+
+
+def _row(suite: Suite, team: str, arm: str, runs: Sequence[Run]) -> PlanRow:
+    config, count = runs[0].config, len(runs)
+    seconds = run_seconds(suite, config)
+    rollouts = sum(map(config.samples_of, config.agents)) * config.prompts_per_step
+    memory = [finding.detail.partition(",")[0] for finding in memory_findings(config)]
+    return PlanRow(
+        team,
+        arm,
+        count,
+        config.steps,
+        count * config.steps * rollouts,
+        count * config.steps * sum(per_step(config, "updates").values()),
+        "; ".join(memory) or "unknown: no model folder here",
+        None if seconds is None else count * seconds / 3600,
+    )
 
 
 def run_seconds(suite: Suite, config: Config) -> float | None:

@@ -179,10 +179,27 @@ class Suite(Table):
             raise UserError(f"{option} {name}: no such arm; arms: {', '.join(arms)}")
         return arms[name]
 
+    def wanted(self, runs: Sequence[Run], only: Sequence[str], teams: Sequence[str]) -> list[Run]:
+        """The runs of these arms and teams; an empty list means all."""
+        for name in only:
+            self.arm(name, "--only")
+        names = [team.name for team in self.all_teams]
+        if unknown := [name for name in teams if name not in names]:
+            raise UserError(f"--teams {unknown[0]}: no such team; teams: {', '.join(names)}")
+        return [r for r in runs if r.arm in (only or [r.arm]) and r.team in (teams or [r.team])]
+
+    def _teams(self, arm: Arm) -> set[str]:
+        return set(arm.teams or [team.name for team in self.all_teams])
+
+    def _teams_together(self) -> set[str]:
+        """The teams that some arm trains together; other teams only have agents alone."""
+        arms = [self._teams(arm) for arm in self.arms if arm.name not in self.alone]
+        return set().union(*arms)
+
     def check_reference(self, name: str) -> None:
         """Raise a UserError if the arm cannot be the reference of a second report."""
         arm = self.arm(name, "--against")
-        if arm.teams is not None and name not in (self.reference, *self.alone):
+        if name not in (self.reference, *self.alone) and self._teams_together() - self._teams(arm):
             raise UserError(f"--against {name}: this arm does not train every team")
         if self.budget == "time" and name != self.reference:
             raise UserError(
