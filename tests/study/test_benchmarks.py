@@ -113,6 +113,21 @@ def test_figures_by_hand() -> None:
     assert found.truncated == pytest.approx(1 / 12)
 
 
+def test_a_task_called_low_or_high_leaves_the_interval_alone() -> None:
+    """Low: 1 of 2 right. High: 0 of 2. The interval is that of 1 of 4, whatever the tasks are called."""
+    right = [
+        ("p", "ok", "low"),
+        ("q", "wrong", "low"),
+        ("r", "wrong", "high"),
+        ("s", "wrong", "high"),
+    ]
+    found = count([row(p, 0, status, task=task) for p, status, task in right]).metrics()
+    other = count([row(p, 0, status) for p, status, _ in right]).metrics()
+    ends = ("accuracy", "accuracy/low", "accuracy/high")
+    assert [found[key] for key in ends] == [other[key] for key in ends]
+    assert (found["accuracy/low (task)"], found["accuracy/high (task)"]) == (0.5, 0.0)
+
+
 def test_order_of_lines_does_not_matter() -> None:
     """Ties go to the first index, not to the first line."""
     tie = [row("p", 0, "wrong", "6"), row("p", 1, "ok", "5")]
