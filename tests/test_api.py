@@ -1,6 +1,7 @@
 """The Python interface: runs as objects, callbacks, functions as rewards, the example notebook."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from team import member, team
 
 import hacrl
 from hacrl.errors import UserError
+from hacrl.importing import give_function
 from hacrl.store.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def config(**settings: Any) -> dict[str, Any]:
-    base = team(member("wren"), member("finch"), steps=2, evaluation={"problems": 4}, **settings)
+    settings = {"steps": 2, **settings}
+    base = team(member("wren"), member("finch"), evaluation={"problems": 4}, **settings)
     return {key: value for key, value in base.items() if key != "verifier"}
 
 
@@ -107,6 +110,54 @@ def test_a_resume_asks_for_the_function_and_notices_another(run: hacrl.Run) -> N
     found = run.evaluate(reward=length, **{"evaluation.problems": 3})
     assert found[["agent", "accuracy", "problems"]].values.tolist()[0] == ["wren", 0.5, 3]
     assert run.export("wren", run.path.parent / "wren").joinpath("model.safetensors").is_file()
+
+
+def made(body: str) -> Any:
+    """A function without a source file."""
+    names: dict[str, Any] = {}
+    exec(f"def score(completion): return {body}", names)
+    return names["score"]
+
+
+class Same:
+    def __call__(self, completion: str) -> float:
+        return self.value()
+
+    def value(self) -> float:
+        return 1.0
+
+
+class Other(Same):
+    def value(self) -> float:
+        return 0.0
+
+
+def points(completion: str, bonus: float = 0.0) -> float:
+    return bonus
+
+
+@pytest.mark.parametrize(
+    ("one", "again", "other"),
+    [
+        (partial(points, bonus=1.0), partial(points, bonus=1.0), partial(points, bonus=0.5)),
+        (partial(points), partial(points), partial(made("0.5"))),
+        (Same(), Same(), Other()),
+        (made("1.0"), made("1.0"), made("0.5")),
+    ],
+)
+def test_every_kind_of_callable_has_a_hash_of_what_it_does(
+    one: Any, again: Any, other: Any
+) -> None:
+    versions = [give_function(function, "reward")[1] for function in (one, again, other)]
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_two_lambdas_are_two_rewards(tmp_path: Path) -> None:
+    """Each run is judged with its own, although both functions have the same name."""
+    full = hacrl.train(config(steps=1), tmp_path / "full", reward=lambda completion: 1.0)
+    half = hacrl.train(config(steps=1), tmp_path / "half", reward=lambda completion: 0.5)
+    for run, reward in ((full, 1.0), (half, 0.5)):
+        assert list(run.evaluate(agent="wren")["accuracy"]) == [reward]
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ import ast
 import importlib.machinery
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from hacrl.errors import UserError, describe
@@ -32,7 +35,8 @@ _NO_CODE = "HACRL_NO_CODE"  # environment variable, so that worker processes ref
 
 GIVEN = "<python>"
 """Module name in the import path of a function that was given as an object (`hacrl.train(reward=)`)."""
-_GIVEN: dict[str, Callable[..., Any]] = {}
+_GIVEN: dict[str, dict[str, Callable[..., Any]]] = {}
+"""Import path of a given function -> hash of its source -> the function. Two lambdas have one path."""
 
 _OF_CONFIGS: set[str] = set()  # names of the modules that configs have named with their folder
 
@@ -108,13 +112,40 @@ def give_function(function: Callable[..., Any], field: str) -> tuple[str, str]:
     if not callable(function):
         raise UserError(f"{field} is a {type(function).__name__}, not a function")
     name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # made by exec, or in C
-        source = repr(getattr(function, "__code__", name))
-    _GIVEN[f"{GIVEN}:{name}"] = function
+    path, version = f"{GIVEN}:{name}", sha256(_source(function).encode()).hexdigest()[:12]
+    _GIVEN.setdefault(path, {})[version] = function
     pack_functions()  # an error now, not in a worker
-    return f"{GIVEN}:{name}", sha256(source.encode()).hexdigest()[:12]
+    return path, version
+
+
+def given_function(path: str, version: str) -> Callable[..., Any] | None:
+    """The function that `give_function` kept under this path and version; None without one."""
+    return _GIVEN.get(path, {}).get(version)
+
+
+def _source(function: Any) -> str:
+    """The source of a function, of the methods of a callable object, or of what a partial calls with
+    its plain values. Code without a source, made by exec, stands for itself."""
+    if isinstance(function, partial):
+        values = [function.args, function.keywords]
+        plain = json.dumps(values, sort_keys=True, default=lambda value: type(value).__name__)
+        return f"{_source(function.func)}\n{plain}"
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # an object, made by exec, or in C
+        if code := getattr(function, "__code__", None):
+            return _code_text(code)
+    kinds = type(function).__mro__[:-1]
+    methods = [value for kind in kinds for value in vars(kind).values()]
+    found = [_source(method) for method in methods if inspect.isfunction(method)]
+    return "\n".join([getattr(function, "__name__", ""), *found])
+
+
+def _code_text(code: CodeType) -> str:
+    """What the code does, the same in every process."""
+    constants = [_code_text(c) if isinstance(c, CodeType) else c for c in code.co_consts]
+    texts = [repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c) for c in constants]
+    return f"{code.co_code.hex()} {code.co_names} {texts}"
 
 
 def pack_functions() -> bytes:
@@ -187,8 +218,6 @@ def import_object(path: str, field: str) -> Any:
 
     `field` is the config key that holds the path; errors name it.
     """
-    if path in _GIVEN:
-        return _GIVEN[path]
     if path.startswith(f"{GIVEN}:"):
         raise UserError(
             f"{field} = {path!r} is a Python function that was given to hacrl.train. Give it again, "

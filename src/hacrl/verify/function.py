@@ -26,7 +26,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from hacrl.errors import UserError
-from hacrl.importing import import_object
+from hacrl.importing import given_function, import_object
 from hacrl.types import Problem, Verdict
 from hacrl.verify.protocol import failed, right, wrong
 
@@ -102,7 +102,8 @@ class FunctionVerifier:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        return import_object(self.path, "verifier.options.path")
+        given = given_function(self.path, self.version)
+        return given or import_object(self.path, "verifier.options.path")
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
