@@ -65,6 +65,8 @@ class Problem:
     task: str  # its name, for capability by task and for tables
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the data row, for verifiers that want them."""
+    asked: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The columns of question, answer and id under their names in the file, for reward functions."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
     message = Message("user", "2 + 2 = {?}\nHint: count. Use \\boxed{}.")
     columns = {"area": "sums", "hint": "count"}
     assert task.batch(0, 1) == [Problem("7", (message,), "4", "sums", columns)]
+    assert task.batch(0, 1)[0].asked == {"n": 7, "problem": "2 + 2 = {?}", "gold": 4}
 
 
 def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:

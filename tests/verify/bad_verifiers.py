@@ -224,3 +224,12 @@ def plain(completion: str, answer: str) -> bool:
 
 
 NOT_CALLABLE = 3
+
+
+def by_name(completion: str, problem: str = "", solution: object = None) -> float:
+    return 1.0 if problem == "6 * 7?" and completion == str(solution) else 0.0
+
+
+def trl_by_name(completions: list[str], **columns: list[object]) -> list[float]:
+    answers = columns.get("solution", [])
+    return [1.0 if c == str(a) else 0.0 for c, a in zip(completions, answers, strict=True)]

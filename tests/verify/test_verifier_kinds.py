@@ -181,6 +181,18 @@ def test_function_without_kwargs_gets_what_it_names() -> None:
 
 
 @pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("name", ["by_name", "trl_by_name"])
+def test_question_and_answer_come_under_their_names_in_the_file(name: str) -> None:
+    """A default in the signature must not hide that the column exists."""
+    asked = {"problem": "6 * 7?", "solution": 42}
+    problem = Problem("p", (Message("user", "Calculate 6 * 7?"),), "42", "t", asked=asked)
+    settings = VerifierConfig(kind="function", options={"path": f"bad_verifiers:{name}"}, workers=0)
+    with VerifierPool(settings) as pool:
+        verdicts = pool.judge_all([("42", problem), ("41", problem)])
+    assert [v.status.value for v in verdicts] == ["ok", "wrong"]
+
+
+@pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
     ("name", "reply", "status", "detail"),
     [

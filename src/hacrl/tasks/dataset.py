@@ -164,6 +164,7 @@ def to_problems(
             answer=answer,
             task=str(_column(row, columns.task, "task")) if columns.task else name,
             columns={key: value for key, value in row.values.items() if key not in own},
+            asked={key: value for key, value in row.values.items() if key in own},
         )
         problems.append(problem)
     return problems

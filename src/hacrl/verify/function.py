@@ -8,8 +8,8 @@
     kind = "function"
     options = { path = "rewards:score" }
 
-The function gets the reply as its first argument and, by name, `answer` and the other columns of the
-problem's data row; without **columns only those it names. It returns a reward inside `reward_range`, or
+The function gets the reply as its first argument and, by name, `answer` and all columns of the problem's
+data row; without **columns only those it names. It returns a reward inside `reward_range`, or
 None for "could not be judged" (ERROR: left out of credit and capability). The largest reward is OK, any
 smaller one WRONG. The function runs in a worker process: it may hang or crash without harm to the run.
 
@@ -66,7 +66,7 @@ class FunctionVerifier:
             raise UserError(f"verifier.options.path = {self.path!r} is a {kind}, not a function")
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
-        columns = {**problem.columns, "answer": problem.answer}
+        columns = {**problem.asked, **problem.columns, "answer": problem.answer}
         if self._is_trl:
             question = problem.messages[-1].content if problem.messages else ""
             columns |= {"prompts": question, "completions": reply}
