@@ -253,6 +253,13 @@ def test_function_that_is_not_there(path: str, words: str) -> None:
         ({"kind": "nubmer"}, "unknown: choose one of exact, number"),
         ({"kind": "number", "options": {"which": "middle"}}, "which"),
         ({"kind": "number", "options": {"whcih": "last"}}, "whcih"),
+        (
+            {"kind": "number", "options": {"tolerance": -0.1}},
+            "tolerance = -0.1: give a number of 0",
+        ),
+        ({"kind": "math", "options": {"tolerance": -1}}, "tolerance = -1: give a number of 0"),
+        ({"kind": "choice", "options": {"letters": "abcd"}}, "'abcd': give capital letters"),
+        ({"kind": "choice", "options": {"letters": ""}}, "'': give capital letters"),
         ({"kind": "function"}, "path"),
         ({"kind": "function", "options": {"path": "a:b", "reward_range": [1, 0]}}, "reward_range"),
         ({"kind": "exact", "timeout": 0}, "timeout"),

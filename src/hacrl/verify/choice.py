@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hacrl.errors import UserError
 from hacrl.types import Problem, Verdict
 from hacrl.verify.extract import last_box
 from hacrl.verify.number import last
@@ -36,6 +37,12 @@ class ChoiceVerifier:
 
     letters: str = "ABCDE"
     """The letters to choose from, in upper case."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[A-Z]+", self.letters):
+            raise UserError(
+                f"verifier.options.letters = {self.letters!r}: give capital letters, e.g. 'ABCD'"
+            )
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         letter = rf"([{re.escape(self.letters)}{re.escape(self.letters.lower())}])"

@@ -19,7 +19,7 @@ from typing import ClassVar
 from hacrl.types import Problem, Verdict
 from hacrl.verify import latex
 from hacrl.verify.extract import final_answer
-from hacrl.verify.number import number_texts
+from hacrl.verify.number import check_tolerance, number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
@@ -42,6 +42,9 @@ class MathVerifier:
     tolerance: float = 0.0
     """Largest accepted difference of two numbers as a fraction of the reference answer, e.g. 0.01 for
     rounded results in physics; 0 compares exactly."""
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
 
     def prepare(self) -> None:
         from hacrl.verify import symbolic

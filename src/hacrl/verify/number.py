@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from typing import ClassVar, Literal, TypeVar
 
+from hacrl.errors import UserError
 from hacrl.types import Problem, Verdict
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
@@ -62,6 +64,12 @@ def number_texts(text: str) -> Iterator[str]:
     return (match.group() for match in _NUMBER.finditer(text.replace("\u2212", "-")))
 
 
+def check_tolerance(tolerance: float) -> None:
+    """UserError unless it is 0 or more; below 0 no reply would be right."""
+    if not 0 <= tolerance < inf:
+        raise UserError(f"verifier.options.tolerance = {tolerance:g}: give a number of 0 or more")
+
+
 def _value(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
 
@@ -86,6 +94,9 @@ class NumberVerifier:
     """Read only the text behind the first occurrence of these words, e.g. "The answer is". With
     which = "first" this judges the first answer of a model that does not stop after it. A reply
     without these words is UNPARSED."""
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         references = list(numbers_in(problem.answer))
