@@ -25,6 +25,7 @@ from hacrl.pocket import pocket_path
 from hacrl.safe_text import mask
 from hacrl.store.checkpoint import fingerprint_of, manifest_path, sha256
 from hacrl.store.files import steps_in
+from hacrl.store.reader import RunReader
 from hacrl.store.rundir import RunDirectory, environment
 from hacrl.tasks import Task
 from hacrl.verify.settings import VERIFIERS
@@ -126,14 +127,23 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
     for agent in config.agents:
         if agent.replay:
             versions[f"batches of {agent.replay}"] = _batches(agent.replay, agent.replay_agent)
-    train = getattr(task, "train", None) or task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
     return {
         "config": config_by_key(config),
         "files": {str(p): _stat(p, known.get(str(p))) for p in files if p.is_file()},
         "versions": versions,
-        "problems": {"training": _hash(train), "held-out": _hash(held_out)},
+        "problems": {"training": _training(config, task), "held-out": _hash(held_out)},
     }
+
+
+def problems_changed(run: RunReader, config: Config, task: Task) -> bool:
+    """Whether the training problems of `task`, made from the run's config, are not those of the run."""
+    stored = run.fingerprint().get("inputs", {}).get("problems", {}).get("training")
+    return stored is not None and stored != _training(config, task)
+
+
+def _training(config: Config, task: Task) -> str:
+    return _hash(getattr(task, "train", None) or task.batch(0, config.prompts_per_step))
 
 
 def changes(old: Inputs, new: Inputs) -> list[Change]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from hacrl.config import AgentConfig, Config, load_config
 from hacrl.config_file import explain, set_key
 from hacrl.errors import UserError
+from hacrl.fingerprint import problems_changed
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, judged_counts, judged_text, score_name
 from hacrl.store.checkpoint import Checkpoints
@@ -21,7 +22,9 @@ from hacrl.store.reader import RunReader
 from hacrl.study.model_card import CARD, model_card
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
+from hacrl.tasks.dataset import normalised
 from hacrl.training.evaluate import evaluate
+from hacrl.types import Problem
 from hacrl.verify import VerifierPool
 
 Report = Callable[[str], None]
@@ -171,8 +174,7 @@ def evaluate_held_out(
     if is_run(target):
         run = RunReader(path)
         settings = load_config(config or run.config_path, overrides)
-        loading = {"runtime": settings.runtime, "temperature": settings.temperature}
-        own = run.config().model_copy(update=loading)
+        own = _own_config(run, settings, overrides) if config else settings
         found = candidates_of_run(run, own, agent=agent, step=step, best=best, report=report)
         base = path
     else:
@@ -189,6 +191,8 @@ def evaluate_held_out(
     if not settings.evaluation.problems:
         raise UserError("evaluation.problems = 0: give a number, e.g. evaluation.problems=200")
     problems = make_task(settings.task, settings.seed, base).held_out(settings.evaluation.most)
+    if is_run(target):
+        _check_problems(run, settings, problems, report)
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
@@ -206,6 +210,45 @@ def evaluate_held_out(
                     f"max_prompt_tokens = {limit} and count as not solved"
                 )
     return results, out
+
+
+def _own_config(run: RunReader, settings: Config, overrides: Sequence[str]) -> Config:
+    """The run's config, for its agents, with the device of another config that has the problems."""
+    if given := [text for text in overrides if text.startswith("agents.")]:
+        raise UserError(
+            f"{given[0]}: with --config the agents have the settings of {run.path}. Leave out --config "
+            "to change them"
+        )
+    loading = {"runtime": settings.runtime, "temperature": settings.temperature}
+    return run.config().model_copy(update=loading)
+
+
+def _check_problems(
+    run: RunReader, settings: Config, problems: Sequence[Problem], report: Report
+) -> None:
+    """Report problems that the run has trained on, and data that has changed since."""
+    config = run.config()
+    try:
+        task = make_task(config.task, config.seed, run.path)
+    except UserError:  # the data of the run is not here
+        return
+    trained = {_question(problem, config) for problem in getattr(task, "train", ())}
+    if seen := sum(_question(problem, settings) in trained for problem in problems):
+        report(
+            f"{seen} of the {len(problems)} problems are training problems of {run.path}: this is no "
+            "held-out accuracy"
+        )
+    if problems_changed(run, config, task):
+        report(
+            f"the data of {run.path} has changed since it was trained: its training problems may be "
+            "among these"
+        )
+
+
+def _question(problem: Problem, config: Config) -> str:
+    """What is asked, without the prompt's template where the row has a question, to compare problems."""
+    said = "\n".join(message.content for message in problem.messages)
+    return normalised(str(problem.asked.get(config.task.columns.question, said)))
 
 
 def _like_agent(model: str, config: Config, agent: str | None) -> Candidate:

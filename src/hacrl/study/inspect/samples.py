@@ -134,10 +134,14 @@ def _problems(
     config: Config, run: RunReader, step: int, report: Callable[[str], None]
 ) -> dict[str, Problem]:
     """The step's problems by id; empty, with a note, if the task's data cannot be read."""
+    from hacrl.fingerprint import problems_changed
     from hacrl.tasks import make_task
 
     try:
         task = make_task(config.task, config.seed, run.path)
+        if problems_changed(run, config, task):
+            report("questions are not shown: the data has changed since the run was trained")
+            return {}
         return {p.id: p for p in task.batch(step, config.problems_per_step)}
     except UserError as error:
         report(f"questions are not shown: {error}")
