@@ -169,6 +169,47 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
     assert task_of(tmp_path, data, held_out_fraction=0).notes == ()
 
 
+def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    """1+1 has the answers 2 and 3; 2+2 has one answer, written twice."""
+    pairs = [("1+1", "2"), ("1+1", "3"), ("2+2", "4"), ("2+2", " 4"), ("3+3", "6")]
+    data = [{"question": question, "answer": answer} for question, answer in pairs]
+    (note,) = task_of(tmp_path, data, held_out_fraction=0).notes
+    assert note.startswith("1 prompts of train.jsonl have more than one answer")
+    assert note.endswith("The first: '1+1' has 2 and 3")
+
+
+def test_the_answer_in_the_prompt_is_named(tmp_path: Path) -> None:
+    """Also under its name in the file."""
+    data = [{"question": "1+1", "gold": "2"}]
+    for prompt, shown in (("{question}={answer}", "{answer}"), ("{question} {gold}", "{gold}")):
+        options = {"columns": {"answer": "gold"}, "prompt": prompt, "held_out_fraction": 0}
+        (note,) = task_of(tmp_path, data, **options).notes
+        assert f"shows {shown}, the reference answer, to the model" in note
+    assert task_of(tmp_path, rows(2), held_out_fraction=0).notes == ()
+
+
+def test_prompts_that_the_question_does_not_tell_apart_are_named(tmp_path: Path) -> None:
+    """The split compares questions. Three reviews share a question, so they are one problem."""
+    texts = ["good", "bad", "fine"]
+    data = [{"question": "Is it praise?", "text": text, "answer": "yes"} for text in texts]
+    same = r"3 prompts of train.jsonl ask the same question .* in task.columns.question"
+    with pytest.raises(UserError, match=same):
+        task_of(tmp_path, data, prompt="{text} {question}")
+    more = [*data, {"question": "Is it long?", "text": "no", "answer": "no"}]
+    (note,) = task_of(tmp_path, more, prompt="{text} {question}", held_out_fraction=0).notes
+    assert re.match(same, note)
+    columns = {"question": "text"}
+    told = task_of(tmp_path, more, prompt="{text}", columns=columns, held_out_fraction=0)
+    assert told.notes == ()
+
+
+def test_an_exclude_file_that_names_no_problem_is_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "issues.jsonl", [{"id": "1"}, {"id": "2"}])
+    options: dict[str, Any] = {"held_out_fraction": 0, "exclude": "issues.jsonl"}
+    (note,) = task_of(tmp_path, rows(5), **options).notes
+    assert note.startswith("task.exclude leaves nothing out") and note.endswith("like 'r0'")
+
+
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
@@ -198,6 +239,15 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
         ([{"question": " ", "answer": "1"}], {}, "line 1: 'question' must be text"),
         ([{"question": "a?", "answer": " "}], {}, "'answer' must be text or a number, not ' '"),
         ([{"question": "a?", "answer": ["1"]}], {}, "'answer' must be text or a number"),
+        ([{"question": "a?", "answer": float("nan")}], {}, "text or a number, not nan"),
+        (['{"question": "a?", "answer": 1e999}\n'], {}, "text or a number, not inf"),
+        (
+            ['{"question": "a?", "answer": 1, "answer": 2}\n'],
+            {},
+            "line 1: the key 'answer' comes twice",
+        ),
+        ([f'{{"question": "a?", "answer": {"9" * 5000}}}\n'], {}, "digits; write it as text"),
+        ([f'{{"x": {"[" * 9999}{"]" * 9999}}}\n'], {}, "line 1: too many levels"),
         ([rows(1)[0], rows(1)[0]], {}, "line 2: id 'r0' is already used at .*line 1"),
         (rows(2), {"columns": {"id": "key"}}, "'key' .task.columns.id. does not exist"),
         (
@@ -323,6 +373,10 @@ def test_more_problems_than_there_are(tmp_path: Path) -> None:
         ({"kind": "jsonl", "train": "x", "exclude_kinds": ["a"]}, "needs task.exclude"),
         ({"kind": "jsonl", "train": "x", "held_out_fraction": 1.0}, "less than 1"),
         ({"kind": "jsonl", "train": "x", "colums": {}}, "colums"),
+        (
+            {"kind": "jsonl", "train": "x", "columns": {"answer": "question"}},
+            "question and answer are both the column 'question'",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

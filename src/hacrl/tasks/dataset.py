@@ -9,6 +9,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,7 @@ def _build(
         left = [p for p in left if p.id not in excluded]
     if not left:
         raise UserError(f"task {name!r} has no training problems left: {facts}")
-    notes = []
-    if repeated := len(train) - len({_content(row) for row in train}):
-        notes.append(
-            f"{repeated} of the {len(train)} rows of {config.train} repeat another row; each is a "
-            "problem of its own"
-        )
+    notes = _notes(config, train, problems, asked, template)
     reasons = {
         "left_out_same_question_held_out": "ask the same as a held-out problem",
         "left_out_by_exclude": "are listed in task.exclude",
@@ -130,7 +126,53 @@ def _build(
         notes.append(
             f"of the {len(train)} rows of {config.train} these are left out: " + ", ".join(lost)
         )
+    if config.exclude and not facts["left_out_by_exclude"]:
+        notes.append(
+            f"task.exclude leaves nothing out: no training problem has an id of {config.exclude}; an id "
+            f"is written like {left[0].id!r}"
+        )
     return DatasetTask(name, left, kept_out, seed, facts, notes)
+
+
+def _notes(
+    config: TaskConfig,
+    rows: list[Row],
+    problems: list[Problem],
+    asked: list[str],
+    template: PromptTemplate,
+) -> list[str]:
+    """What a person should know about the rows of the training file."""
+    notes, file = [], config.train
+    if repeated := len(rows) - len({_content(row) for row in rows}):
+        notes.append(
+            f"{repeated} of the {len(rows)} rows of {file} repeat another row; each is a "
+            "problem of its own"
+        )
+    if shown := {"answer", config.columns.answer} & {*template.names}:
+        notes.append(
+            f"task.prompt = {template.text!r} shows {{{min(shown)}}}, the reference answer, to the model"
+        )
+    prompts: dict[str, dict[str, set[str]]] = {}
+    for text, problem in zip(asked, problems, strict=True):
+        same = prompts.setdefault(text, {})
+        same.setdefault(problem.messages[-1].content, set()).add(problem.answer.strip())
+    answers = {q: found for same in prompts.values() for q, found in same.items() if len(found) > 1}
+    if answers:
+        question, found = min(answers.items())
+        notes.append(
+            f"{len(answers)} prompts of {file} have more than one answer: each row accepts only its "
+            f"own. The first: {question[:80]!r} has {' and '.join(sorted(found)[:2])}"
+        )
+    several = sum(len(same) for same in prompts.values() if len(same) > 1)
+    if several and {*template.names} - {"question", config.columns.question}:
+        text = (
+            f"{several} prompts of {file} ask the same question as another prompt and count as one "
+            "problem when problems are held out. Name the column that differs in task.columns.question"
+        )
+        if len(prompts) == 1:
+            raise UserError(text)
+        notes.append(text)
+    return notes
 
 
 def to_problems(
@@ -222,7 +264,7 @@ def _answer(row: Row, columns: ColumnsConfig) -> str:
         return reply
     answer = _column(row, columns.answer, "answer")
     valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)
-    if not valid or not str(answer).strip():
+    if not valid or not str(answer).strip() or (isinstance(answer, float) and not isfinite(answer)):
         raise UserError(f"{row.where}: {columns.answer!r} must be text or a number, not {answer!r}")
     return str(answer)
 

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def _csv(path: Path) -> Iterator[Row]:
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(line.decode("utf-8-sig"))
+        values = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_twins)
         json.dumps(values, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
@@ -134,8 +135,23 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
             f"{where}: not JSON: {error.msg} at column {error.colno}; every line must be one JSON "
             "object"
         ) from error
+    except RecursionError as error:
+        raise UserError(f"{where}: too many levels of lists and objects") from error
+    except ValueError as error:
+        text = str(error)
+        problem = "a number has too many digits; write it as text" if "digits" in text else text
+        raise UserError(f"{where}: {problem}") from error
     if not isinstance(values, dict):
         raise UserError(f"{where}: a {type(values).__name__}; every line must be one JSON object")
+    return values
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError for a key that comes twice: one of its values would be lost."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise ValueError(f"the key {twice!r} comes twice; which value counts?")
     return values
 
 

@@ -47,6 +47,12 @@ class ColumnsConfig(BaseModel):
     task: str | None = None
     """Column with the problem's task, for capability by task and for tables. Unset: task.name."""
 
+    @model_validator(mode="after")
+    def _differ(self) -> ColumnsConfig:
+        if self.answer in (self.question, self.messages):
+            raise ValueError(f"question and answer are both the column {self.answer!r}")
+        return self
+
 
 class GymConfig(BaseModel):
     """One reasoning-gym dataset of a mixture."""
