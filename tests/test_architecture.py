@@ -1,4 +1,4 @@
-"""docs/architecture.md: the walk from the command to the optimizer is that of a real run."""
+"""docs/architecture.md: its tables are complete, and the walk to the optimizer is that of a real run."""
 
 import re
 import traceback
@@ -30,3 +30,12 @@ def test_the_walk_is_the_stack_of_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert code == 0, err
     assert len(listed) <= 8
     assert seen and all(stack == listed for stack in seen)
+
+
+def test_the_tables_name_every_package_and_module_once() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tables = text.split("## Packages")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", tables, re.MULTILINE)
+    named = [name.rstrip("/") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    found = {p.name for p in SRC.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert sorted(named) == sorted(found - {"__init__.py", "__main__.py"})

@@ -1,1 +1,1 @@
-"""Agents as Ray actors, on one machine or on many."""
+"""Agents side by side: in processes of this machine (processes.py), or as Ray actors (executor.py)."""

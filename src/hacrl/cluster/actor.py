@@ -1,7 +1,8 @@
-"""What runs inside Ray's processes: the ranks of an agent. Rank 0 holds the agent.
+"""What runs in the processes of an agent: its ranks. Rank 0 holds the agent.
 
-These are plain classes; executor.py makes actors of them. Torch and the model load with the first call,
-so that errors reach the user as a sentence.
+These are plain classes. executor.py makes Ray actors of them; processes.py runs `AgentActor` in a
+process of this machine. Torch and the model load with the first call, so that errors reach the user as
+a sentence.
 """
 
 import os

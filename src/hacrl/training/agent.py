@@ -3,7 +3,7 @@
     rollout: problems -> rollouts -> verdicts -> scores -> journal -> pool
     learn:   the step's snapshot -> samples -> credit -> updates
 
-loop.py decides when they run, an executor (local.py, cluster/executor.py) in which process.
+loop.py decides when they run, an executor (local.py, cluster/) in which process.
 """
 
 from __future__ import annotations
