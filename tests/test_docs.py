@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 import hacrl
-from hacrl.algorithms import ALGORITHMS, make_algorithm
+from hacrl.algorithms import ALGORITHMS, AlgorithmSettings, make_algorithm
 from hacrl.cli import app
 from hacrl.config import Config, load_config, parse_config
 from hacrl.errors import UserError
@@ -153,9 +153,6 @@ def test_the_graded_verifier_of_the_page(folder: Path) -> None:
     assert [v.status for v in found] == [Status.OK, Status.WRONG, Status.WRONG, Status.UNPARSED]
 
 
-# ---------------------------------------------------------------- README
-
-
 def test_the_sampler_of_the_page_trains(folder: Path) -> None:
     """It counts the tokens of all replies so far, which are those of the journal."""
     run = hacrl.train(tiny(**fragment(folder, "sampler.toml")), "run")
@@ -163,6 +160,9 @@ def test_the_sampler_of_the_page_trains(folder: Path) -> None:
         (row,) = [r for r in run.metric_rows() if r["agent"] == agent and r["step"] == 0]
         rollouts, _ = Journal(run.journal(agent)).read(0)
         assert row["written"] == sum(len(r.completion.token_ids) for r in rollouts) > 0
+
+
+# ---------------------------------------------------------------- README
 
 
 def test_the_config_of_the_readme_is_valid() -> None:
@@ -317,6 +317,18 @@ def test_hacpo_md_has_every_setting_with_its_default() -> None:
         for name, kind in ALGORITHMS.items()
         for key, field in kind.Settings.model_fields.items()
     }
+
+
+def test_every_algorithm_is_in_the_lists_of_names() -> None:
+    """The field `name`, the row of `name` in hacpo.md and the first table of rivals.md."""
+    name_row = re.search(r"^\| `name` \|.*$", HACPO.read_text(), re.MULTILINE)
+    rivals = (ROOT / "docs" / "rivals.md").read_text().split("\n## ")[0]
+    field = AlgorithmSettings.model_fields["name"].description or ""
+    assert name_row is not None
+    for name in ALGORITHMS:
+        assert re.search(rf"(^|\s){name},", field), f"AlgorithmSettings.name lacks {name}"
+        assert f"`{name}`" in name_row[0].replace('`"hacpo"`', "`hacpo`"), f"hacpo.md lacks {name}"
+        assert f"\n| `{name}` |" in rivals, f"rivals.md lacks {name}"
 
 
 # ---------------------------------------------------------------- the config's own docs
