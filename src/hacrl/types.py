@@ -308,7 +308,7 @@ class Update:
 
     index: int  # m of the paper: the number of updates planned before this one in the step
     floor: float
-    """Lower end of the trust interval for peers' ratios at this update; 0 without a floor."""
+    """Smallest ratio at which hacpo learns from a peer's sample in this update; 0 for others."""
     part: str  # own, peers or mixed
     problems: tuple[str, ...]  # in seeded order; an update takes whole groups
     rate: float = 1.0  # factor of the learning rate (training/schedule.py)

@@ -53,8 +53,8 @@ class Needs:
         return levels.index(self.peers) >= levels.index(what)
 
     @property
-    def trains_peers(self) -> bool:
-        """Whether peers' samples have updates of their own, or a part of them."""
+    def peers_add_updates(self) -> bool:
+        """Whether the learner makes more updates with peers' samples than alone."""
         return self.include("text") and self.updates != "with_own"
 
 
@@ -108,7 +108,7 @@ class AlgorithmSettings(BaseModel):
 
     @property
     def logprob_tolerance(self) -> float:
-        """Error of a reply's mean log-probability that is small against the clip of its ratio."""
+        """Error of a reply's mean log-probability that is negligible: far below the clip range."""
         return 3e-5
 
 
@@ -128,11 +128,11 @@ class SharingSettings(AlgorithmSettings):
 
 
 class PeerSettings(SharingSettings):
-    """For algorithms in which peers' samples have updates."""
+    """For algorithms in which peers' samples can have updates of their own."""
 
     order: Literal["auto", "own_first", "peers_first", "mixed"] = "auto"
-    """Order of a step's updates (open point). auto: mixed for overlap and luffy, own_first for the
-    others."""
+    """Order of a step's updates; published codes differ. auto: mixed for overlap and luffy, own_first
+    for the others."""
 
 
 class FreeSettings(PeerSettings):
@@ -153,7 +153,8 @@ class Algorithm(ABC):
     """The algorithm's fields of the `[algorithm]` table."""
     needs = Needs()
     settings: Any  # an instance of `Settings`
-    peers: PeerFilter = "all"  # `SharingSettings.peers`
+    peer_filter: PeerFilter = "all"
+    """`SharingSettings.peers`: the peers' replies that become samples."""
 
     def __init__(self, settings: AlgorithmSettings, reward_range: tuple[float, float]) -> None:
         """`reward_range` is the range that the verifier declares."""
@@ -161,7 +162,7 @@ class Algorithm(ABC):
         if isinstance(settings, PeerSettings) and settings.order != "auto":
             self.needs = replace(self.needs, updates=settings.order)
         if isinstance(settings, SharingSettings):
-            self.peers = settings.peers
+            self.peer_filter = settings.peers
         if isinstance(settings, DynamicSettings) and self.needs.peers != "none":
             raise UserError(
                 f"algorithm.name = {settings.name!r}: dynamic sampling gives agents different problems, "
@@ -174,8 +175,8 @@ class Algorithm(ABC):
         return step.group(sample).rewards(sample.source)
 
     def credit(self, step: Step) -> list[Sample]:
-        """Return the samples to train on, with advantage and weight, in their order. By default
-        A = (R - mean) / (std + 1e-6) over `rewards`, and weight 1."""
+        """Return the samples to train on, with advantage and weight, in the order of `step.samples`.
+        By default all of them, with A = (R - mean) / (std + 1e-6) over `rewards` and weight 1."""
         credited = []
         for sample in step.samples:
             rewards = self.rewards(step, sample)

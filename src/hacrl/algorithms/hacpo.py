@@ -49,7 +49,7 @@ class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
     """Weight a peer's sample by w(source, learner) (eq. 10). Off: 1."""
     baseline_guard: bool = True
     """A baseline above the largest reward falls back to the learner's own mean; otherwise even a right
-    answer would have a negative advantage (open point of eq. 7)."""
+    answer would have a negative advantage (eq. 7 has no guard)."""
     normaliser: Literal["mean", "paper"] = "mean"
     """Mixed order only. mean: one mean over all samples. paper: own and peer sums each over the
     learner's own count (eq. 53), so with n > 2 agents peers count n - 1 times."""
@@ -87,8 +87,8 @@ class Hacpo(Algorithm):
             return rewards[0]
         if not self.settings.capability_baseline:
             return mean(rewards)
-        levels = {t.agent: capability.ratio(learner, t.agent, group.task) for t in group.judged}
-        mu = mean([levels[t.agent] * t.reward for t in group.judged])  # (7)
+        w = {t.agent: capability.ratio(learner, t.agent, group.task) for t in group.judged}
+        mu = mean([w[t.agent] * t.reward for t in group.judged])  # (7): w(k,j)
         if self.settings.baseline_guard and mu > self.largest_reward:
             return mean(group.rewards(learner) or rewards)
         return mu
@@ -98,9 +98,9 @@ class Hacpo(Algorithm):
         credited = []
         for sample in step.samples:
             group = step.group(sample)
-            judge = sample.source if self.settings.peer_advantage == "source" else step.learner
-            if (key := (sample.problem_id, judge)) not in baselines:
-                baselines[key] = self.baseline(group, step.capability, judge)
+            agent = sample.source if self.settings.peer_advantage == "source" else step.learner
+            if (key := (sample.problem_id, agent)) not in baselines:
+                baselines[key] = self.baseline(group, step.capability, agent)
             a = advantage(step.reward(sample), baselines[key], group.rewards())  # (6)
             w = step.capability.ratio(sample.source, step.learner, group.task)  # (8), (10): w(j,k)
             w = w if self.settings.capability_weight else 1.0
@@ -110,7 +110,7 @@ class Hacpo(Algorithm):
     def loss(self, batch: MicroBatch, update: Update) -> LossOutput:
         low, high = self.settings.epsilon_low, self.settings.epsilon_high
         s_B = sequence_ratio(batch)  # (11)
-        own_B, left_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
+        own_B, used_B = clipped(s_B, batch.advantage_B, low, high)  # (47-49)
         floor_B = s_B.new_full(s_B.shape, update.floor)  # (14)
         if self.settings.floor_for == "failures":
             floor_B = floor_B.where(batch.advantage_B < 0, 0.0)
@@ -123,6 +123,6 @@ class Hacpo(Algorithm):
         divisor = batch.num_own if paper else batch.num_samples  # (53)
         inside_B = (s_B >= floor_B) & (s_B <= ceiling_B)
         peer_weight_B = exponential_B * batch.weight_B * inside_B
-        weight_B = s_B.where(left_B, 0.0).where(batch.is_own_B, peer_weight_B)
+        weight_B = s_B.where(used_B, 0.0).where(batch.is_own_B, peer_weight_B)
         loss = -objective_B.sum() / divisor
         return loss_output(loss, batch, self.settings.beta, ratio_B=s_B, weight_B=weight_B)

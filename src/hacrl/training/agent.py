@@ -105,7 +105,7 @@ class Agent:
             needs_behaviour=needs.include("logprob"),
             needs_tokens=needs.include("tokens"),
             mask_truncated=agent.mask_truncated,
-            keep=self.algorithm.peers,
+            keep=self.algorithm.peer_filter,
         )
         make_diagnostics = shared.hooks.diagnostics if config.diagnostics.every else None
         self.diagnostics = make_diagnostics(self) if make_diagnostics and self.plan else None

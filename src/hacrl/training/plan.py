@@ -75,7 +75,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan of `learner` in a team with these samples per prompt of every agent."""
     own = samples_per_prompt[learner]
-    peers = sum(samples_per_prompt.values()) - own if needs.trains_peers else 0
+    peers = sum(samples_per_prompt.values()) - own if needs.peers_add_updates else 0
     groups = {"own": own, "peers": peers, "mixed": own + peers}  # samples of one prompt
     blocks = [name for name in BLOCKS[needs.updates] if groups[name] > 0]
     parts = tuple((name, ceil(prompts * groups[name] / minibatch_samples)) for name in blocks)
@@ -87,7 +87,7 @@ def make_plan(
             )
     updates = sum(count for _, count in parts)
     rise = (last_floor - floor) / max(updates - 1, 1)  # eq. 14
-    late = ceil(late_samples / minibatch_samples) if needs.trains_peers else 0
+    late = ceil(late_samples / minibatch_samples) if needs.peers_add_updates else 0
     floors = (floor + m * rise for m in range(updates))
     return Plan(parts, (*floors, *[last_floor] * late), late)
 
