@@ -6,10 +6,11 @@ and a few numbers. A learner trains on `Sample`s, made from both (training/sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -234,6 +235,14 @@ class Group:
     def rewards(self, agent: str | None = None) -> list[float]:
         """Judged rewards of one agent, or of all."""
         return [t.reward for t in self.judged if agent is None or t.agent == agent]
+
+
+def make_groups(rows: Iterable[Trajectory]) -> tuple[Group, ...]:
+    """The rows by problem id, in each group by agent and index."""
+    groups: dict[str, list[Trajectory]] = {}
+    for row in sorted(rows, key=attrgetter("problem_id", "agent", "index")):
+        groups.setdefault(row.problem_id, []).append(row)
+    return tuple(Group(name, group[0].task, tuple(group)) for name, group in groups.items())
 
 
 @dataclass(frozen=True)

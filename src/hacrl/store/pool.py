@@ -28,7 +28,7 @@ from hacrl.errors import UserError
 from hacrl.store.codec import TRAJECTORY, Codec, CodecError
 from hacrl.store.files import changed, steps_in, whole_folder, write_atomic
 from hacrl.store.rows import seal, unseal
-from hacrl.types import SCHEMA, STORED, Group, Snapshot, Trajectory
+from hacrl.types import SCHEMA, STORED, Snapshot, Trajectory, make_groups
 
 _BATCH = re.compile(r"([0-9a-f]{64})\.jsonl\.gz")
 _LEVEL = 1  # of gzip: level 6 takes six times as long and saves another quarter
@@ -178,11 +178,7 @@ class Pool:
             found, reasons = self._read(step, agent, digest)
             rows += found
             unreadable += [(agent, reason) for reason in reasons]
-        groups: dict[str, list[Trajectory]] = {}
-        for row in sorted(rows, key=lambda t: (t.problem_id, t.agent, t.index)):
-            groups.setdefault(row.problem_id, []).append(row)
-        made = (Group(name, group[0].task, tuple(group)) for name, group in groups.items())
-        return Snapshot(step, tuple(batches), tuple(made), tuple(unreadable))
+        return Snapshot(step, tuple(batches), make_groups(rows), tuple(unreadable))
 
     def rows(
         self,

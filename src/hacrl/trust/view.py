@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from hacrl.config import AgentConfig, Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.publish import received
 from hacrl.trust.validate import Checker, Invalid
-from hacrl.types import Finish, Group, Problem, Sample, Snapshot, Status, Trajectory, Verdict
+from hacrl.types import Finish, Problem, Sample, Snapshot, Status, Trajectory, Verdict, make_groups
 from hacrl.verify import VerifierPool
 
 UNJUDGED = Verdict(0.0, Status.ERROR)
@@ -129,17 +128,16 @@ class View:
     ) -> Seen:
         """A closed step with further rows, which came late. The counts are of these rows."""
         seen = self.at(step, problems).snapshot
-        late, invalid = self.checker.check(Snapshot(step, (), _grouped(rows)), problems)
+        late, invalid = self.checker.check(Snapshot(step, (), make_groups(rows)), problems)
         judged = late.mapped(lambda t: self._judged(t, verdicts)) if self.judges else late
-        found = Seen(replace(seen, groups=_grouped(seen.rows + judged.rows)), invalid)
+        found = Seen(replace(seen, groups=make_groups(seen.rows + judged.rows)), invalid)
         for claim in self._texts(late) if self.judges else ():
             _compare(found, claim, verdicts.get(claim.key, UNJUDGED))
         return found
 
     def _texts(self, snapshot: Snapshot) -> list[Trajectory]:
         """The peers' rows with a text."""
-        rows = (t for group in snapshot.groups for t in group.trajectories)
-        return [t for t in rows if t.agent != self.name and t.turns]
+        return [t for t in snapshot.rows if t.agent != self.name and t.turns]
 
     def _verdicts(
         self, step: int, snapshot: Snapshot, problems: Mapping[str, Problem]
@@ -187,13 +185,4 @@ def _compare(seen: Seen, claim: Trajectory, own: Verdict) -> None:
 def with_own(snapshot: Snapshot, name: str, rows: Sequence[Trajectory]) -> Snapshot:
     """The snapshot with these rows in the place of those of agent `name`."""
     peers = [t for t in snapshot.rows if t.agent != name]
-    return replace(snapshot, groups=_grouped([*peers, *rows]))
-
-
-def _grouped(rows: Sequence[Trajectory]) -> tuple[Group, ...]:
-    """The rows by problem, ordered by agent and index."""
-    groups: dict[str, list[Trajectory]] = {}
-    for row in sorted(rows, key=attrgetter("problem_id", "agent", "index")):
-        groups.setdefault(row.problem_id, []).append(row)
-    made = (Group(problem, group[0].task, tuple(group)) for problem, group in groups.items())
-    return tuple(made)
+    return replace(snapshot, groups=make_groups([*peers, *rows]))
