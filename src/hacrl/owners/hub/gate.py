@@ -99,7 +99,7 @@ class Gate:
         self._check_time(signed_at, now)
         if not self.members.take(member, now):
             raise Refused(429, "rate", f"more than {self.members.rate:g} requests a second")
-        self._remember((member, nonce), signed_at, now)
+        self._remember((member, nonce), now)
         return member
 
     def _check_time(self, signed_at: float, now: float) -> None:
@@ -115,7 +115,7 @@ class Gate:
                 401, "restarted", "the hub was restarted after this was signed; sign again"
             )
 
-    def _remember(self, use: tuple[str, str], signed_at: float, now: float) -> None:
+    def _remember(self, use: tuple[str, str], now: float) -> None:
         """Refused if the nonce was used in the window before."""
         while self._times and self._times[0][0] < now:
             self._nonces.discard(self._times.popleft()[1])
