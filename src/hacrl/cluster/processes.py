@@ -4,7 +4,7 @@ One agent samples while another learns, and they wait for one another only where
 loop is that of loop.py; a call to an agent is a message to its process. If the process ends, the call
 raises AgentLost, and the next call starts it again. `kill -9` of the run ends all processes.
 
-    python -P -m hacrl.cluster.processes FD PARENT BIND    (started by ProcessExecutor)
+    python -P -m hacrl.cluster.processes FD PARENT_PID BIND    (started by ProcessExecutor)
 """
 
 import asyncio
@@ -53,11 +53,8 @@ class AgentProcess:
 
     async def receive(self) -> Any:
         """Wait for the answer of a call; AgentLost if the process has ended."""
-        arrived, loop, number = (
-            asyncio.Event(),
-            asyncio.get_running_loop(),
-            self.connection.fileno(),
-        )
+        arrived, loop = asyncio.Event(), asyncio.get_running_loop()
+        number = self.connection.fileno()
         loop.add_reader(number, arrived.set)
         try:
             while not arrived.is_set():

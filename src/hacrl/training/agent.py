@@ -105,7 +105,7 @@ class Agent:
             needs_behaviour=needs.include("logprob"),
             needs_tokens=needs.include("tokens"),
             mask_truncated=agent.mask_truncated,
-            keep=self.algorithm.peer_filter,
+            peer_filter=self.algorithm.peer_filter,
         )
         make_diagnostics = shared.hooks.diagnostics if config.diagnostics.every else None
         self.diagnostics = make_diagnostics(self) if make_diagnostics and self.plan else None
@@ -139,8 +139,8 @@ class Agent:
             self.pool.publish(step, self.name, public_rows(rows, level, private))
         if level != "all":
             facts = {**facts, "withheld": len(rows) - len(too_long) - count_texts(rows, level)}
-        tried = round_metrics(rollouts) if self.dynamic else {}
-        return {**rollout_metrics(rollouts, len(too_long)), **facts, **tried}
+        rounds = round_metrics(rollouts) if self.dynamic else {}
+        return {**rollout_metrics(rollouts, len(too_long)), **facts, **rounds}
 
     def republish(self, step: int) -> None:
         """Publish a journalled step again, because its batch is damaged."""
@@ -166,7 +166,7 @@ class Agent:
         snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
         self._count_left_out(step, counts, seen.invalid)
         samples = self.defence.scaled(self._credited(samples, snapshot, capability))
-        if self.dynamic:  # others of the list have no samples, or no signal
+        if self.dynamic:  # a problem of the list without samples is in no update
             problems = {s.problem_id: problems[s.problem_id] for s in samples}
         checked: dict[str, Any] = {}
         if self.diagnostics and step % self.config.diagnostics.every == 0:
@@ -303,7 +303,7 @@ class Agent:
     def _attempt(
         self, step: int, problems: Sequence[Problem], prompts: dict[str, tuple[int, ...]]
     ) -> list[Rollout]:
-        """Sample and judge replies to the prompts, which are of `problems`."""
+        """Sample and judge replies to prompts of `problems`."""
         with self.clock("sample"):
             rollouts = attempt(
                 self.policy,

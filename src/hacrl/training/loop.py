@@ -109,6 +109,7 @@ class Team:
             await self.evaluate(name, 0)
         while step < steps:
             row: dict[str, Any] = ABSENT
+            # A restarted agent repeats steps. One with a row is published; it is only learned again.
             if self.takes_part(name, step) and not self.log.has("train", step, name):
                 row = await call(name, "rollout", step)
             await self.barrier(name, step)
@@ -127,7 +128,7 @@ class Team:
     # ------------------------------------------------------------ after a step
 
     async def evaluate(self, name: str, done: int) -> None:
-        if name in self.evaluated(done) and not self.log.has("evaluation", done, name):
+        if name in self.to_evaluate(done) and not self.log.has("evaluation", done, name):
             row, best = await self.executor.call(name, "evaluate", done)
             if best:
                 self.improved[name].add(done)
@@ -161,15 +162,15 @@ class Team:
         if done > self.done[name]:
             self.done[name], self.losses[name] = done, 0
 
-    def evaluated(self, done: int) -> list[str]:
-        """The agents evaluated after this many steps. A frozen agent is evaluated once."""
+    def to_evaluate(self, done: int) -> list[str]:
+        """The agents to evaluate after this many steps. A frozen agent is evaluated once."""
         settings = self.config.evaluation
         if not settings.problems or not (done == 0 or self.due(done, settings.every)):
             return []
         return [a.name for a in self.config.agents if a.learns or (done == 0 and not a.replay)]
 
     def due(self, done: int, every: int) -> bool:
-        """Whether something is due that is done every so many steps, and after the last."""
+        """Whether something that is done every `every` steps, and after the last one, is due now."""
         regular = every > 0 and done % every == 0 and not self.pool.is_away(done - 1)
         return done == self.config.steps or regular
 
@@ -267,7 +268,7 @@ class Team:
             self.log.open(self.config)
             self.observer.started(self.config, self.run, self.first)
             if self.first == 0:
-                self.log.expect("evaluation", 0, self.evaluated(0))
+                self.log.expect("evaluation", 0, self.to_evaluate(0))
         elif step < self.config.steps:
             self.close(step)
         elif stragglers := self.active - barrier.arrived:
@@ -312,7 +313,7 @@ class Team:
         late = [n for n in expected if n not in members]
         self.log.release(late)
         self.log.expect("train", step, [n for n in self.names if n in members])
-        evaluated = [n for n in self.evaluated(step + 1) if n in self.active and n not in late]
+        evaluated = [n for n in self.to_evaluate(step + 1) if n in self.active and n not in late]
         self.log.expect("evaluation", step + 1, evaluated)
 
     def check_members(self, step: int, members: Sequence[str]) -> None:

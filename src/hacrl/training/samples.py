@@ -149,12 +149,12 @@ def make_samples(
     needs_behaviour: bool,
     needs_tokens: bool = False,
     mask_truncated: bool = False,
-    keep: PeerFilter = "all",
+    peer_filter: PeerFilter = "all",
     only: Collection[str] | None = None,
 ) -> tuple[list[Sample], SampleReport]:
     """The learner's samples of one step: groups in the snapshot's order, in each group the own
-    samples first, then the peers' by source and index. `keep` chooses among peers' replies.
-    With `only`, samples are made of the replies of these agents alone."""
+    samples first, then the peers' by source and index. `peer_filter` is the setting
+    `algorithm.peers`. With `only`, samples are made of the replies of these agents alone."""
     report = SampleReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
     maker = _Maker(renderer, limits, report, needs_behaviour, needs_tokens, mask_truncated)
@@ -164,10 +164,10 @@ def make_samples(
         own = [t for t in wanted if t.agent == learner]
         others = [t for t in wanted if t.agent != learner] if peers else []
         for t in sorted(own, key=lambda t: t.index):
-            made += maker.keep(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
+            made += maker.kept(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
-            found = maker.keep(t, maker.candidate(t, problems[t.problem_id]))
-            if found and (reason := filter_reason(t, group, learner, keep)):
+            found = maker.kept(t, maker.candidate(t, problems[t.problem_id]))
+            if found and (reason := filter_reason(t, group, learner, peer_filter)):
                 report.filtered[reason] += 1
             else:
                 made += found
@@ -177,7 +177,7 @@ def make_samples(
         if isinstance(item, Sample):
             samples.append(item)
         else:
-            samples += maker.keep(item.trajectory, maker.peer(item, next(tokenised)))
+            samples += maker.kept(item.trajectory, maker.peer(item, next(tokenised)))
     report.kept.update(s.source for s in samples)
     return samples, report
 
@@ -188,7 +188,7 @@ class _Candidate:
 
     trajectory: Trajectory
     prompt_ids: Ids
-    text: str
+    text: str  # of the reply, after the learner's reply_start
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class _Maker:
     needs_tokens: bool
     mask_truncated: bool
 
-    def keep(self, t: Trajectory, made: T | DropReason) -> list[T]:
-        """The result as a list; a dropped trajectory is counted instead."""
+    def kept(self, t: Trajectory, made: T | DropReason) -> list[T]:
+        """[made]; for a DropReason [], and the drop is counted."""
         if isinstance(made, DropReason):
             self.report.drops[t.agent, made] += 1
             return []
@@ -211,7 +211,7 @@ class _Maker:
 
     def own(self, t: Trajectory, rollout: Rollout | None) -> Sample | DropReason:
         """The ids exactly as sampled; they are never tokenised again."""
-        if reason := self._unusable(t, needs_behaviour=False):
+        if reason := self._unusable(t):
             return reason
         if rollout is None:  # another process published under the learner's name
             return DropReason.INVALID
@@ -233,24 +233,21 @@ class _Maker:
 
     def candidate(self, t: Trajectory, problem: Problem) -> _Candidate | DropReason:
         """Everything that can be checked before the text is tokenised."""
-        reason = self._unusable(t, needs_behaviour=self.needs_behaviour)
-        if reason is None and not t.shareable:
-            reason = DropReason.NOT_SHAREABLE
-        if reason is None and self.needs_tokens:
-            reason = self._unusable_tokens(t)
-        if reason is not None:
+        if reason := self._unusable(t):
             return reason
-        start = self.renderer.settings.reply_start
-        if t.begun == start:
-            text = t.text
-        elif (t.begun + t.text).startswith(start):
-            text = (t.begun + t.text).removeprefix(start)
-        else:
+        if self.needs_behaviour and t.mean_logprob is None:
+            return DropReason.NO_LOGPROB
+        if not t.shareable:
+            return DropReason.NOT_SHAREABLE
+        if self.needs_tokens and (reason := self._unusable_tokens(t)):
+            return reason
+        start, reply = self.renderer.settings.reply_start, t.begun + t.text
+        if not reply.startswith(start):
             return DropReason.BEGUN_REPLY
         prompt_ids = self.renderer.prompt(problem.messages)
         if len(prompt_ids) > self.limits.max_prompt_tokens:
             return DropReason.TOO_LONG
-        return _Candidate(t, prompt_ids, text)
+        return _Candidate(t, prompt_ids, reply.removeprefix(start))
 
     def tokenise(self, candidates: Sequence[_Candidate]) -> Iterator[Ids | None]:
         """The reply of each candidate in the learner's ids, with the learner's end token if the
@@ -298,7 +295,7 @@ class _Maker:
             truncated=len(reply) < len(whole),
         )
 
-    def _unusable(self, t: Trajectory, *, needs_behaviour: bool) -> DropReason | None:
+    def _unusable(self, t: Trajectory) -> DropReason | None:
         """Reasons that hold for own and peers' trajectories."""
         if t.finish is Finish.NOT_ATTEMPTED:
             return DropReason.NOT_ATTEMPTED
@@ -308,8 +305,6 @@ class _Maker:
             return DropReason.NOT_JUDGED
         if self.mask_truncated and t.finish is Finish.LENGTH:
             return DropReason.TRUNCATED
-        if needs_behaviour and t.mean_logprob is None:
-            return DropReason.NO_LOGPROB
         return None
 
     def _unusable_tokens(self, t: Trajectory) -> DropReason | None:
