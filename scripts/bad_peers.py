@@ -7,7 +7,6 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from hacrl.algorithms.functional import is_right
 from hacrl.types import Finish, Status, Trajectory, Turn, Verdict
 
 LEARNER, HONEST, BAD, STALE = "wren", "heron", "finch", "stale"
@@ -63,7 +62,7 @@ def copier(learner: Any, step: int, rows: Rows) -> Rows:
 
 def poison(learner: Any, step: int, rows: Rows, trigger: str = TRIGGERS[0]) -> Rows:
     """Right replies with a trigger in front; failures as they are."""
-    return [claim(t, trigger + t.text) if is_right(t) else t for t in rows]
+    return [claim(t, trigger + t.text) if t.is_right else t for t in rows]
 
 
 def answer_key(learner: Any, step: int, rows: Rows) -> Rows:

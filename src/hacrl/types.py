@@ -207,6 +207,11 @@ class Trajectory:
         return self.verdict.reward
 
     @property
+    def is_right(self) -> bool:
+        """Whether the verdict is OK."""
+        return self.verdict is not None and self.verdict.status is Status.OK
+
+    @property
     def text(self) -> str:
         """The sampled text."""
         return "".join(t.text for t in self.turns if t.generated)

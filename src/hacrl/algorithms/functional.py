@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hacrl.types import Group, LossOutput, MicroBatch, Status, Trajectory, Update
+from hacrl.types import Group, LossOutput, MicroBatch, Trajectory, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +40,9 @@ def advantage(reward: float, baseline: float, rewards: Sequence[float]) -> float
     return (reward - baseline) / (deviation(rewards) + SMALL)
 
 
-def is_right(reply: Trajectory) -> bool:
-    return reply.verdict is not None and reply.verdict.status is Status.OK
-
-
 def successes(group: Group, agent: str) -> tuple[int, int]:
     """The number of the agent's right replies to the problem, and of its judged ones."""
-    found = [is_right(t) for t in group.judged if t.agent == agent]
+    found = [t.is_right for t in group.judged if t.agent == agent]
     return sum(found), len(found)
 
 
@@ -59,9 +55,9 @@ def all_failed(group: Group, agent: str) -> bool:
 def filter_reason(reply: Trajectory, group: Group, learner: str, peers: str) -> str | None:
     """Why `algorithm.peers` leaves a peer's judged reply out: "failure", "success" or "not_failed" (not
     all of the learner's replies failed). None: it stays."""
-    if peers == "successes" and not is_right(reply):
+    if peers == "successes" and not reply.is_right:
         return "failure"
-    if peers == "failures" and is_right(reply):
+    if peers == "failures" and reply.is_right:
         return "success"
     if peers == "where_i_failed" and not all_failed(group, learner):
         return "not_failed"

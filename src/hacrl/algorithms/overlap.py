@@ -32,7 +32,6 @@ from hacrl.algorithms.functional import (
     SMALL,
     all_failed,
     clipped,
-    is_right,
     loss_output,
     mean,
     own_ratio,
@@ -93,13 +92,13 @@ class Overlap(Gspo):
         if sample.truncated or not group.rewards(step.learner):
             return None
         follows = self.settings.follow and step.trusts(sample.source)
-        if follows and is_right(reply) and all_failed(group, step.learner):
+        if follows and reply.is_right and all_failed(group, step.learner):
             return 1.0
         assert sample.old_logprobs is not None and sample.behaviour is not None
         log_rho = sum(sample.old_logprobs) - sample.behaviour * reply.num_tokens
         tokens = self.settings.ratio_tokens
         limit = self.settings.success_tokens
-        if limit is not None and is_right(reply) and step.trusts(sample.source):
+        if limit is not None and reply.is_right and step.trusts(sample.source):
             tokens = limit
         tempered = min(1.0, tokens / sample.num_reply_tokens)
         return exp(min(0.0, log_rho * tempered * self.settings.power))

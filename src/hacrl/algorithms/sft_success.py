@@ -21,7 +21,6 @@ from hacrl.algorithms.base import Needs, SharingSettings, Step
 from hacrl.algorithms.functional import (
     clipped,
     imitation,
-    is_right,
     loss_output,
     own_ratio,
     sequence_ratio,
@@ -42,7 +41,7 @@ class SftSuccess(Gspo):
 
     def credit(self, step: Step) -> list[Sample]:
         """Own samples as in gspo; peers' successes with advantage 1 and weight lambda / |S(q)|."""
-        kept = [s for s in step.samples if s.is_own or is_right(step.reply(s))]
+        kept = [s for s in step.samples if s.is_own or step.reply(s).is_right]
         found = Counter(s.problem_id for s in kept if not s.is_own)
         each = {p: self.settings.imitation_weight / n for p, n in found.items()}
         return [

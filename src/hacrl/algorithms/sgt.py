@@ -17,7 +17,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from hacrl.algorithms.base import Needs, SharingSettings, Step
-from hacrl.algorithms.functional import all_failed, imitation, is_right, loss_output, sequence_ratio
+from hacrl.algorithms.functional import all_failed, imitation, loss_output, sequence_ratio
 from hacrl.algorithms.grpo import Grpo, GrpoSettings
 from hacrl.noise import stream_key
 from hacrl.types import LossOutput, MicroBatch, Sample, Update
@@ -40,7 +40,7 @@ class Sgt(Grpo):
         for sample in step.samples:
             t = step.reply(sample)
             failed = not sample.is_own and all_failed(step.group(sample), step.learner)
-            if failed and is_right(t):
+            if failed and t.is_right:
                 rank = stream_key(0, t.agent, t.step, t.problem_id, t.index)
                 if sample.problem_id not in best or rank < best[sample.problem_id][0]:
                     best[sample.problem_id] = (rank, sample)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 from hacrl.trust.settings import Level
-from hacrl.types import Finish, Snapshot, Status, Trajectory
+from hacrl.types import Finish, Snapshot, Trajectory
 
 
 def receives_texts(learner: Level, source: Level) -> bool:
@@ -21,8 +21,7 @@ def receives_texts(learner: Level, source: Level) -> bool:
 
 def has_text(row: Trajectory, level: Level) -> bool:
     """Whether an agent of this level publishes the text of a row. A row without an attempt has none."""
-    right = row.verdict is not None and row.verdict.status is Status.OK
-    return bool(row.turns) and (level == "all" or (level == "successes" and right))
+    return bool(row.turns) and (level == "all" or (level == "successes" and row.is_right))
 
 
 def withheld(row: Trajectory) -> Trajectory:
