@@ -11,7 +11,7 @@ import pytest
 import torch
 from by_hand import batch_of, gradient, rule, step_of
 
-from hacrl.algorithms import Needs
+from hacrl.algorithms import ALGORITHMS, Needs
 from hacrl.errors import UserError
 from hacrl.types import Sample, Update
 
@@ -85,18 +85,25 @@ def test_kl_by_hand_counts_own_samples_only() -> None:
     assert gradient(output, b) == [pytest.approx([-0.05, 0.0], abs=1e-12), [0.0, 0.0]]
 
 
-def test_kl_of_a_minibatch_is_the_sum_over_its_microbatches() -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_loss_of_a_minibatch_is_the_sum_over_its_microbatches(name: str) -> None:
+    """The KL term included: a loss divides by counts of the minibatch, not of its own rows."""
     whole = batch_of(
-        [[-1.0], [-2.0], [-0.5]],
-        behaviour=[-1.0, -2.0, -0.5],
-        ref=[[-1.2], [-1.7], [-0.9]],
+        [[-1.0, -0.7], [-2.0, -0.3], [-0.5, 0.0]],
+        [True, True, False],
+        mask=[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]],
+        behaviour=[-0.85, -1.15, -0.5],
+        old=[[-1.1, -0.6], [-2.1, -0.2], [-0.6, 0.0]],
+        source=[[-1.1, -0.6], [-2.1, -0.2], [-0.4, 0.0]],
+        ref=[[-1.2, -0.7], [-1.7, -0.4], [-0.9, 0.0]],
         advantage=[1.0, -1.0, 0.5],
+        weight=[1.0, 1.0, 0.7],
     )
-    gspo, parts = rule("gspo", beta=0.3), 0.0
+    method, update, parts = rule(name, beta=0.3), Update(0, 0.8, "mixed", ("q", "r")), 0.0
     for i in range(3):
         tensors = {k: v[i : i + 1] for k, v in vars(whole).items() if torch.is_tensor(v)}
-        parts += gspo.loss(replace(whole, **tensors), FIRST).loss.item()
-    assert parts == pytest.approx(gspo.loss(whole, FIRST).loss.item(), abs=1e-12)
+        parts += method.loss(replace(whole, **tensors), update).loss.item()
+    assert parts == pytest.approx(method.loss(whole, update).loss.item(), abs=1e-12)
 
 
 # ---------------------------------------------------------------- the interface
