@@ -80,7 +80,7 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     assert [score(reply, "7") for reply in ("3+4=7", "17", "?")] == [1.0, 0.0, 0.0]
     assert load_config(config).steps == 3
     out, _ = accepted("doctor", config, "--trust-code")
-    assert "the answer of the first problem as a reply gets reward 1" in out
+    assert "a reply with the answer of the first problem gets reward 1" in out
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
     _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err

@@ -62,7 +62,7 @@ def test_each_learner_is_warned_about_once_after_five_steps(run: RunDirectory) -
     assert list(found) == [4]
     assert found[4].startswith(
         "ant learns almost nothing from its peers: only 1.0 % of their samples had a gradient in "
-        "the 5 steps up to step 5. 90 % lay below the floor."
+        "the 5 steps up to step 5. 90 % had a ratio below the floor."
     )
 
 
@@ -110,7 +110,7 @@ CASES = [
     (
         long_prompts,
         [train(0, not_attempted=0), train(1, not_attempted=5), train(2, not_attempted=7)],
-        "agent 'ant' leaves out 5 of 128 problems in step 2: their prompts are longer than "
+        "agent 'ant' left out 5 of 128 problems in step 2: their prompts are longer than "
         "max_prompt_tokens = 1024.",
     ),
     (
@@ -135,7 +135,7 @@ CASES = [
             train(s, own__samples=8, own__advantage_zero=1.0 if s else 0.9, reward=0.0)
             for s in range(9)
         ],
-        "agent 'ant' has had no training signal in the 5 steps up to step 6: all replies to a problem "
+        "agent 'ant' had no training signal in the 5 steps up to step 6: all replies to a problem "
         "got the same reward (mean reward 0)",
     ),
     (
@@ -148,14 +148,15 @@ CASES = [
             )
             for s in range(9)
         ],
-        "agent 'ant' cannot use 25 of its peers' 40 replies in the 5 steps up to step 5. The most "
-        "frequent reason, 20 times (too_long): the reply is over max_response_tokens",
+        "agent 'ant' could not use 25 of its peers' 40 replies in the 5 steps up to step 5. Most "
+        "frequent reason (too_long, 20 times): in this agent's tokens the reply is longer than "
+        "max_response_tokens",
     ),
     (
         collapse,
         [evaluated(s, 0.4 - 0.03 * s) for s in range(6)],
-        "agent 'ant' has become worse: held-out accuracy 34.0 % after step 2, 40.0 % before training. "
-        "A lower learning_rate (now 1e-06) may prevent it.",
+        "agent 'ant' has become worse: held-out accuracy 34.0 % after step 2, but 40.0 % before "
+        "training. A lower learning_rate (now 1e-06) may prevent this.",
     ),
 ]
 

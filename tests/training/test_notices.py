@@ -94,14 +94,13 @@ def test_first_hour_3_long_prompts_and_rows_left_out_are_named(tmp_path: Path) -
     run, notes = train(config, tmp_path / "run")
     long = [text for text in notes if "max_prompt_tokens" in text]
     assert [text.split(":")[0] for text in long] == [
-        f"agent '{name}' leaves out 2 of 8 problems in step 1" for name in ("wren", "finch")
+        f"agent '{name}' left out 2 of 8 problems in step 1" for name in ("wren", "finch")
     ]
     assert "longer than max_prompt_tokens = 64" in long[0]
     left_out = "these are left out: 2 ask the same as a held-out problem"
     assert sum(left_out in text and "of the 10 rows" in text for text in notes) == 1
-    assert "wren: 4 of 16 prompts were longer than max_prompt_tokens = 64" in " ".join(
-        command("show", run.path)[0].split()
-    )
+    left_out = "were left out, because they are longer than max_prompt_tokens = 64"
+    assert f"wren: 4 of 16 prompts {left_out}" in " ".join(command("show", run.path)[0].split())
     shutil.rmtree(run.path / "checkpoints")
     before = run.notes()
     hacrl.resume(run.path)

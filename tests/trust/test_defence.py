@@ -57,7 +57,7 @@ def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) ->
     entered, left = [n for n in notes.notes if "'wren'" in n and "replies of 'finch'" in n]
     assert "from step 2 on (quarantine). The reason: its verdicts are not those" in entered
     assert "uses the replies of 'finch' again from step 10 on" in left
-    assert sum("has another verdict than 'finch' claims on 24" in n for n in notes.notes) == 1
+    assert sum("disagrees with the verdicts of 'finch' on 24" in n for n in notes.notes) == 1
     assert all(row["trust/quarantined/wren"] == 0 for row in rows(run, "finch"))
 
 

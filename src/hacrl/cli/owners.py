@@ -9,20 +9,27 @@ from hacrl.cli.terminal import SETTINGS, Overrides, errors_as_messages, note
 from hacrl.errors import UserError
 
 commands = typer.Typer()
-keys = typer.Typer(help="Keys of members, founders and hubs.", no_args_is_help=True)
-charters = typer.Typer(help="Sign the charter of a team; change its members.", no_args_is_help=True)
+keys = typer.Typer(
+    help="Make or show the key of a member, a founder or a hub.", no_args_is_help=True
+)
+charters = typer.Typer(
+    help="Sign the charter of a team across owners, or change its members.", no_args_is_help=True
+)
 commands.add_typer(keys, name="key")
 commands.add_typer(charters, name="charter")
 
-CharterFile = Annotated[Path, typer.Argument(metavar="CHARTER", help="charter.toml")]
+CharterFile = Annotated[Path, typer.Argument(metavar="CHARTER", help="Charter of the team (TOML).")]
 TeamId = Annotated[
-    str | None, typer.Option(help="The team id, to be sure that the hub is the right one.")
+    str | None, typer.Option(help="Expected team id; a hub of another team is an error.")
 ]
-KeyFile = Annotated[Path, typer.Option("--key", help="Key file of `hacrl key new`.")]
+KeyFile = Annotated[
+    Path, typer.Option("--key", help="Your private key, written by `hacrl key new`.")
+]
+PrivateKey = Annotated[Path, typer.Argument(metavar="FILE", help="File of the private key.")]
 
 
 @keys.command("new")
-def key_new(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+def key_new(file: PrivateKey) -> None:
     """Write a new private key to FILE and print the public key."""
     with errors_as_messages(trust_code=False):
         from hacrl.owners.signing import Key
@@ -33,8 +40,8 @@ def key_new(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
 
 
 @keys.command("show")
-def key_show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
-    """Print the public key of FILE."""
+def key_show(file: PrivateKey) -> None:
+    """Print the public key that belongs to the private key in FILE."""
     with errors_as_messages(trust_code=False):
         from hacrl.owners.signing import Key
 
@@ -43,7 +50,7 @@ def key_show(file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
 
 @charters.command("sign")
 def charter_sign(charter: CharterFile, key: KeyFile) -> None:
-    """Sign CHARTER with the founder's key: writes charter.json and prints the team id."""
+    """Sign CHARTER with the founder's key, write charter.json and print the team id."""
     with errors_as_messages(trust_code=False):
         from hacrl.owners.charter import sign_charter
         from hacrl.owners.signing import Key
@@ -58,19 +65,26 @@ def charter_sign(charter: CharterFile, key: KeyFile) -> None:
 def charter_amend(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the hub.")],
     kind: Annotated[str, typer.Argument(metavar="KIND", help="join, leave, expel or rotate.")],
-    member: Annotated[str, typer.Argument(metavar="NAME", help="The member.")],
-    step: Annotated[int, typer.Option(min=1, help="First step in which it counts, from 1.")],
+    member: Annotated[str, typer.Argument(metavar="NAME", help="Name of the member.")],
+    step: Annotated[
+        int, typer.Option(min=1, help="First step for which the amendment is valid, from 1.")
+    ],
     key: KeyFile,
     member_key: Annotated[
-        str | None, typer.Option(help="join, rotate: the member's new public key.")
+        str | None, typer.Option(help="For join and rotate: the member's new public key.")
     ] = None,
     publish: Annotated[
-        str | None, typer.Option(help="join: all, successes, rewards or nothing.")
+        str | None,
+        typer.Option(
+            help="For join: what the member publishes (all, successes, rewards, nothing)."
+        ),
     ] = None,
     team: TeamId = None,
 ) -> None:
-    """Sign an amendment and send it to the hub. The founder signs; a member may sign its own leave and
-    rotate."""
+    """Sign a change of the members (an amendment) and send it to the hub.
+
+    The founder may sign every kind; a member may sign its own leave and rotate.
+    """
     with errors_as_messages(trust_code=False):
         from hacrl.owners.client import fetch_team
         from hacrl.owners.connection import Connection
@@ -100,7 +114,8 @@ def charter_amend(
 def join(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the hub.")],
     mine: Annotated[
-        Path, typer.Argument(metavar="MINE", help="Your agent, algorithm and trust (TOML).")
+        Path,
+        typer.Argument(metavar="MINE", help="Your agent, algorithm and trust settings (TOML)."),
     ],
     name: Annotated[str, typer.Option("--as", help="Your name in the charter.")],
     key: KeyFile,
@@ -110,17 +125,17 @@ def join(
     ] = None,
     team: TeamId = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Certificate of a hub that signs its own, a PEM file.")
+        Path | None, typer.Option(help="PEM file with the hub's self-signed certificate.")
     ] = None,
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a hub that does not answer.")
     ] = 3600.0,
     accept_changed: Annotated[
         bool,
-        typer.Option("--accept-changed", help="Continue although models or settings have changed."),
+        typer.Option("--accept-changed", help="Continue even if models or settings have changed."),
     ] = False,
 ) -> None:
-    """Train with the team of the hub at URL as one of its members. The same command continues."""
+    """Train your agent in the team of the hub at URL. Run the same command again to continue."""
     with errors_as_messages():
         from hacrl.owners.join import Membership
         from hacrl.owners.signing import Key
@@ -157,22 +172,27 @@ def hub(
         str | None,
         typer.Option(
             envvar="HACRL_HUB_DATABASE",
-            help="postgresql://... or sqlite:///FILE (default: DATA/hub.db).",
+            help="URL of the database: postgresql://... or sqlite:///FILE (default: DATA/hub.db).",
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8700",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
+    ] = "127.0.0.1:8700",
     data: Annotated[Path, typer.Option(help="Folder for batches.")] = Path("hub-data"),
     keep_steps: Annotated[
-        int | None, typer.Option(min=1, help="Keep the batches of this many closed steps.")
+        int | None,
+        typer.Option(
+            min=1, help="Keep only the batches of the last N closed steps (default: all)."
+        ),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="TLS: certificate chain, a PEM file.")
+        Path | None, typer.Option(help="PEM file with the TLS certificate chain.")
     ] = None,
     certificate_key: Annotated[
-        Path | None, typer.Option(help="TLS: key of the certificate, a PEM file.")
+        Path | None, typer.Option(help="PEM file with the key of the TLS certificate.")
     ] = None,
 ) -> None:
-    """Run the hub of a team across owners until it is stopped."""
+    """Run the hub (server) of a team across owners, until Ctrl-C or SIGTERM."""
     with errors_as_messages(trust_code=False):
         if (certificate is None) != (certificate_key is None):
             raise UserError("give both --certificate and --certificate-key, or neither")

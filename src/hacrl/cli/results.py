@@ -55,23 +55,28 @@ def view(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="[TARGET]", help="A run, a folder of runs, a suite's folder or a hub's URL."
+            metavar="TARGET",
+            help="Run directory, folder of runs, folder of a suite, or URL of a hub.",
         ),
     ] = "runs",
-    host: Annotated[str, typer.Option(help="Address to listen on; others need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8720,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other addresses than localhost need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
+    ] = 8720,
     browser: Annotated[
         bool | None,
-        typer.Option("--open/--no-browser", help="Open a browser (default: in a terminal)."),
+        typer.Option("--open/--no-browser", help="Open a browser (default: only in a terminal)."),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write one HTML file instead, and start no server.")
+        Path | None, typer.Option(help="Write the page to this HTML file; start no server.")
     ] = None,
     token: Annotated[
         str,
-        typer.Option(envvar="HACRL_VIEW_TOKEN", help="Ask for this token (default: a new one)."),
+        typer.Option(
+            envvar="HACRL_VIEW_TOKEN", help="Token that the browser must send (default: random)."
+        ),
     ] = "",
 ) -> None:
     """Show runs, suites or a hub as a web page, or write the page to a file."""
@@ -98,11 +103,13 @@ def view(
 @commands.command()
 def samples(
     run: Run,
-    step: Annotated[int | None, typer.Option(help="Training step (default: the last).")] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="Show advantages and weights of this learner.")
+    step: Annotated[
+        int | None, typer.Option(help="Show this training step (default: the last).")
     ] = None,
-    problem: Annotated[str | None, typer.Option(help="Only the problem with this id.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Show the advantages and weights of this learner.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(help="Show only the problem with this id.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of rows (default: 48; JSON: all).")
     ] = None,
@@ -110,7 +117,7 @@ def samples(
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Show training rollouts of RUN with reward, ratio, advantage, weight, and whether used."""
+    """Show training replies of RUN with their reward, ratio, advantage and weight."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.inspect.samples import as_json as samples_json
@@ -127,38 +134,43 @@ def samples(
 @commands.command("eval")
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL_OR_RUN", help="Run directory or model folder.")
+        str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder or run directory.")
     ],
     overrides: Overrides = None,
     config: Annotated[
-        Path | None, typer.Option(help="Config with the problems, for a model folder.")
+        Path | None, typer.Option(help="Config with the problems. Needed for a model folder.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Only this agent of the run; for a model, use its settings.")
+        str | None,
+        typer.Option(
+            help="Evaluate only this agent of the run. For a model: use this agent's settings."
+        ),
     ] = None,
     step: Checkpoint = None,
     best: Best = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the replies.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the replies to.")] = None,
     benchmarks: Annotated[
-        str, typer.Option(help="Evaluate on math7, or on these benchmarks (comma-separated).")
+        str,
+        typer.Option(help="Evaluate on these benchmarks (comma-separated); math7 means all."),
     ] = "",
     data: Annotated[
-        Path | None, typer.Option(help="benchmarks: folder with the data files.")
+        Path | None, typer.Option(help="With --benchmarks: folder with the data files.")
     ] = None,
     problems: Annotated[
-        int | None, typer.Option(min=1, help="benchmarks: maximum problems of each.")
+        int | None,
+        typer.Option(min=1, help="With --benchmarks: maximum number of problems of each."),
     ] = None,
     samples: Annotated[
-        str, typer.Option(help="benchmarks: replies per problem, e.g. aime25=8,amc23=4")
+        str, typer.Option(help="With --benchmarks: replies per problem, e.g. aime25=8,amc23=4")
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="benchmarks: maximum reply length.")
+        int, typer.Option(min=1, help="With --benchmarks: maximum tokens of a reply.")
     ] = 8196,
     as_json: Json = False,
     trust_code: TrustCode = False,
     suite: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Evaluate the agents of a run, or a model, on held-out problems or on benchmarks."""
+    """Evaluate a model, or each agent of a run, on held-out problems or on benchmarks."""
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
         if suite is not None:
@@ -212,11 +224,11 @@ def export(
     ] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write AGENT as a model folder that transformers can load, with a model card."""
+    """Write AGENT of RUN as a model folder with a model card; transformers can load it."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.evaluation import export_agent
 
         done = export_agent(RunDirectory.open(run), agent, folder, step, best, note, adapter)
         when = f"after step {done}" if done else "before training"
-        typer.echo(f"{agent} {when}: {folder}")
+        typer.echo(f"wrote {agent} {when} to {folder}")

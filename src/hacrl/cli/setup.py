@@ -18,7 +18,7 @@ from hacrl.cli.terminal import (
 from hacrl.errors import UserError
 
 commands = typer.Typer()
-data = typer.Typer(help="Data sets of the paper as JSONL files.", no_args_is_help=True)
+data = typer.Typer(help="Download the data sets of the paper.", no_args_is_help=True)
 commands.add_typer(data, name="data")
 
 
@@ -29,14 +29,16 @@ def init(
     ),
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Model folder, hub name or pocket:NAME; repeat it for each agent."),
+        typer.Option(help="Model folder, hub name or pocket:NAME. Repeat it for each agent."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Data file, or `arithmetic` for built-in problems.")
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option(help="exact, number, choice, math, FILE.py:FUNCTION, or own (writes one)."),
+        typer.Option(
+            help="exact, number, choice, math, FILE.py:FUNCTION, or own (writes a function to edit)."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     question: Annotated[str | None, typer.Option(help="Column with the question.")] = None,
@@ -49,7 +51,7 @@ def init(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite CONFIG.")] = False,
 ) -> None:
-    """Write a commented CONFIG for your own team. Asks for what is not given as a flag."""
+    """Write a commented CONFIG for your own team. In a terminal it asks for missing options."""
     with errors_as_messages(trust_code=False):
         from hacrl.study.init.start import Wishes, start_team
 
@@ -70,7 +72,7 @@ def _ask(flag: str, question: str, default: str | None) -> str:
         return str(typer.prompt(question, default=default))
     if default is None or flag == "--model":
         raise UserError(
-            f"{flag} is missing: give it, or run `hacrl init` in a terminal to be asked"
+            f"{flag} is missing: give it, or run `hacrl init` in a terminal, which asks for it"
         )
     return default
 
@@ -87,13 +89,13 @@ def schema() -> None:
 @commands.command()
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="Config to check (TOML).")
+        Path | None, typer.Argument(metavar="CONFIG", help="Config to check (TOML).")
     ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Show what is installed and which devices exist, and check that CONFIG can run here."""
+    """Print versions and devices, and check that CONFIG can run on this machine."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.config import load_config
 
@@ -117,18 +119,22 @@ def doctor(
 @data.command("fetch")
 def fetch_data(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Data sets, e.g. math_train; all: all.")
+        list[str],
+        typer.Argument(metavar="NAME", help="Data sets to write, e.g. math_train, or `all`."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("data"),
     source: Annotated[
         str,
-        typer.Option("--from", help="Folder (or its URL) with the source's files; no download."),
+        typer.Option(
+            "--from", help="Folder or URL with the source files, instead of the pinned source."
+        ),
     ] = "",
     accept_changed: Annotated[
-        bool, typer.Option("--accept-changed", help="Accept other rows than the pinned ones.")
+        bool,
+        typer.Option("--accept-changed", help="Accept rows that differ from the pinned ones."),
     ] = False,
 ) -> None:
-    """Write data sets of the paper into the folder OUT, from pinned sources, with checksums."""
+    """Download data sets of the paper from pinned sources, check them, and write JSONL files."""
     with errors_as_messages():
         from hacrl.tasks.fetch import SOURCES
         from hacrl.tasks.fetch import fetch as fetch_set

@@ -15,10 +15,10 @@ from hacrl.errors import Terminated, exit_code, explain, interruption
 from hacrl.importing import code_allowed
 from hacrl.safe_text import mask_text, printable
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `hacrl train`.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, e.g. runs/team.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings to override, e.g. steps=100"),
+    typer.Argument(metavar="KEY=VALUE", help="Settings of the config to override, e.g. steps=100"),
 ]
 SETTINGS = {"ignore_unknown_options": True}
 """For commands with overrides: `--steps 3` reaches them, and the error says to write steps=3."""
@@ -31,7 +31,7 @@ Best = Annotated[
 
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Run code that the config names, e.g. a reward function."),
+    typer.Option("--trust-code", help="Allow code that the config names, e.g. a reward function."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -36,7 +36,7 @@ def train(
         typer.Option("--run", help="Run directory to write (default: runs/NAME of the config)."),
     ] = None,
 ) -> None:
-    """Train the team of CONFIG, e.g. hacrl train team.toml steps=100"""
+    """Train the team that CONFIG describes, e.g. hacrl train team.toml steps=100"""
     with errors_as_messages():
         from hacrl.config import load_config
 
@@ -60,11 +60,11 @@ def resume(
     accept_changed: Annotated[
         bool,
         typer.Option(
-            "--accept-changed", help="Continue although data, models or settings have changed."
+            "--accept-changed", help="Continue even if data, models or settings have changed."
         ),
     ] = False,
 ) -> None:
-    """Continue RUN from its newest complete checkpoint; steps=N extends it."""
+    """Continue RUN from its newest complete checkpoint. steps=N extends it to N steps."""
     with errors_as_messages(run):
         from hacrl.cli.progress import ProgressLine
         from hacrl.runs import resume as resume_run
@@ -78,12 +78,12 @@ def resume(
 @commands.command()
 def demo(
     overrides: Overrides = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each half.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each run.")] = None,
     run: Annotated[
         Path | None, typer.Option("--run", help="Folder to write (default: runs/demo).")
     ] = None,
 ) -> None:
-    """Train three tiny models together and each alone, then compare (minutes on a CPU)."""
+    """Train three tiny models together and alone, and compare (a few minutes on a CPU)."""
     with errors_as_messages():
         from hacrl.pocket import DEMO_SUITE
         from hacrl.runs import free_name
@@ -101,13 +101,15 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write (default: runs/compare/NAME).")
     ] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Runs to train at a time.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs to train at the same time.")
+    ] = None,
     only: Annotated[str, typer.Option(help="Train only these arms (comma-separated).")] = "",
     teams: Annotated[str, typer.Option(help="Train only these teams (comma-separated).")] = "",
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Write finished runs to this small file; do not train those in it again."
+            help="Store results of finished runs in this file, and do not train those in it again."
         ),
     ] = None,
     against: Annotated[
@@ -119,12 +121,12 @@ def compare(
     ] = False,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Do not train; print runs, rollouts, memory and GPU hours."),
+        typer.Option("--plan", help="Do not train; estimate rollouts, memory and GPU hours."),
     ] = False,
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Train every arm, team and seed of SUITE that is not finished, and report the differences."""
+    """Train the unfinished runs of SUITE (arms x teams x seeds) and report the differences."""
     with errors_as_messages(trust_code=trust_code or not (report or plan)):
         folder = out or Path("runs") / "compare" / suite.stem
         arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))

@@ -14,28 +14,29 @@ PHASES = {
     "rollout": "rollouts",
     "learn": "learning",
     "evaluate": "evaluating",
-    "save": "checkpoint",
+    "save": "saving",
+    "prune": "deleting old files",
 }
 """What the progress line shows during a call."""
 
 
 class Observer:
-    """Gets the progress of a run. This one shows only notes, as warnings; subclasses do more."""
+    """Receives the progress of a run. This class shows notes as warnings and ignores the rest."""
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
-        """The team is loaded; training goes on from `step`."""
+        """The team is loaded. Training starts at `step`."""
 
     def phase(self, text: str) -> None:
-        """What is being done now, in a few words."""
+        """The team enters a phase of a step, e.g. "rollouts"."""
 
     def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A step is done; one metrics row an agent."""
+        """A step is done. `rows` has one metrics row for each agent."""
 
     def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """All agents were evaluated after `step` steps."""
 
     def note(self, text: str) -> None:
-        """Something a person should know (a corrupted checkpoint, say)."""
+        """A message for the user, e.g. about a corrupted checkpoint."""
         warnings.warn(text, stacklevel=2)
 
     def finished(self) -> None: ...

@@ -18,9 +18,12 @@ Text = Callable[[Config, str, Sequence[Row]], str | None]
 NEARLY_NONE = 0.05
 """Fraction of peers' samples with a gradient below which a learner does not learn from peers."""
 BELOW_FLOOR = 0.5
-"""Fraction of peers' samples below the floor from which on the floor is named as the reason."""
+"""If at least this fraction of peers' samples is below the floor, the warning names the floor."""
 STEPS = 5  # steps that are averaged
-UNJUDGED = (0.05, 0.5)  # fractions of replies not judged from which on there is a warning, one each
+UNJUDGED = (
+    0.05,
+    0.5,
+)  # a warning when the fraction of unjudged replies first exceeds each of these
 MANY_DROPPED = 0.5  # fraction of peers' replies that became no sample
 MANY_TRUNCATED = 0.25  # fraction of an agent's replies that reached the token limit
 COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
@@ -28,24 +31,24 @@ COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
 over at least this many problems."""
 DROPPED = {
     "not_attempted": "the prompt was too long for the peer (its max_prompt_tokens)",
-    "withheld": "the peer published no text (its publish setting), or trust.reciprocity hides it",
+    "withheld": "the peer published no text (`publish`), or trust.reciprocity hides the text",
     "not_judged": "the verifier failed or ran out of time",
     "truncated": "the reply was truncated, and mask_truncated is set",
     "not_shareable": "the peer's text does not reproduce its tokens",
     "no_logprob": "the peer published no log-probability",
-    "begun_reply": "the reply does not begin with this agent's reply_start",
+    "begun_reply": "the reply does not start with this agent's reply_start",
     "other_vocabulary": "the algorithm exchanges tokens, but the vocabularies differ",
-    "not_renderable": "this agent's tokenizer cannot write the text",
-    "too_long": "the reply is over max_response_tokens in this agent's tokens; raise it, or set "
-    'too_long = "truncate"',
+    "not_renderable": "this agent's tokenizer cannot represent the text",
+    "too_long": "in this agent's tokens the reply is longer than max_response_tokens; raise it, or "
+    'set too_long = "truncate"',
     "empty": "the reply has no token",
     "quarantined": "the peer is in quarantine; a note names the reason",
-    "ratio": "their ratio to the claimed log-probability is over trust.max_ratio",
-    "unlikely": "they are less likely for this agent than trust.min_own_quantile allows",
+    "ratio": "the ratio to the published log-probability is above trust.max_ratio",
+    "unlikely": "the reply is less likely for this agent than trust.min_own_quantile allows",
     "capped": "the peer has more samples than trust.max_source_fraction allows",
     "invalid": "the peer published impossible values",
 }
-"""Why a peer's reply became no sample (training/samples.py), for people."""
+"""Reason in training/samples.py -> why a peer's reply became no sample, in words."""
 
 
 class AgentWatch:
@@ -74,8 +77,8 @@ class AgentWatch:
 
 
 def warn(kind: str, counts: Counts, steps: int = 1) -> Callable[[Text], partial[AgentWatch]]:
-    """Turns the text of a warning into a watch. The text gets the agent's last `steps` rows of this kind
-    that count (0: all of them), and returns None if there is nothing to warn about.
+    """Turn a function that writes a warning into a watch. The function gets the agent's last `steps`
+    rows of this kind for which `counts(row)` is true (0: all of them); it returns None for no warning.
 
     Example: unused_peers(run).look(rows) == [] or one sentence per agent
     """
@@ -88,9 +91,9 @@ def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     row = rows[-1]
     unjudged = row["verdict/timeout"] + row["verdict/error"]
     return (
-        f"agent {agent!r} learned nothing in step {row['step'] + 1}: of {row['rollouts']} rollouts "
-        f"{unjudged} could not be judged, {row['not_attempted']} prompts were too long, "
-        f"{row['updates_skipped']} updates were not finite."
+        f"agent {agent!r} made no update in step {row['step'] + 1}: {unjudged} of {row['rollouts']} "
+        f"rollouts could not be judged, {row['not_attempted']} prompts were too long, and "
+        f"{row['updates_skipped']} updates were skipped because they were not finite."
     )
 
 
@@ -106,8 +109,8 @@ def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     )
     if below >= BELOW_FLOOR:
         text += (
-            f"{100 * below:.0f} % lay below the floor. Algorithms without a floor use such samples "
-            "(algorithm.name=naive or overlap). "
+            f"{100 * below:.0f} % had a ratio below the floor. Algorithms without a floor use such "
+            "samples (algorithm.name=naive or overlap). "
         )
     return text + "`hacrl compare` measures whether peers help (docs/diagnostics.md)."
 
@@ -123,9 +126,8 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
         reasons.update({why: row.get(f"samples/drop/{why}", 0) for why in DROPPED})
     (reason, count), *_ = reasons.most_common(1)
     return (
-        f"agent {agent!r} cannot use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
-        f"{_span(rows)}. The most frequent reason, {count:.0f} times ({reason}): "
-        f"{DROPPED[reason]}."
+        f"agent {agent!r} could not use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
+        f"{_span(rows)}. Most frequent reason ({reason}, {count:.0f} times): {DROPPED[reason]}."
     )
 
 
@@ -134,9 +136,9 @@ def false_claims(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """A learner's verdicts on a peer's texts are not those that the peer claims."""
     source, wrong, judged = max(_false_claims(rows[-1]), key=lambda found: found[1])
     return (
-        f"agent {agent!r} has another verdict than {source!r} claims on {wrong:.0f} of its "
-        f"{judged:.0f} texts in step {rows[-1]['step'] + 1}. It uses its own verdicts. The two "
-        "verifiers differ, or the claims are false."
+        f"agent {agent!r} disagrees with the verdicts of {source!r} on {wrong:.0f} of {judged:.0f} "
+        f"replies in step {rows[-1]['step'] + 1} and uses its own verdicts. Either the two verifiers "
+        "differ, or the published verdicts are false."
     )
 
 
@@ -148,8 +150,8 @@ def long_prompts(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     if "replayed" in row:
         return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
     return (
-        f"agent {agent!r} leaves out {of}{row['step'] + 1}: their prompts are longer than "
-        f"max_prompt_tokens = {limit}. Raise max_prompt_tokens; `hacrl show` counts them."
+        f"agent {agent!r} left out {of}{row['step'] + 1}: their prompts are longer than "
+        f"max_prompt_tokens = {limit}. Raise max_prompt_tokens to use them; `hacrl show` counts them."
     )
 
 
@@ -183,9 +185,9 @@ def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
         return None
     reward = sum(row["reward"] for row in rows) / len(rows)
     return (
-        f"agent {agent!r} has had no training signal in {_span(rows)}: all replies to a problem "
-        f"got the same reward (mean reward {reward:.3g}), so all advantages are 0. Check the reward "
-        "function, or choose problems that the agent solves sometimes."
+        f"agent {agent!r} had no training signal in {_span(rows)}: all replies to a problem got the "
+        f"same reward (mean reward {reward:.3g}), so all advantages are 0. Check the reward function, "
+        "or choose problems that the agent solves sometimes."
     )
 
 
@@ -201,15 +203,15 @@ def collapse(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     name, unit = score_name(config.verifier.kind)
     return (
         f"agent {agent!r} has become worse: {name} {100 * now['accuracy']:.1f}{unit} after "
-        f"step {now['step']}, {100 * start['accuracy']:.1f}{unit} before training. A lower "
-        f"learning_rate (now {rate:g}) may prevent it. `hacrl export --best` writes the best "
+        f"step {now['step']}, but {100 * start['accuracy']:.1f}{unit} before training. A lower "
+        f"learning_rate (now {rate:g}) may prevent this. `hacrl export --best` writes the best "
         "weights so far."
     )
 
 
 class VerifierWatch:
-    """Warns that replies of an agent were not judged: any in the first step, later more than 5 %, and
-    once more from one half on. A resumed run does not repeat a warning."""
+    """Warns that replies of an agent were not judged: any reply in the first step, more than 5 % later,
+    and again above 50 %. A resumed run does not repeat a warning."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._kind = run.config().verifier.kind

@@ -97,18 +97,20 @@ def summary_table(summary: RunSummary) -> Table:
     config, checks = summary.config, summary.checks
     name, unit = score_name(config.verifier.kind)
     caption = [
-        f"before, after, best: {name}{' in percent' if unit else ''} with its 95 % interval; gain: "
-        "paired by problem; reward: mean of the first and of the last training steps"
+        f"before, after, best: {name}{' in percent' if unit else ''}, with 95 % interval",
+        "gain: after minus before, paired by problem",
+        "reward: mean over the first and over the last training steps",
+        "peers used: fraction of peers' samples with a gradient",
     ]
     if checks is not None:
         caption.append(
-            f"diagnostics: checks at {checks.count} steps, {checks.rollouts:,} rollouts and "
+            f"diagnostics: checks at {checks.count} steps took {checks.rollouts:,} more rollouts and "
             f"{duration(checks.seconds)}, not counted above"
         )
         caption += checks.warnings
     caption += [
-        f"{a.name}: {a.too_long} of {a.prompts} prompts were longer than max_prompt_tokens = "
-        f"{config.prompt_limit(config.agent(a.name))} and were left out"
+        f"{a.name}: {a.too_long} of {a.prompts} prompts were left out, because they are longer than "
+        f"max_prompt_tokens = {config.prompt_limit(config.agent(a.name))}"
         for a in summary.agents
         if a.too_long
     ]

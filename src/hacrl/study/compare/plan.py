@@ -116,13 +116,14 @@ def billions(config: Config, agent: AgentConfig) -> float | None:
 def plan_table(rows: Sequence[PlanRow]) -> rich.table.Table:
     """The plan for the terminal, with a line of totals."""
     caption = (
-        f"GPU hours: one H200, replies of {REPLY_TOKENS} tokens (or the limit), L (53 + 12 P) us a "
-        "rollout and L (30 + 14 P) us a sample learned from, P in billions; see "
-        "study/compare/plan.py. Nothing was started."
+        "Nothing was started.\n"
+        f"GPU hours: estimate for one H200 and replies of L = {REPLY_TOKENS} tokens (or the limit).\n"
+        "Models of P billion parameters take L (53 + 12 P) microseconds per rollout and\n"
+        "L (30 + 14 P) per sample learned from (study/compare/plan.py)."
     )
     columns = ("runs", "steps", "rollouts", "updates", "GPU hours")
     table = plain_table("\nplan", ["team", "arm"], columns, caption)
-    table.add_column("memory of a device")
+    table.add_column("device memory")
     for row in rows:
         hours = "unknown" if row.hours is None else f"{row.hours:.2g}"
         numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts, row.updates))

@@ -119,8 +119,9 @@ def results_table(results: Results) -> rich.table.Table:
     title = f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}"
     caption = (
         f"{results.problems} problems x {results.replies} replies, mean over "
-        f"{_count(seeds, 'seed')}; difference paired by seed and problem, with 95 % interval"
-        + ("" if seeds > 1 else ". One seed: the interval covers problems only; no verdict")
+        f"{_count(seeds, 'seed')}\n"
+        f"minus {results.reference}: difference paired by seed and problem, with 95 % interval"
+        + ("" if seeds > 1 else "\nOne seed allows no verdict: the interval covers problems only.")
     )
     numbers = ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}")
     table = plain_table(title, ["agent", "arm"], numbers, caption)

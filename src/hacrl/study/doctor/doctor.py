@@ -79,7 +79,10 @@ def print_installation(console: Console) -> None:
         memory = torch.cuda.get_device_properties(i).total_memory
         console.print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, {size_text(memory)}")
     if not torch.cuda.is_available():
-        console.print(f"device: cpu, torch uses {torch.get_num_threads()} threads; no GPU found")
+        threads = torch.get_num_threads()
+        console.print(
+            f"device: cpu with {threads} torch thread{'s' * (threads != 1)}; no GPU found"
+        )
     console.print(f"free disk space here: {size_text(shutil.disk_usage(Path.cwd()).free)}")
     table = plain_table("\nextras", ["extra", "package", "installed", "needed for"])
     for extra, (package, purpose) in EXTRAS.items():
@@ -180,26 +183,28 @@ def _verifier(config: Config) -> str:
         raise UserError(
             f"{kind} does not judge {reply[:60]!r}, the answer of the first problem: {verdict.detail}"
         )
-    return f"{text}; the answer of the first problem as a reply gets reward {verdict.reward:g}"
+    return f"{text}; a reply with the answer of the first problem gets reward {verdict.reward:g}"
 
 
 def _algorithm(config: Config) -> str:
     peers = make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
-    return f"{config.algorithm.name}, {'learns from peers' if peers else 'each agent alone'}"
+    how = "agents learn from one another" if peers else "each agent learns alone"
+    return f"{config.algorithm.name}, {how}"
 
 
 def _device(config: Config) -> str:
     wanted = sorted({a.device or config.runtime.device for a in config.agents})
-    return ", ".join(f"{name} is {choose_device(name)}" for name in wanted)
+    found = ((name, str(choose_device(name))) for name in wanted)
+    return ", ".join(name if name == device else f"{name} = {device}" for name, device in found)
 
 
 def _agent(config: Config, agent: AgentConfig) -> str:
     if agent.replay:
         RunReader.open(Path(agent.replay))
-        return f"replays {agent.replay}"
+        return f"replays the run {agent.replay}"
     source = model_source(agent.model, agent.name)
     if not Path(source).is_dir():
-        return f"{source} is a hub name: it is downloaded when the run starts"
+        return f"{source} is a hub name; the model is downloaded when the run starts"
     if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
     renderer = make_renderer(agent, source)
@@ -248,7 +253,7 @@ def memory_findings(config: Config) -> Iterator[Finding]:
         whole = device_memory(device)
         peak = find_peak(needs, whole, keeps_cache=device.type == "cuda")
         fits = peak.bytes <= FITS * whole
-        text = f"about {size_text(peak.bytes)} at most, when {peak.when}"
+        text = f"at most about {size_text(peak.bytes)}, when {peak.when}"
         text += " (the other optimizers are offloaded to the host)" if peak.offloaded else ""
         text += f"; the device has {size_text(whole)}"
         if not fits:
@@ -267,7 +272,8 @@ def parallel_hint(needs: dict[str, Need], whole: float) -> str:
     if len(needs) < 2 or most > FITS * whole:
         return ""
     return (
-        f". Agents in parallel (runtime.kind = 'processes') need {size_text(most)} and save time."
+        ". The agents can run in parallel, which saves time: set runtime.kind = 'processes' (needs "
+        f"{size_text(most)})."
     )
 
 
@@ -288,9 +294,12 @@ def _print_plan(console: Console, config: Config) -> None:
     algorithm = None
     with suppress(CodeRefused):
         algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    caption = "memory with sequences of maximum length; optimizer: master, moments, start weights"
+    caption = (
+        "memory: estimates for sequences of maximum length\n"
+        "optimizer: master weights, moments and start weights"
+    )
     columns = ["rollouts", "updates", "peers' floors", "parameters", "weights", "optimizer"]
-    columns += ["an update", "KV cache"]
+    columns += ["update", "KV cache"]
     table = plain_table("\none step of each agent", ["agent"], columns, caption)
     for agent in config.agents:
         plan = plan_of(config, agent, algorithm) if algorithm and agent.learns else None
