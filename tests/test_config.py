@@ -85,7 +85,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("agents.7.learn=false", ["agents.7", "'7'", "0 to 1", "wren"]),
         ("agents.0.name=a/b", ["agents.0.name"]),
         ("agents.0.replay=runs/x", ["either `model` or `replay`"]),
-        ("agents.*.learn=false", ["none of them learns"]),
+        ("agents.*.learn=false", ["no agent learns"]),
         ("steps.more=1", ["steps is a value"]),
         ("agents.*.name.x=1", ["agents.*.name is a value"]),
         ("algorithm.*.x=1", ["algorithm.*"]),

@@ -145,7 +145,7 @@ def test_an_arm_is_laid_over(small: Path) -> None:
 
 def test_an_unknown_arm_is_told(small: Path) -> None:
     for wrong in ("+short", "+", "+../small", "+arms/long"):
-        with pytest.raises(UserError, match=r"names no file .*; there are: \+long"):
+        with pytest.raises(UserError, match=r"there is no file .*; there are: \+long"):
             load_config(small, [wrong])
 
 

@@ -126,7 +126,7 @@ class RuntimeConfig(Table):
     @model_validator(mode="after")
     def _late_ones(self) -> RuntimeConfig:
         if self.kind == "local" and (self.deadline is not None or self.late != "wait"):
-            raise ValueError("deadline and late have no meaning with kind = 'local'; remove them")
+            raise ValueError("deadline and late have no effect with kind = 'local'; remove them")
         if self.late == "go_on" and self.deadline is None:
             raise ValueError("late = 'go_on' needs a deadline, in seconds")
         return self
@@ -215,7 +215,7 @@ class Config(Table):
         if self.hub is not None:  # the other members' agents are not in this file
             return self._of_a_member()
         if not any(a.learns for a in self.agents):
-            raise ValueError("agents: none of them learns; set learn = true for at least one")
+            raise ValueError("agents: no agent learns; set learn = true for at least one")
         # All learners can be away only from step 0 on, or from the step in which the last one leaves.
         begins = {0, *(first for a in self.agents for first, _ in a.away)}
         for step in sorted(step for step in begins if step < self.steps):
@@ -230,9 +230,9 @@ class Config(Table):
     def _of_a_member(self) -> Config:
         agent = self.agents[0]
         if len(self.agents) > 1:
-            raise ValueError("agents: a member has one agent")
+            raise ValueError("agents: `hacrl join` trains one agent; remove the others")
         if agent.away or agent.samples_per_prompt:
-            raise ValueError("agents: away and samples_per_prompt are the team's; remove them")
+            raise ValueError("agents: away and samples_per_prompt come from the team; remove them")
         if self.runtime.kind != "local":
             raise ValueError("runtime.kind: `hacrl join` runs in one process; remove it")
         return self._samplers()

@@ -167,7 +167,7 @@ def set_key(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if key.startswith("-"):
         name = key.strip("-").replace("-", "_")
-        raise UserError(f"there is no option {key}. A setting is written {name}=VALUE; see --help")
+        raise UserError(f"there is no option {key}. Write a setting as {name}=VALUE; see --help")
     if not equals or not key:
         raise UserError(f"override {override!r} is not of the form key=value, e.g. steps=100")
     if key.count(".") > MAX_DEPTH:
@@ -208,7 +208,7 @@ def _arm(override: str, folder: Path) -> Path:
     if not name or Path(name).name != name or not path.is_file():
         there = sorted(p.stem for p in (folder / ARMS).glob("*.toml"))
         known = f"there are: {', '.join('+' + n for n in there)}" if there else "there are none"
-        raise UserError(f"override {override!r} names no file {path}; {known}")
+        raise UserError(f"override {override!r}: there is no file {path}; {known}")
     return path
 
 

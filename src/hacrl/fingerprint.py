@@ -94,11 +94,11 @@ def check_inputs(
     noted = [c.text for c in found if c.kind != "free"]
     if noted:
         note(
-            f"resumed with changed inputs ({_listed(noted)}): from step {step + 1} on the run is "
-            "not byte for byte that of an undisturbed one."
+            f"resumed with changed inputs ({_listed(noted)}): from step {step + 1} on, results may "
+            "differ from those of an uninterrupted run."
         )
     elif not stored and run.journalled():
-        note("the run has no fingerprint.json: its inputs cannot be compared with those of today.")
+        note("the run has no fingerprint.json, so changed data or models cannot be detected.")
     if any(c.kind == "results" for c in found):
         run.forget_from(step)
     if noted or not history:

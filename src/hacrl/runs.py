@@ -142,7 +142,7 @@ def train_team(
     edited = run.config_changed()
     if edited:
         observer.note(
-            f"{run.config_path} was changed after hacrl wrote it; the run uses it as it is now."
+            f"{run.config_path} was edited after hacrl wrote it; the run uses the edited settings."
         )
     if edited or config != run.config():
         run.set_config(config)

@@ -83,7 +83,7 @@ def compare_paired(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
     """
     both = sorted(a.keys() & b.keys())
     if not both:
-        raise UserError("the two have no problem in common, so they cannot be compared by problem")
+        raise UserError("the two evaluations have no problem in common, so they cannot be compared")
     differences = [b[p] - a[p] for p in both]
     return bootstrap(differences) if len(both) < FEW else estimate(differences)
 

@@ -60,8 +60,11 @@ def test_a_data_file_that_was_changed_is_named(tmp_path: Path) -> None:
     [
         ({"verifier": {"kind": "os:system", "version": "1"}}, "verifier.kind"),
         ({"verifier": {"kind": "function", "version": "1"}}, "verifier.kind"),
-        ({"task": {"kind": "jsonl", "train": "../secret.jsonl"}}, "beside the charter"),
-        ({"task": {"kind": "jsonl", "train": "/etc/passwd"}}, "beside the charter"),
+        (
+            {"task": {"kind": "jsonl", "train": "../secret.jsonl"}},
+            "not in the folder of the charter",
+        ),
+        ({"task": {"kind": "jsonl", "train": "/etc/passwd"}}, "not in the folder of the charter"),
         ({"task": {"kind": "jsonl", "train": "none.jsonl"}}, "does not exist"),
         ({"task": {"kind": "os:system"}}, "names code"),
         ({"nmae": "x"}, "did you mean 'name'"),

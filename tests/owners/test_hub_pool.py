@@ -131,5 +131,5 @@ def test_texts_must_fit_their_outcomes(make_hub: MakeHub) -> None:
     stranger = TRAJECTORY.encode(row("ant", 0, "other", 0, "x", 1.0))
     found = list(merged([*outcomes, b"damage"], [liar, *texts[1:], stranger], notes.append))
     assert found == [outcomes[0], *texts[1:], b"damage"]
-    assert notes == ["2 published texts do not fit the outcomes and are left out"]
+    assert notes == ["2 published texts do not match their outcomes and are left out"]
     assert isinstance(batch.envelope, Signed)

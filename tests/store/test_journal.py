@@ -49,7 +49,7 @@ def test_a_journalled_step_is_final(journal):
         ([rollout(), rollout(index=1)], {"gap": 0.5}),
         ([rollout()], {}),
     ):
-        with pytest.raises(UserError, match="step 13 is journalled already"):
+        with pytest.raises(UserError, match="step 13 is already in the journal"):
             journal.write(12, rows, facts)
     assert journal.read(12) == ([rollout()], {"gap": 0.5})
 

@@ -212,7 +212,10 @@ def test_the_end_reports_all_stragglers_once(tmp_path: Path) -> None:
     settings = {**TEAM, "agents": agents, "steps": 2, "runtime": GO_ON}
     _, notes = train(Holding, settings, tmp_path / "run", held=held)
     assert len(notes) == 1
-    assert "the end of the run does not wait for finch, heron: not finished 0.2 s" in notes[0]
+    assert (
+        "the end of the run does not wait for finch, heron, which missed the deadline (0.2 s"
+        in notes[0]
+    )
 
 
 def test_under_wait_the_deadline_only_writes_a_note(tmp_path: Path) -> None:
@@ -221,7 +224,7 @@ def test_under_wait_the_deadline_only_writes_a_note(tmp_path: Path) -> None:
     settings = {**TEAM, "steps": 2, "runtime": runtime}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
     [note] = notes
-    assert "step 2 is still waiting for finch: not finished 0.2 seconds" in note
+    assert "step 2 is still waiting for finch, which missed the deadline (0.2 seconds" in note
     unhurried = hacrl.train({**TEAM, "steps": 2}, tmp_path / "unhurried")
     assert run.metrics_path.read_bytes() == unhurried.metrics_path.read_bytes()
 

@@ -55,7 +55,7 @@ def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) ->
         assert row["samples/drop/quarantined"] == (24 if out else 0)
         assert (row["peers/samples"] == 0) == bool(out)
     entered, left = [n for n in notes.notes if "'wren'" in n and "replies of 'finch'" in n]
-    assert "from step 2 on (quarantine). The reason: its verdicts are not those" in entered
+    assert "from step 2 on (quarantine). Reason: its verdicts differ from those" in entered
     assert "uses the replies of 'finch' again from step 10 on" in left
     assert sum("disagrees with the verdicts of 'finch' on 24" in n for n in notes.notes) == 1
     assert all(row["trust/quarantined/wren"] == 0 for row in rows(run, "finch"))
@@ -76,7 +76,7 @@ def test_claimed_log_probabilities_that_are_too_low(tmp_path: Path) -> None:
     notes = Notes()
     run = train(tmp_path / "run", only_finch(lower), notes)
     assert rows(run, "wren")[-1]["trust/quarantined/finch"] == 1
-    assert any("log-probabilities that it claims are too low" in n for n in notes.notes)
+    assert any("its published log-probabilities are too low" in n for n in notes.notes)
 
 
 def test_a_peer_that_publishes_half_of_its_replies(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_peer_that_publishes_half_of_its_replies(tmp_path: Path) -> None:
     assert [row["trust/missing/finch"] for row in rows(run, "wren")] == [12] * 3
     assert all(row["trust/missing/wren"] == 0 for row in rows(run, "finch"))
     assert [row["trust/quarantined/finch"] for row in rows(run, "wren")] == [1] * 3
-    assert any("or fewer replies than it has to" in n for n in notes.notes)
+    assert any("or fewer replies than required" in n for n in notes.notes)
 
 
 def test_a_ratio_over_the_limit_in_a_run(tmp_path: Path) -> None:

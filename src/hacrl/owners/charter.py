@@ -104,7 +104,8 @@ class Charter(Table):
         for file in self.files:
             if not _is_inside(file):
                 raise ValueError(
-                    f"task: {file!r} is not a file beside the charter; copy it there and give its name"
+                    f"task: {file!r} is not in the folder of the charter; copy it there and give "
+                    "its name"
                 )
         return self
 
@@ -175,9 +176,9 @@ class Amended(Table):
     @model_validator(mode="after")
     def _consistent(self) -> Amended:
         if (self.key is not None) != (self.kind in ("join", "rotate")):
-            raise ValueError("key belongs to join and rotate")
+            raise ValueError("key is only for join and rotate")
         if (self.publish is not None) != (self.kind == "join"):
-            raise ValueError("publish belongs to join")
+            raise ValueError("publish is only for join")
         if self.signer == "member" and self.kind not in ("leave", "rotate"):
             raise ValueError(f"only the founder can sign {self.kind}")
         return self

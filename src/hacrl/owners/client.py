@@ -151,7 +151,7 @@ class HubClient:
         content = receipt.check(self.team.charter.hub, "receipt")
         names = ("team", "agent", "step", "outcomes", "texts")
         if any(content.get(name) != getattr(envelope, name) for name in names):
-            raise UserError(f"{self.url}: the receipt is not of the batch that was sent")
+            raise UserError(f"{self.url}: the receipt does not match the batch that was sent")
         self._store("receipts", envelope.step, receipt)
         return receipt
 
@@ -278,9 +278,9 @@ class HubClient:
         data = self._send("GET", f"/v1/data/{name}")
         if sha256(data) != self.team.data.get(name):
             raise UserError(
-                f"{self.url}: the hub's {name} does not have the charter's sha256 "
+                f"{self.url}: the hub's copy of {name} does not have the sha256 of the charter, "
                 f"{self.team.data.get(name)}: ask the founder to restore it, or copy the right file "
-                "beside your config"
+                "into the folder of your config"
             )
         return data
 

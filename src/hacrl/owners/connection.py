@@ -118,7 +118,7 @@ class Connection:
                 pieces.append(piece)
                 size += len(piece)
                 if size > MOST:
-                    raise UserError(f"{self.url}: an answer is longer than {MOST} bytes")
+                    raise UserError(f"{self.url}: a response is longer than {MOST} bytes")
             return answer.status_code, b"".join(pieces)
 
 

@@ -168,8 +168,8 @@ class HubPool(Pool):
         first, now = (Envelope.model_validate(e.content) for e in (signed, batch.envelope))
         if first.same != now.same:
             raise UserError(
-                f"{path}: another batch of step {step + 1} was signed before. Restore the journal of "
-                "the run; a second batch would prove that this member publishes two"
+                f"{path}: a different batch of step {step + 1} was already signed, and a member may "
+                "publish only one. Restore the journal of the run"
             )
         return Batch(signed, batch.outcomes, batch.texts)
 
@@ -207,7 +207,7 @@ def merged(
         used += text is not None
         yield text or line
     if used < len(texts):
-        note(f"{len(texts) - used} published texts do not fit the outcomes and are left out")
+        note(f"{len(texts) - used} published texts do not match their outcomes and are left out")
 
 
 def _claim(row: Trajectory) -> tuple[object, ...]:

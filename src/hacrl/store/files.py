@@ -185,7 +185,7 @@ def full_disk(path: Path) -> Iterator[None]:
         place = next((p for p in (path, *path.absolute().parents) if p.exists()), Path("/"))
         raise UserError(
             f"{path}: could not be written: {error.strerror or error} "
-            f"({shutil.disk_usage(place).free / 1e6:,.1f} MB free). Files written before are unharmed: "
+            f"({shutil.disk_usage(place).free / 1e6:,.1f} MB free). Files written before are intact: "
             "free space, then `hacrl resume RUN`"
         ) from error
 

@@ -49,8 +49,8 @@ class Journal:
             write_atomic(path, content)
         elif path.read_bytes() != content:
             raise UserError(
-                f"{path}: step {step + 1} is journalled already, with other rollouts; a journalled step "
-                "is final. Resume the run that wrote it, or use another run directory"
+                f"{path}: step {step + 1} is already in the journal, with different rollouts. A "
+                "stored step is final: resume the run that wrote it, or use another run directory"
             )
 
     def read(self, step: int) -> tuple[list[Rollout], dict[str, float]] | None:

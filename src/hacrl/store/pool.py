@@ -94,7 +94,7 @@ class Pool:
         if (stored := self._digest(step, agent)) != digest:
             raise UserError(
                 f"{place} already holds another batch of agent {agent!r} for this step (stored: "
-                f"sha256 {stored}, new: {digest}). Two processes publish under one name: end one "
+                f"sha256 {stored}, new: {digest}). Two processes publish as this agent: stop one "
                 f"of them. If the stored batch is not this agent's, delete {place} and resume"
             )
         return digest

@@ -197,9 +197,7 @@ class Team:
         others = (self.active & set(self.learners)) - {name}
         loading = not self.barriers[START].is_open
         if self.config.runtime.late == "wait" or not others or loading:
-            raise RunStopped(
-                f"{what}. Find out why it dies, then run `hacrl resume {self.run.path}`."
-            )
+            raise RunStopped(f"{what}. Fix the cause, then run `hacrl resume {self.run.path}`.")
         self.observer.note(f"{what}. The other agents continue without it.")
         self.active.remove(name)
         self.log.release([name])
@@ -255,8 +253,8 @@ class Team:
         missing = ", ".join(sorted(set(self.expected(step)) - self.barriers[step].arrived))
         place = f"step {step + 1}" if step < self.config.steps else "the end of the run"
         self.observer.note(
-            f"{place} {verb} {missing}: not finished {self.config.runtime.deadline:g} seconds "
-            "after the first agent."
+            f"{place} {verb} {missing}, which missed the deadline ({self.config.runtime.deadline:g} "
+            "seconds after the first agent)."
         )
 
     def open(self, step: int) -> None:
@@ -303,8 +301,8 @@ class Team:
             here = [n for n in expected if n in arrived or n in self.pool.arrived(step)]
             if not here and not self.config.hub:
                 raise RunStopped(
-                    f"step {step + 1}: no agent is left that could take part. Find out why they "
-                    f"die, then run `hacrl resume {self.run.path}`."
+                    f"step {step + 1}: no agent is left to take part. Fix the cause, then run "
+                    f"`hacrl resume {self.run.path}`."
                 )
             self.pool.close(step, here)
         members = self.pool.members(step)

@@ -220,8 +220,8 @@ class Defence:
         if old.since is None and new.since is not None:
             self.notes.append(
                 f"agent {self.name!r} leaves out the replies of {name!r} from step {step + 1} on "
-                f"(quarantine). The reason: {_reasons(new)}. An honest peer gets there at most once in "
-                f"{self.trust.false_alarm_steps} steps on average."
+                f"(quarantine). Reason: {_reasons(new)}. For an honest peer this happens at most once "
+                f"in {self.trust.false_alarm_steps} steps on average."
             )
         elif old.since is not None and new.since is None:
             self.notes.append(
@@ -238,9 +238,9 @@ def _late_rows(late: LateStep, learner: str) -> Snapshot:
 
 def _reasons(standing: Standing) -> str:
     texts = {
-        "claims": "its verdicts are not those of this agent's verifier",
-        "invalid": "it publishes impossible values, or fewer replies than it has to",
+        "claims": "its verdicts differ from those of this agent's verifier",
+        "invalid": "it publishes impossible values, or fewer replies than required",
         "copies": "it publishes texts that others wrote before",
-        "ratio": "the log-probabilities that it claims are too low",
+        "ratio": "its published log-probabilities are too low",
     }
     return "; ".join(texts[name] for name in standing.reason.split(", "))

@@ -95,7 +95,9 @@ class VerifierConfig(BaseModel):
             _check_kind(reward, f"verifier.rewards.{i}")
         labels = [reward.label for reward in self.rewards]
         if twice := [label for label in labels if labels.count(label) > 1]:
-            raise ValueError(f"verifier.rewards: {twice[0]!r} comes twice; give each a name")
+            raise ValueError(
+                f"verifier.rewards: {twice[0]!r} is used twice; give each reward its own name"
+            )
         return self
 
     @property

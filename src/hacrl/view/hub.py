@@ -81,9 +81,7 @@ class HubSource:
                 "counts": _counts(self._get("/metrics")),
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{self.url} does not answer like a hub of hacrl ({error!r})"
-            ) from error
+            raise UserError(f"{self.url} is not a hacrl hub ({error!r})") from error
 
     def _get(self, path: str) -> str:
         try:

@@ -180,7 +180,7 @@ def test_the_report_has_the_rates() -> None:
     [
         (["gspo"], (1, 2), "rollouts", "two arms or more with growing factors"),
         (["gspo", "hacpo"], (1, 1), "rollouts", "two arms or more with growing factors"),
-        (["gspo", "grpo"], (1, 2), "rollouts", "alone: 'grpo' is no arm"),
+        (["gspo", "grpo"], (1, 2), "rollouts", "alone: 'grpo' is not an arm"),
         (["gspo", "hacpo"], (1, 2), "updates", 'alone needs budget = "rollouts"'),
     ],
 )

@@ -98,12 +98,12 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reference": "gspo_x2"}, "reference = 'gspo_x2' is no arm"),
+        ({"reference": "gspo_x2"}, "reference = 'gspo_x2' is not an arm"),
         ({"seeds": [1, 1]}, "seeds: '1' is listed twice"),
         ({"seeds": [1, 11], "chosen_on": [11]}, "11 is in chosen_on"),
         ({"arms": [*ARMS, ARMS[0]]}, "arms: 'hacpo' is listed twice"),
         ({"arms": [{"name": "../up"}]}, "arms.0.name"),
-        ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "names no team 'none'"),
+        ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "has the unknown team 'none'"),
         ({"arms": [*ARMS, {"name": "x", "agents": {"owl": {}}}]}, "changes agent 'owl'"),
         ({"base": "no.toml"}, "there is no file"),
         ({"bugdet": "time"}, "bugdet: unknown key; did you mean 'budget'"),

@@ -101,7 +101,7 @@ def evaluate_benchmarks(
     settings = settings or BenchmarkSettings()
     names, known = [c.agent.name for c in candidates], [b.name for b in benchmarks]
     if len(set(names)) < len(names):
-        raise UserError(f"two of the agents {names} have one name; evaluate them into two folders")
+        raise UserError(f"two of the agents {names} have the same name; give each its own --out")
     if other := set(settings.samples) - set(known):
         raise UserError(f"samples: {min(other)!r} is not one of the benchmarks {', '.join(known)}")
     # Read all data and compare all settings before the first model is loaded.

@@ -87,7 +87,7 @@ def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> Agent
     if missing := [step for step in scores if not scores[step]]:
         raise UserError(
             f"{run.name}: no reply of {agent} was judged in the evaluation after step {missing[0]}, so "
-            f"it has no accuracy. Mend the verifier, delete {run.folder} and repeat the command."
+            f"it has no accuracy. Fix the verifier, delete {run.folder} and repeat the command."
         )
     curve = [
         Point(

@@ -140,17 +140,17 @@ class Suite(Table):
                 f"seeds: {min(used)} is in chosen_on; report on seeds that chose no setting"
             )
         if self.reference not in named["arms"]:
-            raise ValueError(f"reference = {self.reference!r} is no arm; arms: {named['arms']}")
+            raise ValueError(f"reference = {self.reference!r} is not an arm; arms: {named['arms']}")
         self._check_alone(named["arms"])
         known = {t.name for t in self.all_teams}
         for arm in self.arms:
             if unknown := set(arm.teams or ()) - known:
-                raise ValueError(f"arms: {arm.name!r} names no team {min(unknown)!r}")
+                raise ValueError(f"arms: {arm.name!r} has the unknown team {min(unknown)!r}")
         return self
 
     def _check_alone(self, arms: Sequence[str]) -> None:
         if unknown := [name for name in self.alone if name not in arms]:
-            raise ValueError(f"alone: {unknown[0]!r} is no arm; arms: {[*arms]}")
+            raise ValueError(f"alone: {unknown[0]!r} is not an arm; arms: {[*arms]}")
         factors = [self.arm(name).factor for name in self.alone]
         if len(factors) == 1 or any(a >= b for a, b in pairwise(factors)):
             raise ValueError(
