@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from hacrl.algorithms import Needs
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.samples import SampleLimits, SampleReport, make_samples
 from hacrl.types import (
@@ -91,7 +92,7 @@ def check_law(
 ) -> SampleReport:
     """The samples of one pair; each is decoded without code of hacrl and compared."""
     samples, report = make_samples(
-        groups, [], problems, renderer, learner, LIMITS, peers=True, needs_behaviour=True
+        groups, [], problems, renderer, learner, LIMITS, needs=Needs("logprob")
     )
     texts = {g.problem_id: g.trajectories[0].text for g in groups}
     decode = renderer.tokenizer.backend_tokenizer.decode

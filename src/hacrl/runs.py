@@ -196,7 +196,7 @@ def _make_executor(
     pool: Pool,
 ) -> Executor:
     if config.runtime.kind == "ray":
-        from hacrl.cluster.executor import RayExecutor
+        from hacrl.cluster.ray import RayExecutor
 
         return RayExecutor(config, run, observer, hooks, stack)
     if config.runtime.kind == "processes":

@@ -22,7 +22,7 @@ from team import member, team  # noqa: E402
 
 import hacrl  # noqa: E402
 from hacrl.cluster.actor import FollowerActor  # noqa: E402
-from hacrl.cluster.executor import RayExecutor  # noqa: E402
+from hacrl.cluster.ray import RayExecutor  # noqa: E402
 from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.store.checkpoint import Checkpoints  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
@@ -210,7 +210,7 @@ def _marked(mark: str) -> list[str]:
 
 
 def test_missing_resources_are_reported(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("hacrl.cluster.executor.PATIENCE", 1.0)
+    monkeypatch.setattr("hacrl.cluster.ray.PATIENCE", 1.0)
     for settings, words in (
         ({"cpus": 999}, "ask for 1000 CPU in all"),
         ({"resources": {"moon": 1}}, "1 moon in all, but the cluster has 0"),
@@ -250,7 +250,7 @@ def test_the_reason_of_a_failed_rank_is_reported(tmp_path: Path, monkeypatch: An
         def follow(self, rank: int, address: str) -> Any:
             raise MemoryError("no room for the shard")
 
-    monkeypatch.setattr("hacrl.cluster.executor.FollowerActor", Failing)
+    monkeypatch.setattr("hacrl.cluster.ray.FollowerActor", Failing)
     monkeypatch.setattr("hacrl.training.loop.MAX_LOSSES", 1)
     config = team(member("wren", ranks=2), **NO_EVALUATION)
     with pytest.raises(RunStopped, match=r"lost in step 1 \(MemoryError: no room for the shard\)"):

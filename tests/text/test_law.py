@@ -14,6 +14,7 @@ from small_tokenizers import ASK, SMALL, decoded, small
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hacrl.algorithms import Needs
 from hacrl.pocket import POCKET, pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.samples import DropReason, SampleLimits, make_samples
@@ -135,8 +136,7 @@ def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
         mine,
         learner,
         SampleLimits(1000, 4000),
-        peers=True,
-        needs_behaviour=True,
+        needs=Needs("logprob"),
     )
     assert len(samples) + report.drops.total() == len(texts)
     assert set(report.drops) <= {(source, DropReason.NOT_RENDERABLE)}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rows import make_row
 
+from hacrl.algorithms import Needs
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
 from hacrl.types import (
@@ -29,6 +30,7 @@ PROBLEMS = {
     "q1": Problem("q1", (Message("user", "What is 17 + 25?"),), "42", "add"),
     "q2": Problem("q2", (Message("user", "What is 3 + 4?"),), "7", "add"),
 }
+LOGPROB = Needs("logprob")
 LIMITS = SampleLimits(max_prompt_tokens=200, max_response_tokens=50)
 RIGHT = Verdict(1.0, Status.OK)
 
@@ -74,13 +76,15 @@ def samples_of(
     rollouts: tuple[Rollout, ...] = (),
     with_renderer: Renderer | None = None,
     limits: SampleLimits = LIMITS,
-    **needs: bool,
+    needs: Needs = LOGPROB,
+    **options: object,
 ) -> tuple[list[Sample], SampleReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
     groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
-    needs = {"peers": True, "needs_behaviour": True, **needs}
     made_with = with_renderer or renderer()
-    return make_samples(groups, rollouts, PROBLEMS, made_with, "ant", limits, **needs)
+    return make_samples(
+        groups, rollouts, PROBLEMS, made_with, "ant", limits, needs=needs, **options
+    )
 
 
 def reason(*args: Trajectory, **kwargs: object) -> DropReason:
@@ -183,14 +187,14 @@ def test_rollout_outside_the_snapshot_is_not_used() -> None:
 
 
 def test_behaviour_may_be_missing_where_nobody_needs_it() -> None:
-    [sample], _ = samples_of(peer("7", mean_logprob=None), needs_behaviour=False)
+    [sample], _ = samples_of(peer("7", mean_logprob=None), needs=Needs("text"))
     assert sample.behaviour is None
 
 
 def test_without_peers_only_own_and_no_drop() -> None:
     rollout = own(0, (33, 2))
     samples, report = samples_of(
-        own_row(rollout), peer("7", shareable=False), rollouts=(rollout,), peers=False
+        own_row(rollout), peer("7", shareable=False), rollouts=(rollout,), needs=Needs("none")
     )
     assert [s.source for s in samples] == ["ant"]
     assert report.drops.total() == 0
@@ -304,7 +308,7 @@ def test_tokens_are_taken_as_they_are() -> None:
     tokens = Tokens(r.vocabulary_hash, (*letters, 0), (-0.1, -0.2, -0.3, -0.4))
     rollout = own(0, (33, 33, 2))
     mine, theirs = samples_of(
-        own_row(rollout), peer("the", tokens=tokens), rollouts=(rollout,), needs_tokens=True
+        own_row(rollout), peer("the", tokens=tokens), rollouts=(rollout,), needs=Needs("tokens")
     )[0]
     assert theirs.token_ids == (*prompt, *letters, 0)
     assert theirs.source_logprobs == (-0.1, -0.2, -0.3, -0.4)
@@ -321,7 +325,7 @@ def test_tokens_that_cannot_be_taken() -> None:
     tokens = Tokens(r.vocabulary_hash, (33, 2), (-0.1, -0.2))
 
     def why(**other: object) -> DropReason:
-        return reason(peer("x", **{"tokens": tokens, **other}), needs_tokens=True)
+        return reason(peer("x", **{"tokens": tokens, **other}), needs=Needs("tokens"))
 
     other = replace(tokens, tokenizer="sha256:other")
     assert why(tokens=other) is DropReason.OTHER_VOCABULARY
@@ -337,9 +341,11 @@ def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
     r = renderer()
     tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
     short = SampleLimits(200, 6)
-    assert reason(peer("x", tokens=tokens), limits=short, needs_tokens=True) is DropReason.TOO_LONG
+    assert (
+        reason(peer("x", tokens=tokens), limits=short, needs=Needs("tokens")) is DropReason.TOO_LONG
+    )
     [sample], report = samples_of(
-        peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs_tokens=True
+        peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs=Needs("tokens")
     )
     assert sample.num_reply_tokens == 6
     assert sample.source_logprobs == tokens.logprobs[:6]

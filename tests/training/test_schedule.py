@@ -17,7 +17,7 @@ COSINE = [0.5 * (1 + cos(pi * i / 4)) for i in range(5)]
 
 def factors(total: int, *updates: int, **settings: Any) -> list[float]:
     agent = AgentConfig(name="a", model="m", learning_rate=1e-3, **settings)
-    return [make_schedule(agent, total)(update) for update in updates]
+    return [make_schedule(agent, total, 1)(update) for update in updates]
 
 
 @pytest.mark.parametrize(

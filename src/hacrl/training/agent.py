@@ -9,9 +9,10 @@ loop.py decides when they run, an executor (local.py, cluster/) in which process
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hacrl.algorithms import Step
@@ -49,6 +50,21 @@ if TYPE_CHECKING:
     from hacrl.training.local import Shared
 
 
+@dataclass(frozen=True)
+class StepSamples:
+    """What an agent learns from in one step.
+
+    Example: StepSamples(snapshot, capability, {"p1": problem}, samples, late=[], metrics={})
+    """
+
+    snapshot: Snapshot
+    capability: Capability
+    problems: dict[str, Problem]
+    samples: list[Sample]  # credited: with advantage and weight
+    late: list[list[Sample]]  # credited samples of late batches, by step and problem
+    metrics: dict[str, Any]
+
+
 class Agent:
     """A model that samples and, unless frozen, learns.
 
@@ -69,11 +85,8 @@ class Agent:
         self.notes: list[str] = []
         self.plan = self._plan(0) if agent.learns else None
         self.updates_per_step = len(self.plan.floors) if self.plan else 0
-        end = agent.schedule_steps or config.steps
-        self.learns_before = agent.learn_steps or max(end, config.steps)
-        learned = range(min(end, self.learns_before))
-        planned = sum(not agent.is_away(s) for s in learned) * self.updates_per_step
-        self.schedule = make_schedule(agent, planned)
+        self.learns_before = agent.learn_steps or max(agent.schedule_steps or 0, config.steps)
+        self.schedule = make_schedule(agent, config.steps, self.updates_per_step)
         settings = config.algorithm
         self.capability = CapabilityHistory(
             self._snapshot,
@@ -101,9 +114,7 @@ class Agent:
             renderer=policy.renderer,
             learner=self.name,
             limits=self.limits,
-            peers=needs.include("text"),
-            needs_behaviour=needs.include("logprob"),
-            needs_tokens=needs.include("tokens"),
+            needs=needs,
             mask_truncated=agent.mask_truncated,
             peer_filter=self.algorithm.peer_filter,
         )
@@ -154,51 +165,29 @@ class Agent:
         """Learn from the step's snapshot and return metrics; {} if this step is not learned."""
         if self.plan is None or step >= self.learns_before:
             return {}
-        plan, problems = self._plan(step), self._problems(step)
-        came_late = self._came_late(step) if plan.late else []
-        with self.clock("samples"), paused_gc():
-            seen = self.view.at(step, problems)
-            for late in came_late:
-                seen.include(late.seen)
-            capability = self.capability.at(seen.snapshot, {*seen.snapshot.members, self.name})
-            own = self._own_rollouts(step, seen.snapshot)
-            samples, counts = self.make_samples(seen.snapshot.groups, own, problems)
-        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
-        self._count_left_out(step, counts, seen.invalid)
-        samples = self.defence.scaled(self._credited(samples, snapshot, capability))
-        if self.dynamic:  # a problem of the list without samples is in no update
-            problems = {s.problem_id: problems[s.problem_id] for s in samples}
+        plan = self._plan(step)
+        given = self._step_samples(step, plan)
         checked: dict[str, Any] = {}
         if self.diagnostics and step % self.config.diagnostics.every == 0:
             with self.clock("diagnostics"):
-                checked = self.diagnostics.check(step, snapshot, problems, capability, samples)
-        credit = partial(self._credited, capability=capability)
-        late_samples = credit_late(step, came_late, self.defence, credit, samples)
-        last = replaced(samples) if self.algorithm.needs.updates == "with_own" else ()
-        planned = plan.updates(problems, self.config.seed, step, last)
-        batches = [(update, minibatch(samples, update)) for update in planned]
+                checked = self.diagnostics.check(
+                    step, given.snapshot, given.problems, given.capability, given.samples
+                )
         done: list[tuple[Update, list[Sample], UpdateReport]] = []
         with self.clock("update"):
-            for update, batch in batches + plan.late_updates(late_samples):
-                if batch:
-                    update = replace(update, rate=self.rate(step, update.index))
-                    loss = self.policy.without_rounding(self.algorithm.loss, step)
-                    report = self.policy.update(batch, loss, update)
-                    done.append((update, batch, report))
-                    self._stop_if_broken(step, batch, report)
+            for update, batch in self._minibatches(step, plan, given):
+                update = replace(update, rate=self.rate(step, update.index))
+                loss = self.policy.without_rounding(self.algorithm.loss, step)
+                report = self.policy.update(batch, loss, update)
+                done.append((update, batch, report))
+                self._stop_if_broken(step, batch, report)
         with self.clock("offload"):
             self.policy.offload()
         if self.config.log.samples:
             self.run.write_samples(self.name, step, sample_rows(done))
-        return {
-            **learning_metrics(done, plan, capability, snapshot.members, self.name),
-            **counts.metrics(),
-            **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
-            **seen.metrics(),
-            **self.defence.metrics,
-            **checked,
-            **(late_metrics(came_late, late_samples) if plan.late else {}),
-        }
+        members = given.snapshot.members
+        metrics = learning_metrics(done, plan, given.capability, members, self.name)
+        return {**metrics, **given.metrics, **checked}
 
     # ------------------------------------------------------------ between steps
 
@@ -277,6 +266,44 @@ class Agent:
         if entry is None and self.name in snapshot.members:
             raise changed(self.journal.path(step), "the file is missing", WAY_OUT)
         return entry[0] if entry else []
+
+    def _step_samples(self, step: int, plan: Plan) -> StepSamples:
+        """Turn the step's snapshot into credited samples, as far as `[trust]` admits them."""
+        problems = self._problems(step)
+        came_late = self._came_late(step) if plan.late else []
+        with self.clock("samples"), paused_gc():
+            seen = self.view.at(step, problems)
+            for late in came_late:
+                seen.include(late.seen)
+            capability = self.capability.at(seen.snapshot, {*seen.snapshot.members, self.name})
+            own = self._own_rollouts(step, seen.snapshot)
+            samples, counts = self.make_samples(seen.snapshot.groups, own, problems)
+        snapshot, samples = self.defence.admit(step, seen, samples, self._score_peers, came_late)
+        self._count_left_out(step, counts, seen.invalid)
+        credit = partial(self._credited, capability=capability)
+        samples = self.defence.scaled(credit(samples, snapshot))
+        late_samples = credit_late(step, came_late, self.defence, credit, samples)
+        if self.dynamic:  # a problem of the list without samples is in no update
+            problems = {s.problem_id: problems[s.problem_id] for s in samples}
+        metrics = {
+            **counts.metrics(),
+            **Counter(f"samples/invalid/{row.kind}" for row in seen.invalid),
+            **seen.metrics(),
+            **self.defence.metrics,
+            **(late_metrics(came_late, late_samples) if plan.late else {}),
+        }
+        return StepSamples(snapshot, capability, problems, samples, late_samples, metrics)
+
+    def _minibatches(
+        self, step: int, plan: Plan, given: StepSamples
+    ) -> Iterator[tuple[Update, list[Sample]]]:
+        """The step's updates in order, each with its samples. Updates without samples are left out."""
+        last = replaced(given.samples) if self.algorithm.needs.updates == "with_own" else ()
+        planned = plan.updates(given.problems, self.config.seed, step, last)
+        batches = ((update, minibatch(given.samples, update)) for update in planned)
+        for update, batch in chain(batches, plan.late_updates(given.late)):
+            if batch:
+                yield update, batch
 
     def _came_late(self, step: int) -> list[LateStep]:
         """The late batches to use in a step. Their samples are scored if `[trust]` needs that."""

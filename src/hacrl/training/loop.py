@@ -1,10 +1,10 @@
 """The team's loop. START HERE.
 
 For every step: all agents roll out, the step is closed, all agents learn, evaluate and save.
-`Team.member` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
+`Team.run_agent` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
 for one another in one place, the barrier of a step (`Team.barrier`). An executor carries calls to
 an agent out: in this process, one after the other (local.py), or side by side, in processes of this
-machine (cluster/processes.py) or in Ray actors (cluster/executor.py).
+machine (cluster/processes.py) or in Ray actors (cluster/ray.py).
 """
 
 import asyncio
@@ -91,13 +91,13 @@ class Team:
         try:
             async with asyncio.TaskGroup() as group:
                 for name in self.names:
-                    self.tasks[name] = group.create_task(self.restarting(name))
+                    self.tasks[name] = group.create_task(self.run_with_restarts(name))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         self.run.metric_rows()  # an error if the file was deleted during the last step
         self.check_pool(0, self.config.steps)
 
-    async def member(self, name: str) -> None:
+    async def run_agent(self, name: str) -> None:
         """One agent, from its newest checkpoint to the last step."""
         call, steps = self.executor.call, self.config.steps
         restored = await call(name, "restore", sorted(self.saved.get(name, ())))
@@ -176,11 +176,11 @@ class Team:
 
     # ------------------------------------------------------------ lost agents
 
-    async def restarting(self, name: str) -> None:
+    async def run_with_restarts(self, name: str) -> None:
         """Run an agent; when its process is lost, run it again from its newest checkpoint."""
         while name in self.active:
             try:
-                return await self.member(name)
+                return await self.run_agent(name)
             except AgentLost as lost:
                 if self.barriers[self.config.steps].is_open:
                     return  # the run is complete

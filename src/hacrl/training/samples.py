@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from hacrl.algorithms.base import PeerFilter
+from hacrl.algorithms.base import Needs, PeerFilter
 from hacrl.algorithms.functional import filter_reason
 from hacrl.errors import UserError
 from hacrl.types import Finish, Group, Problem, Rollout, Sample, Trajectory
@@ -145,24 +146,23 @@ def make_samples(
     learner: str,
     limits: SampleLimits,
     *,
-    peers: bool,
-    needs_behaviour: bool,
-    needs_tokens: bool = False,
+    needs: Needs,
     mask_truncated: bool = False,
     peer_filter: PeerFilter = "all",
     only: Collection[str] | None = None,
 ) -> tuple[list[Sample], SampleReport]:
     """The learner's samples of one step: groups in the snapshot's order, in each group the own
-    samples first, then the peers' by source and index. `peer_filter` is the setting
-    `algorithm.peers`. With `only`, samples are made of the replies of these agents alone."""
+    samples first, then the peers' by source and index. `needs` and `peer_filter` are those of the
+    algorithm. With `only`, samples are made of the replies of these agents alone."""
     report = SampleReport(end_token=renderer.end_token(rollouts))
     own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
-    maker = _Maker(renderer, limits, report, needs_behaviour, needs_tokens, mask_truncated)
+    maker = _Maker(renderer, limits, report, needs, mask_truncated)
+    use_peers = needs.include("text")
     made: list[Sample | _Candidate] = []  # candidates are tokenised all at once, below
     for group in groups:
         wanted = [t for t in group.trajectories if only is None or t.agent in only]
         own = [t for t in wanted if t.agent == learner]
-        others = [t for t in wanted if t.agent != learner] if peers else []
+        others = [t for t in wanted if t.agent != learner] if use_peers else []
         for t in sorted(own, key=lambda t: t.index):
             made += maker.kept(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
         for t in sorted(others, key=lambda t: (t.agent, t.index)):
@@ -198,9 +198,12 @@ class _Maker:
     renderer: Renderer
     limits: SampleLimits
     report: SampleReport
-    needs_behaviour: bool
-    needs_tokens: bool
+    needs: Needs
     mask_truncated: bool
+
+    @cached_property
+    def needs_tokens(self) -> bool:
+        return self.needs.include("tokens")
 
     def kept(self, t: Trajectory, made: T | DropReason) -> list[T]:
         """[made]; for a DropReason [], and the drop is counted."""
@@ -235,7 +238,7 @@ class _Maker:
         """Everything that can be checked before the text is tokenised."""
         if reason := self._unusable(t):
             return reason
-        if self.needs_behaviour and t.mean_logprob is None:
+        if self.needs.include("logprob") and t.mean_logprob is None:
             return DropReason.NO_LOGPROB
         if not t.shareable:
             return DropReason.NOT_SHAREABLE

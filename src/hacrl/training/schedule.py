@@ -12,14 +12,17 @@ from hacrl.config_agent import AgentConfig
 from hacrl.errors import UserError, first_line
 
 
-def make_schedule(agent: AgentConfig, total: int) -> Callable[[int], float]:
+def make_schedule(agent: AgentConfig, steps: int, updates_per_step: int) -> Callable[[int], float]:
     """Return the factor of the learning rate by the number of planned updates before an update.
 
     It is 1 during the warm-up, which the policy applies. After it the factor is that of
-    `transformers.get_scheduler` at the same number; from update `total` on it stays.
+    `transformers.get_scheduler` at the same number; after the last planned update it stays.
     """
     if agent.schedule == "constant":
         return lambda update: 1.0
+    end = agent.schedule_steps or steps
+    learned = range(min(end, agent.learn_steps or end))
+    total = sum(not agent.is_away(step) for step in learned) * updates_per_step
     from transformers import get_scheduler
 
     try:
