@@ -136,6 +136,16 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
     }
 
 
+def changed_files(run: RunReader) -> list[str]:
+    """Files of the run's inputs that are here and have changed since the run was trained."""
+    stored = run.fingerprint().get("inputs", {}).get("files", {})
+    return [
+        path
+        for path, known in stored.items()
+        if Path(path).is_file() and _stat(Path(path), known)["sha256"] != known["sha256"]
+    ]
+
+
 def problems_changed(run: RunReader, config: Config, task: Task) -> bool:
     """Whether the training problems of `task`, made from the run's config, are not those of the run."""
     stored = run.fingerprint().get("inputs", {}).get("problems", {}).get("training")

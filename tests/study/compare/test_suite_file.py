@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import tomli_w
 
+from hacrl.config import parse_config
 from hacrl.errors import UserError
 from hacrl.pocket import DEMO_SUITE
+from hacrl.runs import start
+from hacrl.study.compare.results import _unequal
 from hacrl.study.compare.runner import run_environment
 from hacrl.study.compare.suite import Run, load_suite, make_runs
 from hacrl.verify.settings import CORES, VerifierConfig
@@ -51,6 +54,40 @@ def test_arms_x_teams_x_seeds(tmp_path: Path) -> None:
     assert found[0].learners == ["heron"] and found[2].learners == ["ant"]
     assert [r.config.algorithm.name for r in found[:5]] == ["hacpo", "gspo"] * 2 + ["naive"]
     assert found[4].folder == tmp_path / "out/runs/one/naive/seed-1"
+
+
+def test_arms_that_are_evaluated_in_another_way_are_named(tmp_path: Path) -> None:
+    """Other held-out problems or another verifier: not the steps between evaluations, nor training."""
+    changes = {
+        "fewer": "evaluation.problems=50",
+        "near": "verifier.options={tolerance=0.5}",
+        "often": "evaluation.every=1",
+        "hot": "temperature=2.0",
+    }
+    arms = [*ARMS, *({"name": n, "overrides": [o]} for n, o in changes.items())]
+    sentences = list(_unequal(runs(tmp_path, arms=arms), "gspo"))
+    assert [text.partition(":")[0] for text in sentences] == [
+        "Arm fewer is evaluated in another way than gspo (evaluation.problems)",
+        "Arm near is evaluated in another way than gspo (verifier.options.tolerance)",
+    ]
+
+
+def test_a_changed_file_of_a_finished_run_is_named(tmp_path: Path) -> None:
+    """A run of a suite whose data has one wrong answer now; a run that is not here has no inputs."""
+    data = tmp_path / "data.jsonl"
+    lines = [f'{{"question": "{i}+30", "answer": {i + 30}}}\n' for i in range(9)]
+    data.write_text("".join(lines))
+    task = {"kind": "jsonl", "train": str(data), "held_out_fraction": 0}
+    limits = {"max_prompt_tokens": 32, "max_response_tokens": 8, "evaluation": {"problems": 0}}
+    agents = [{"name": "wren", "model": "pocket:wren"}]
+    config = parse_config({**BASE, **limits, "steps": 1, "task": task, "agents": agents})
+    here, missing = (Run("t", "a", 1, tmp_path / name, config) for name in ("run", "none"))
+    start(config, here.folder)
+    here.check_inputs()
+    data.write_text("".join(lines).replace("38", "39"))
+    missing.check_inputs()
+    with pytest.raises(UserError, match=r"data.jsonl has changed since t/a/seed-1 was trained"):
+        here.check_inputs()
 
 
 def test_an_arm_changes_agents_where_a_team_has_them(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def compare(
         run.check_stored()
     wanted = suite.wanted(runs, only, teams)
     failed: list[Failed] = []
+    if not report_only and not all(run.finished for run in wanted):
+        for run in runs:
+            run.check_inputs()
     if not report_only:
         if suite.benchmarks:
             check_data(suite.benchmarks)

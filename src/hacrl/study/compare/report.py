@@ -58,6 +58,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "start_gap": results.start_gap,
         "environment": results.environment,
         "missing": results.missing,
+        "unequal": results.unequal,
         "targets": [
             {"team": team, "agent": agent, "accuracy": accuracy}
             for (team, agent), accuracy in results.targets.items()
@@ -122,6 +123,7 @@ def results_table(results: Results) -> rich.table.Table:
         f"{_count(seeds, 'seed')}\n"
         f"minus {results.reference}: difference paired by seed and problem, with 95 % interval"
         + ("" if seeds > 1 else "\nOne seed allows no verdict: the interval covers problems only.")
+        + "".join(f"\n{text}" for text in results.unequal)
     )
     numbers = ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}")
     table = plain_table(title, ["agent", "arm"], numbers, caption)

@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from hacrl.config import Config
 from hacrl.errors import UserError
+from hacrl.fingerprint import config_by_key
 from hacrl.replies import judged_text, score_name
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
@@ -147,6 +149,8 @@ class Results:
     0 if initial weights and noise streams are identical."""
     environment: Mapping[str, Any]  # versions and hardware of the first run
     benchmarks: tuple[BenchmarkRow, ...] = ()  # empty if the suite names no benchmarks
+    unequal: tuple[str, ...] = ()
+    """Arms whose held-out problems or verifier are not those of the reference, a sentence each."""
     partial: bool = False  # some verifier knows partial rewards: means are no accuracies
 
     @property
@@ -205,8 +209,34 @@ def collect(
         _start_gap(agent_runs),
         agent_runs[0].run.environment,
         tuple(benchmark_rows(suite, runs)),
+        tuple(_unequal(runs, reference)),
         any(not score_name(run.config.verifier.kind)[1] for run in runs),
     )
+
+
+def _unequal(runs: Sequence[Run], reference: str) -> Iterable[str]:
+    """A sentence for each arm that is evaluated in another way than the reference."""
+    measured = {(r.team, r.seed): _measured(r.config) for r in runs if r.arm == reference}
+    for arm in dict.fromkeys(run.arm for run in runs):
+        changed: dict[str, None] = {}
+        for run in (run for run in runs if run.arm == arm and (run.team, run.seed) in measured):
+            mine, theirs = _measured(run.config), measured[run.team, run.seed]
+            changed |= dict.fromkeys(
+                key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)
+            )
+        if changed:
+            yield (
+                f"Arm {arm} is evaluated in another way than {reference} ({', '.join(changed)}): their "
+                "accuracies are not comparable, and differences use only common problems."
+            )
+
+
+def _measured(config: Config) -> dict[str, Any]:
+    """The settings that decide about held-out problems and how their replies are judged."""
+    keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards", "task.held_out"]
+    keys += [] if config.task.held_out or config.task.held_out_split else ["task.train"]
+    found = config_by_key(config)
+    return {k: v for k, v in found.items() if k.startswith(tuple(keys)) and k != "evaluation.every"}
 
 
 def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:

@@ -28,6 +28,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config, Table, parse_config
 from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml, set_key
 from hacrl.errors import UserError
+from hacrl.fingerprint import changed_files
 from hacrl.store.reader import RunReader
 from hacrl.study.benchmarks.catalogue import PROMPT
 from hacrl.study.compare.budget import match_steps
@@ -264,6 +265,15 @@ class Run:
             raise UserError(
                 f"{self.folder} holds a run with other settings: {changed}. Choose another "
                 "output folder, or delete that run"
+            )
+
+    def check_inputs(self) -> None:
+        """Raise a UserError if a data, code or model file has changed since the run was trained: runs
+        trained now would not be comparable with it."""
+        if self.kept is None and (paths := changed_files(self.reader)):
+            raise UserError(
+                f"{paths[0]} has changed since {self.name} was trained. Restore it, choose another "
+                "output folder, or delete that run; --report reports the finished runs as they are"
             )
 
 
