@@ -95,6 +95,7 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
         ("algorithm.alhpa=2", ["algorithm.alhpa: unknown key; did you mean 'alpha'"]),
         ("algorithm.tis_cap=3", ["algorithm.tis_cap belongs to f-tis, not hacpo"]),
         ("algorithm.last_floor=1.0", ["algorithm: ", "= 1.0", "floor <= last_floor < 1"]),
+        ("algorithm.ratio_min=20", ["algorithm: ratio_min = 20 is above ratio_max = 10"]),
         ("algorithm.overlap_power=1", ["algorithm.overlap_power: write algorithm.power"]),
         # FAULTS D13-20: these were tracebacks, or took for ever.
         ("agents.0.template_args.x=[nan]", ["agents.0.template_args.x.0: nan is not a finite"]),
