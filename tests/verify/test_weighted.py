@@ -57,6 +57,7 @@ def test_the_sum_its_range_and_a_part_that_fails(
         ({"kind": "sum"}, "needs verifier.rewards"),
         ({"kind": "number", "rewards": [{"kind": "exact"}]}, 'needs verifier.kind = "sum"'),
         ({"kind": "sum", "rewards": [{"kind": "nmber"}]}, r"rewards\.0\.kind 'nmber' is unknown"),
+        ({"kind": "sum", "rewards": [{"kind": "exact", "weight": 0}]}, "every weight is 0"),
         ({"kind": "sum", "rewards": [{"kind": "exact"}] * 2}, "'exact' is used twice; give each"),
         (
             {"kind": "sum", "rewards": [{"kind": "number", "options": {"x": 1}}]},

@@ -94,6 +94,8 @@ class VerifierConfig(BaseModel):
         for i, reward in enumerate(self.rewards):
             _check_kind(reward, f"verifier.rewards.{i}")
         labels = [reward.label for reward in self.rewards]
+        if not any(reward.weight for reward in self.rewards):
+            raise ValueError("verifier.rewards: every weight is 0, so every reward would be 0")
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(
                 f"verifier.rewards: {twice[0]!r} is used twice; give each reward its own name"
