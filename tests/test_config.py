@@ -74,6 +74,12 @@ def test_paths_are_relative_to_the_file(path: Path, tmp_path: Path) -> None:
     assert config.agents[1].model == "org/name"  # a hub name
 
 
+def test_a_data_path_may_begin_at_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(path.parent))
+    task = load_config(path, ['task={kind="jsonl", train="~/train.jsonl"}']).task
+    assert task.train == str(path.parent.resolve() / "train.jsonl")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -120,7 +120,9 @@ def resolve_paths(config: Config, base: Path) -> Config:
     ]
     task = config.task.model_copy(
         update={
-            field: absolute(value) if config.task.kind == "hub" else str((base / value).resolve())
+            field: absolute(value)
+            if config.task.kind == "hub"
+            else str((base / Path(value).expanduser()).resolve())
             for field in ("train", "held_out", "exclude")
             if isinstance(value := getattr(config.task, field, None), str)
         }
