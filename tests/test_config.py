@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hacrl.algorithms import make_settings
-from hacrl.config import dump_config, load_config
+from hacrl.config import dump_config, load_config, parse_config
+from hacrl.config_file import apply_overrides
 from hacrl.errors import UserError
 
 TEXT = """
@@ -132,6 +133,9 @@ def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> No
     assert load_config(path).algorithm == make_settings(alpha=2.0, **both)
     gspo = make_settings("gspo", **both)
     assert load_config(path, ["algorithm.name=gspo"]).algorithm == gspo
+    tree = load_config(path).model_dump(mode="json", exclude_none=True)
+    apply_overrides(tree, {"algorithm.name": "gspo"}, path.parent)  # as hacrl.train does
+    assert parse_config(tree).algorithm == gspo
     arms = path.parent / "arms"
     arms.mkdir()
     (arms / "tis.toml").write_text('[algorithm]\nname = "f-tis"\ntis_cap = 3.0\n')

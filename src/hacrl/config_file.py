@@ -133,15 +133,17 @@ def resolve_paths(config: Config, base: Path) -> Config:
 # ---------------------------------------------------------------- overrides
 
 
-def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], folder: Path) -> None:
+def apply_overrides(tree: dict[str, Any], overrides: Overrides, folder: Path) -> None:
     """Change the tree in place, from left to right; `folder` is that of the config file.
 
     An override of algorithm.name drops the tree's settings that the new algorithm does not have, so
     that `algorithm.name=gspo` is enough for a baseline. Settings given by overrides are never dropped.
     """
     before = tree.pop("algorithm", {})
-    for override in overrides:
-        if override.startswith("+"):
+    for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        if isinstance(override, tuple):
+            set_value(tree, *override)
+        elif override.startswith("+"):
             merge(tree, read_toml(_arm(override, folder)))
         else:
             set_key(tree, override)

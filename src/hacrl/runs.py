@@ -1,14 +1,14 @@
 """Start and resume runs."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config, load_config, parse_config
-from hacrl.config_file import Overrides, apply_overrides, set_value
+from hacrl.config_file import Overrides, apply_overrides
 from hacrl.errors import Terminated, UserError
 from hacrl.fingerprint import check_inputs
 from hacrl.logs.metrics_log import MetricsLog
@@ -223,9 +223,5 @@ def _changed(config: Config, overrides: Overrides) -> Config:
     if not overrides:
         return config
     tree = config.model_dump(mode="json", exclude_none=True)
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            set_value(tree, key, value)
-    else:
-        apply_overrides(tree, overrides, Path.cwd())
+    apply_overrides(tree, overrides, Path.cwd())
     return parse_config(tree)
