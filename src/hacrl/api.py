@@ -297,6 +297,13 @@ def _shown(observer: Observer | None, callbacks: Sequence[Callback]) -> Iterator
 
     from hacrl.cli.progress import ProgressLine
 
+    methods = [name for name in vars(Observer) if not name.startswith("_")]
+    for callback in callbacks:
+        if not callable(callback) and not any(hasattr(callback, name) for name in methods):
+            raise UserError(
+                f"callbacks: {type(callback).__name__} is no function and has none of the methods "
+                f"{', '.join(methods)}, so it would never be called"
+            )
     console = Console(stderr=True)
     if observer is None and (console.is_terminal or console.is_jupyter):
         with ProgressLine(console) as line:
