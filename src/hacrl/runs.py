@@ -15,6 +15,7 @@ from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Several
 from hacrl.logs.warnings import WATCHES
 from hacrl.stopping import stoppable
+from hacrl.store.files import write_config
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
@@ -78,8 +79,29 @@ def resume(
         config = _changed(old, overrides)
         if config.steps < done:
             raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
-        train_team(config, directory, observer or Observer(), hooks or Hooks(), accept_changed)
+        began = _Began()
+        shown = Several(began, observer or Observer())
+        text, inputs = directory.config_path.read_text(encoding="utf-8"), directory.fingerprint()
+        try:
+            train_team(config, directory, shown, hooks or Hooks(), accept_changed)
+        except UserError:
+            if not began.trains:  # a change that cannot be trained is not kept
+                write_config(directory.config_path, text)
+                directory.set_fingerprint(inputs)
+            raise
     return directory
+
+
+class _Began(Observer):
+    """Knows whether the team was loaded and training began."""
+
+    trains = False
+
+    def started(self, config: Config, run: RunDirectory, step: int) -> None:
+        self.trains = True
+
+    def note(self, text: str) -> None:
+        """The other observer shows it."""
 
 
 def join(

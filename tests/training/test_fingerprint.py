@@ -153,6 +153,19 @@ def test_checkpoints_of_other_inputs_are_refused(run: RunDirectory, tmp_path: Pa
         hacrl.resume(run.path, steps=3)
 
 
+def test_a_change_that_cannot_be_trained_is_not_kept(run: RunDirectory, tmp_path: Path) -> None:
+    """The checkpoint does not fit the other model, so the run keeps its own."""
+    before = [path.read_bytes() for path in (run.config_path, run.fingerprint_path)]
+    change = {"agents.wren.model": "pocket:finch", "steps": 3}
+    with (
+        pytest.warns(UserWarning, match="resumed with changed inputs"),
+        pytest.raises(UserError, match="belongs to another model"),
+    ):
+        hacrl.resume(run.path, change, accept_changed=True)
+    assert [path.read_bytes() for path in (run.config_path, run.fingerprint_path)] == before
+    assert hacrl.resume(run.path, steps=3).steps_done() == 3
+
+
 def test_a_run_without_a_fingerprint_says_so(run: RunDirectory) -> None:
     run.fingerprint_path.unlink()
     with pytest.warns(UserWarning, match=r"has no fingerprint\.json"):
