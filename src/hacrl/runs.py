@@ -21,6 +21,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
 from hacrl.training.hooks import Hooks
 from hacrl.training.loop import Executor, Team
+from hacrl.verify.number import misread
 from hacrl.verify.settings import VERIFIERS
 
 MakePool = Callable[[RunDirectory, Callable[[str], None]], Pool]
@@ -199,6 +200,9 @@ def _check_task(config: Config, task: Task) -> list[str]:
             f"evaluation.problems = {wanted}, but the task has {found} held-out problems; all "
             f"{found} are used."
         )
+    if config.verifier.kind == "number":
+        known = [*getattr(task, "train", ()), *getattr(task, "kept_out", ())]
+        notes += filter(None, [misread(problem.answer for problem in known)])
     return notes
 
 

@@ -10,12 +10,47 @@ from hypothesis import strategies as st
 from hacrl.errors import UserError
 from hacrl.types import Message, Problem, Status, Verdict
 from hacrl.verify import VERIFIERS, VerifierConfig, VerifierPool, count_statuses, make_verifier
-from hacrl.verify.number import numbers_in
+from hacrl.verify.number import misread, numbers_in
 
 
 def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
     verifier = make_verifier(VerifierConfig(kind=kind, options=options))
     return verifier.judge(reply, Problem("p", (), answer, "t"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("3,5", "5"),
+        ("1 000", "000"),
+        ("1_000", "1"),
+        ("10^6", "6"),
+        ("1.000.000", "1.000"),
+        ("12:30", "30"),
+        ("2024-01-15", "15"),
+    ],
+)
+def test_a_number_that_is_read_as_another_is_named(answer: str, read: str) -> None:
+    assert f"1 reference answers in another way than a person might: {answer!r} as {read}." in (
+        misread(["42", f" {answer} "])
+    )
+
+
+def test_plain_numbers_are_not_named() -> None:
+    """Nor are worked solutions, whose last number is meant."""
+    plain = [
+        "42",
+        "-7",
+        "3.5",
+        "1,234",
+        "1,234,567.25",
+        "3/4",
+        "6e23",
+        "5 kg",
+        "2+3=5\n#### 5",
+        "a",
+    ]
+    assert misread(plain) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ Not numbers: digits right after a letter (x2, H2O), a fraction over zero. `1,23`
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
@@ -32,6 +32,7 @@ _NUMBER = re.compile(
     rf"(?<![A-Za-z_0-9])(?<![0-9]\.)(?:(?<![\w)\]}}])[+\-])?(?P<top>{_UNSIGNED})"
     rf"(?:/(?P<bottom>-?(?:{_UNSIGNED}))(?!/))?"
 )
+_LOOKS_LIKE_ONE = re.compile(r"[+\-]?[0-9]+(?:[ \u00a0\u202f_.,:^'\u2019-][0-9]+)+")
 _TOO_LONG = 1000
 """Characters; exact arithmetic on longer numbers would be slow."""
 
@@ -62,6 +63,22 @@ def last(items: Iterator[T]) -> T | None:
 def number_texts(text: str) -> Iterator[str]:
     """All numbers of a text as written, with sign and commas."""
     return (match.group() for match in _NUMBER.finditer(text.replace("\u2212", "-")))
+
+
+def misread(answers: Iterable[str]) -> str:
+    """A note about reference answers that look like one number and are read as another; "" without
+    any.
+
+    Example: misread(["3,5", "1 000"]) names '3,5', which is read as 5.
+    """
+    whole = [answer.strip() for answer in answers if _LOOKS_LIKE_ONE.fullmatch(answer.strip())]
+    wrong = [answer for answer in whole if list(number_texts(answer)) != [answer]]
+    if not wrong:
+        return ""
+    return (
+        f"the verifier number reads {len(wrong)} reference answers in another way than a person might: "
+        f"{wrong[0]!r} as {last(number_texts(wrong[0]))}. Write numbers like 3.5, 1000 or 1,000"
+    )
 
 
 def check_tolerance(tolerance: float) -> None:
