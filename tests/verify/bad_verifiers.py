@@ -233,3 +233,8 @@ def by_name(completion: str, problem: str = "", solution: object = None) -> floa
 def trl_by_name(completions: list[str], **columns: list[object]) -> list[float]:
     answers = columns.get("solution", [])
     return [1.0 if c == str(a) else 0.0 for c, a in zip(completions, answers, strict=True)]
+
+
+def grows(completion: str, tags: list[str]) -> float:
+    tags.append("b")
+    return 1 / len(tags)

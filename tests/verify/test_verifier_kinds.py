@@ -216,6 +216,18 @@ def test_function_without_kwargs_gets_what_it_names() -> None:
 
 
 @pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_may_change_its_columns(workers: int) -> None:
+    """The next call gets those of the file: one tag, and one that the function adds."""
+    options = {"path": "bad_verifiers:grows"}
+    settings = VerifierConfig(kind="function", options=options, timeout=60, workers=workers)
+    problem = Problem("p", (), "42", "t", {"tags": ["a"]})
+    with VerifierPool(settings) as pool:
+        verdicts = pool.judge_all([("42", problem)] * 3)
+    assert [v.reward for v in verdicts] == [0.5] * 3
+
+
+@pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("name", ["by_name", "trl_by_name"])
 def test_question_and_answer_come_under_their_names_in_the_file(name: str) -> None:
     """A default in the signature must not hide that the column exists."""

@@ -17,6 +17,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, Self
 
@@ -160,7 +162,8 @@ class VerifierPool:
     def _judge_inline(self, reply: str, problem: Problem) -> Verdict:
         assert self._inline is not None
         stopping.check()
-        return guarded_judge(self._inline, reply, problem)
+        columns = deepcopy(dict(problem.columns))  # a worker gets a copy too
+        return guarded_judge(self._inline, reply, replace(problem, columns=columns))
 
     def _judge(self, batch: _Batch) -> list[Verdict]:
         self._check(batch)  # replaces workers that died between two batches
