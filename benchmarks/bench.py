@@ -1,7 +1,8 @@
-"""Rollouts, scoring, updates and steps, measured side by side with `generate`, TRL and the floor.
+"""Rollouts, scoring, updates and steps, measured side by side with vLLM, `generate`, TRL and the floor.
 
     make bench                                                     # the CPU part, a few minutes
     python benchmarks/bench.py gpu --parts rollout,score,update,step --out gpu.json
+    python benchmarks/bench.py gpu --parts vllm --price 3.5 --out vllm.json
     python benchmarks/bench.py gpu --parts joint --out joint.json
     python benchmarks/bench.py gpu --parts pair --out pair.json [--phases rollout-a,rollout-b]
     python benchmarks/bench.py cpu --tiny                          # does everything work?
@@ -32,6 +33,7 @@ from speed.floor import measure_ceilings
 from speed.measure import Log, free
 from speed.pocket import pocket
 from speed.together import PHASES, PairCase, joint, pair
+from speed.vllm_rollout import EngineFailed, vllm
 from speed.work import Case, Setting, rollout, score_and_update
 
 
@@ -114,12 +116,13 @@ def main() -> int:
         torch.set_num_threads(arguments.threads)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    log = Log(arguments.out)
+    log = Log(arguments.out, arguments.price)
     ceilings = measure_ceilings(device, dtype)
     log.facts |= {
         "bytes_per_s": ceilings.bytes_per_s,
         "operations_per_s": ceilings.operations_per_s,
         "trl": trl_version() if arguments.trl else None,
+        "price_per_hour": arguments.price,
         "command": " ".join(["python", *sys.argv]),
     }
     log.say(
@@ -131,6 +134,9 @@ def main() -> int:
     for name, work in parts(arguments, setting).items():
         try:
             work()
+        except EngineFailed as error:
+            log.failed.append(name)
+            log.say(f"{name}: {error}")
         except Exception:
             log.failed.append(name)
             log.say(f"{name} failed:\n{traceback.format_exc()}")
@@ -148,12 +154,18 @@ def parts(arguments: argparse.Namespace, setting: Setting) -> dict[str, Callable
     if arguments.few:
         joint_case = replace(cases.joint, prompts=64, minibatch=256, shares=(0.35,))
         cases = replace(cases, rollout=cases.rollout[1::3], joint=joint_case)
+    if arguments.shape:
+        chosen = [case for case in cases.rollout if case.shape == arguments.shape]
+        cases = replace(cases, rollout=chosen)
     wanted = arguments.parts.split(",")
+    if arguments.processor_time and "vllm" in wanted:
+        raise SystemExit("--processor-time: vLLM is measured by the wall clock only")
     both = {"score", "update"} & set(wanted)
     step_case = replace(cases.step, per_device=arguments.trl_batch or cases.step.per_device)
     works: dict[str, Callable[[], None]] = {
         "rollout": lambda: rollout(setting, cases.rollout),
         "rollout-long": lambda: rollout(setting, cases.rollout_long),
+        "vllm": lambda: vllm(setting, cases.rollout),
         "score": lambda: score_and_update(setting, cases.work, both),
         "update": lambda: score_and_update(setting, cases.work, both),
         "step": lambda: step(setting, step_case, with_trl=setting.log.facts["trl"] is not None),
@@ -204,6 +216,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--tiny", action="store_true", help="smallest shapes: a test of the parts")
     parser.add_argument("--few", action="store_true", help="fewer rollouts, a smaller joint case")
+    parser.add_argument("--shape", help="`rollout` and `vllm`: only the cases of this shape")
+    parser.add_argument("--price", type=float, help="of an hour of the device, in any currency")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs, after a warm-up")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
     parser.add_argument(

@@ -75,6 +75,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
                 named,
                 seconds,
                 tokens[name],
+                reply_tokens=trace.reply_tokens if name == "rollout" else None,
                 against_trl=trls[name] / seconds if trls else None,
                 of_floor=floors[name] / seconds,
                 facts={"trl_s": trls.get(name)},
@@ -87,6 +88,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
             ours.whole,
             trace.reply_tokens,
             ours.peak_gb,
+            reply_tokens=trace.reply_tokens,
             against_trl=theirs.whole / ours.whole if theirs else None,
             of_floor=sum(floors.values()) / ours.whole,
             note=f"outside the clip at the first update {ours.metrics['own/clipped_first']:.2g}; "

@@ -29,6 +29,10 @@ class Measurement:
     seconds: float
     tokens: int | None = None
     peak_gb: float | None = None
+    reply_tokens: int | None = None
+    """For the price: reply tokens that this work yields. None if it is not work on replies alone."""
+    against_vllm: float | None = None
+    """How many times faster than vLLM hacrl is on the same replies."""
     against_generate: float | None = None
     """How many times faster than transformers' generate on the same rows and lengths."""
     against_trl: float | None = None
@@ -42,12 +46,20 @@ class Measurement:
     def tokens_per_s(self) -> float | None:
         return self.tokens / self.seconds if self.tokens else None
 
+    def price_of_million(self, hourly: float | None) -> float | None:
+        """What a million reply tokens cost at this price of an hour of the device."""
+        if hourly is None or not self.reply_tokens:
+            return None
+        return hourly * self.seconds / 3600 * 1e6 / self.reply_tokens
+
 
 class Log:
     """Collects measurements: prints each one and writes all of them after each."""
 
-    def __init__(self, out: Path | None) -> None:
+    def __init__(self, out: Path | None, hourly: float | None = None) -> None:
         self.out = out
+        self.hourly = hourly
+        """Price of an hour of the device."""
         self.measurements: list[Measurement] = []
         self.facts: dict[str, Any] = environment()
         self.failed: list[str] = []
@@ -58,40 +70,51 @@ class Log:
 
     def add(self, measurement: Measurement) -> Measurement:
         self.measurements.append(measurement)
-        self.say(" | ".join(_cells(measurement)) + _told(measurement.facts))
+        self.say(" | ".join(self._cells(measurement)) + _told(measurement.facts))
         self.write()
         return measurement
 
     def write(self) -> None:
         if self.out is None:
             return
-        rows = [{**asdict(m), "tokens_per_s": m.tokens_per_s} for m in self.measurements]
+        rows = [
+            {
+                **asdict(m),
+                "tokens_per_s": m.tokens_per_s,
+                "price_of_million": m.price_of_million(self.hourly),
+            }
+            for m in self.measurements
+        ]
         whole = {"environment": self.facts, "failed": self.failed, "measurements": rows}
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(json.dumps(whole, indent=1) + "\n")
 
     def table(self) -> str:
-        head = ["part", "case", "s", "tokens/s", "x generate", "x TRL", "of floor", "peak GB", ""]
+        head = ["part", "case", "s", "tokens/s", "of floor", "x vLLM", "x TRL", "x generate"]
+        head += ["price of 1M reply tokens"] * (self.hourly is not None) + ["peak GB", ""]
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        lines += ["| " + " | ".join(_cells(m)) + " |" for m in self.measurements]
+        lines += ["| " + " | ".join(self._cells(m)) + " |" for m in self.measurements]
         return "\n".join(lines)
 
+    def _cells(self, m: Measurement) -> list[str]:
+        price = [_shown(m.price_of_million(self.hourly), ".3g")] * (self.hourly is not None)
+        return [
+            m.part,
+            m.case,
+            _shown(m.seconds, ".3g" if m.seconds < 100 else ".0f"),
+            _shown(m.tokens_per_s, ",.0f"),
+            _shown(m.of_floor, ".1%"),
+            _shown(m.against_vllm, ".2f"),
+            _shown(m.against_trl, ".2f"),
+            _shown(m.against_generate, ".2f"),
+            *price,
+            _shown(m.peak_gb, ".1f"),
+            m.note,
+        ]
 
-def _cells(m: Measurement) -> list[str]:
-    def shown(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
 
-    return [
-        m.part,
-        m.case,
-        shown(m.seconds, ".3g" if m.seconds < 100 else ".0f"),
-        shown(m.tokens_per_s, ",.0f"),
-        shown(m.against_generate, ".2f"),
-        shown(m.against_trl, ".2f"),
-        shown(m.of_floor, ".1%"),
-        shown(m.peak_gb, ".1f"),
-        m.note,
-    ]
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _told(facts: dict[str, Any]) -> str:
@@ -139,16 +162,20 @@ def timed(
     repeats: int = 3,
     enough: float = 30.0,
     warm: int = 1,
+    before: Callable[[], None] = lambda: None,
 ) -> Timed:
     """`work(0)` `warm` times to warm up, then `work(i)` up to `repeats` times, until `enough` seconds
-    are spent."""
+    are spent. `before` is called before each of them and not timed."""
+    before()
     first, result = once(partial(work, 0), device) if warm else (0.0, None)
     for _ in range(warm - 1):
+        before()
         work(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []
     while len(seconds) < repeats and (not seconds or sum(seconds) + seconds[-1] < enough):
+        before()
         took, result = once(partial(work, len(seconds) + 1), device)
         seconds.append(took)
     spread = (max(seconds) - min(seconds)) / median(seconds)

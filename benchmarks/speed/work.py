@@ -84,7 +84,12 @@ def told_ways(ways: Mapping[str, Any]) -> str:
     return ", ".join(parts + [ways["sampler"]] * (ways["sampler"] != "unknown"))
 
 
-def _policy(setting: Setting, case: Case) -> Policy:
+def rows_of(setting: Setting, case: Case) -> int:
+    """How many replies hacrl writes side by side."""
+    return setting.fields.get("sampler_rows", case.rows)
+
+
+def policy_of(setting: Setting, case: Case) -> Policy:
     return make_policy(case.shape, setting.device, **{"sampler_rows": case.rows, **setting.fields})
 
 
@@ -96,13 +101,14 @@ def rollout(setting: Setting, cases: list[Case]) -> None:
             policy = None
             free(setting.device)
             setting.log.say(f"rollout: building {case.shape}")
-            policy = _policy(setting, case)
-        _rollout(setting, case, policy)
+            policy = policy_of(setting, case)
+        setting.log.add(measure_rollout(setting, case, policy))
     del policy
     free(setting.device)
 
 
-def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
+def measure_rollout(setting: Setting, case: Case, policy: Policy) -> Measurement:
+    """hacrl's rollout of one case, and `generate` on the same requests if it takes part."""
     trace, device, rows = case.trace(), setting.device, policy.agent.sampler_rows
     ours = timed(
         lambda i: policy.sampler.sample(trace.requests(i), 1.0),
@@ -127,27 +133,26 @@ def _rollout(setting: Setting, case: Case, policy: Policy) -> None:
     sequences = [(p, r.token_ids) for (p, _), r in zip(trace.rows, ours.result, strict=True)]
     scores = policy.score(sequences)
     agreed, ways = agreement(ours.result, scores), ways_of(policy)
-    setting.log.add(
-        Measurement(
-            "rollout",
-            f"{case.shape}, {len(wanted)} replies, {rows} rows, {trace.name}",
-            ours.seconds,
-            trace.reply_tokens,
-            ours.peak_gb,
-            against_generate=peer.seconds / ours.seconds if peer else None,
-            of_floor=floor / ours.seconds,
-            note=f"gap {agreed['mean_gap']:.1e}, largest {agreed['largest_gap']:.1e}; "
-            + told_ways(ways),
-            facts={
-                **ways,
-                "first_s": ours.first,
-                "spread": ours.spread,
-                "floor_s": floor,
-                "generate_s": peer.seconds if peer else None,
-                "generate_peak_gb": peer.peak_gb if peer else None,
-                **agreed,
-            },
-        )
+    return Measurement(
+        "rollout",
+        f"{case.shape}, {len(wanted)} replies, {rows} rows, {trace.name}",
+        ours.seconds,
+        trace.reply_tokens,
+        ours.peak_gb,
+        reply_tokens=trace.reply_tokens,
+        against_generate=peer.seconds / ours.seconds if peer else None,
+        of_floor=floor / ours.seconds,
+        note=f"gap {agreed['mean_gap']:.1e}, largest {agreed['largest_gap']:.1e}; "
+        + told_ways(ways),
+        facts={
+            **ways,
+            "first_s": ours.first,
+            "spread": ours.spread,
+            "floor_s": floor,
+            "generate_s": peer.seconds if peer else None,
+            "generate_peak_gb": peer.peak_gb if peer else None,
+            **agreed,
+        },
     )
 
 
@@ -168,7 +173,7 @@ def score_and_update(setting: Setting, case: Case, parts: set[str]) -> None:
     """Log-probabilities of given sequences, and one update on them, all of them with gradient."""
     device, trace = setting.device, case.trace()
     setting.log.say(f"score, update: building {case.shape}")
-    _score_and_update(setting, case, parts, trace, _policy(setting, case))
+    _score_and_update(setting, case, parts, trace, policy_of(setting, case))
     free(device)
 
 

@@ -1,5 +1,6 @@
 """The workload file, the floors, and the benchmark itself on the smallest shapes."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import torch
 from luck import luck
 from rounding import RoundsByShape
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
+from speed.measure import Log, Measurement
 from speed.pocket import largest_difference
 from speed.team import Team, choose_outside
 from speed.together import PairCase, _learn, _pair_team
+from speed.vllm_rollout import _engines
+from speed.work import Case
 from speed.workload import Trace, make_trace
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -124,6 +128,48 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
             assert "b: packed" in m["note"]
         if m["part"] in ("score", "update"):
             assert m["facts"]["packs"] and "packed" in m["note"]
+
+
+def test_the_price_of_a_million_tokens_by_hand() -> None:
+    """3.6 an hour is 0.001 a second: 2 seconds for 500 tokens cost 0.002, a million tokens 4."""
+    rows = [
+        Measurement("rollout", "a", 2.0, 500, reply_tokens=500, against_vllm=1.5),
+        Measurement("score", "b", 2.0, 500),
+    ]
+    assert [m.price_of_million(3.6) for m in rows] == [pytest.approx(4.0), None]
+    log = Log(None, 3.6)
+    log.measurements = rows
+    head, _, first, second = log.table().splitlines()
+    assert "price of 1M reply tokens" in head and "| 1.50 |" in first and "| 4 |" in first
+    assert head.count("|") == first.count("|") == second.count("|")
+    log.hourly = None
+    assert "price" not in log.table() and "| 4 |" not in log.table()
+
+
+def test_engines_of_the_vllm_part() -> None:
+    """One for each number of rows, and one with vLLM's default for cases in which replies wait."""
+    all_at_once, waiting = Case("tiny-a", 2, rows=16, length=8), Case("tiny-a", 4, rows=16)
+    setting = SimpleNamespace(fields={})
+    cases = [all_at_once, waiting]
+    assert list(_engines(setting, cases)) == [(16, cases), (None, [waiting])]
+    setting.fields = {"sampler_rows": 32}
+    assert list(_engines(setting, cases)) == [(32, cases)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_other_parts_continue(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["cpu", "--tiny", "--no-trl", "--no-generate", "--repeats", "1", "--out", str(out)]
+    parts = ["--parts", "vllm,rollout", "--shape", "tiny-a", "--price", "2"]
+    command = [sys.executable, str(BENCHMARKS / "bench.py"), *arguments, *parts]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "vllm: vLLM is not installed" in ran.stdout and "Traceback" not in ran.stdout
+    found = json.loads(out.read_text())
+    assert found["failed"] == ["vllm"] and found["environment"]["price_per_hour"] == 2
+    (row,) = found["measurements"]
+    assert row["part"] == "rollout"
+    assert row["price_of_million"] == pytest.approx(2 / 3.6e3 / row["tokens_per_s"] * 1e6)
 
 
 def test_in_half_precision_the_first_update_is_at_the_scores(tmp_path: Path) -> None:
