@@ -206,7 +206,8 @@ class VllmSampler:
         # A collected engine would also destroy torch.distributed, which other engines of this process
         # use. Free its memory only.
         client = engine.llm_engine.engine_core
-        client._finalizer.detach()
+        if finalizer := getattr(client, "_finalizer", None):  # vLLM 0.26 has none
+            finalizer.detach()
         weakref.finalize(self, client.engine_core.model_executor.shutdown).atexit = False
         return engine
 
