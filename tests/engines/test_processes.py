@@ -1,6 +1,5 @@
 """Agents in processes of their own, without Ray: the same numbers as in one process."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,20 +10,19 @@ from typing import Any
 
 import pytest
 import tomli_w
+from runtimes import CONFIG, assert_same_run, in_runtime, kill_agents, process_ids
 from team import member, team
 
 import hacrl
 from hacrl.cluster.processes import ProcessExecutor
 from hacrl.errors import UserError
-from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.rundir import RunDirectory
 
 pytestmark = pytest.mark.engines
-CONFIG = team(member("wren"), member("finch"))
 
 
-def side_by_side(config: dict[str, Any], **runtime: Any) -> dict[str, Any]:
-    return {**config, "runtime": {**config["runtime"], "kind": "processes", **runtime}}
+def side_by_side(config: dict[str, Any]) -> dict[str, Any]:
+    return in_runtime(config, "processes")
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +33,17 @@ def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def test_the_numbers_and_weights_are_those_of_one_process(
     in_one_process: RunDirectory, tmp_path: Path
 ) -> None:
-    run = hacrl.train(side_by_side(CONFIG), tmp_path / "run")
-    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
-    for name in ("wren", "finch"):
-        mine, theirs = (
-            Checkpoints(r.checkpoints(name), 2).load(3).model for r in (run, in_one_process)
-        )
-        assert all(mine[key].equal(theirs[key]) for key in theirs)
+    assert_same_run(hacrl.train(side_by_side(CONFIG), tmp_path / "run"), in_one_process)
 
 
 def test_killed_agents_are_restarted(
     in_one_process: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All processes are killed when finch begins to learn in the second step."""
-    killed: list[int] = []
-    real = ProcessExecutor.call
-
-    async def call(executor: ProcessExecutor, name: str, method: str, *args: Any) -> Any:
-        if not killed and (name, method, args) == ("finch", "learn", (1,)):
-            killed.extend(p.process.pid for p in executor.processes.values())
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-        return await real(executor, name, method, *args)
-
-    monkeypatch.setattr(ProcessExecutor, "call", call)
+    killed = kill_agents(monkeypatch, ProcessExecutor, process_ids)
     with pytest.warns(UserWarning, match=r"'finch' was lost in step 2 \(signal SIGKILL\)"):
         run = hacrl.train(side_by_side(CONFIG), tmp_path / "run")
     assert len(killed) == 2
-    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
+    assert_same_run(run, in_one_process)
 
 
 def test_errors_of_an_agent_reach_the_user(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import tomli_w
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.engines
 
+from runtimes import CONFIG, actors, assert_same_run, in_runtime, kill_agents  # noqa: E402
 from team import member, team  # noqa: E402
 
 import hacrl  # noqa: E402
@@ -28,17 +29,17 @@ from hacrl.store.checkpoint import Checkpoints  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
 
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
-CONFIG = team(member("wren"), member("finch"))
 
 
-def on_ray(config: dict[str, Any], **runtime: Any) -> dict[str, Any]:
-    return {**config, "runtime": {**config["runtime"], "kind": "ray", **runtime}}
+def on_ray(config: dict[str, Any]) -> dict[str, Any]:
+    return in_runtime(config, "ray")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_ray() -> Iterator[None]:
     """One Ray for all tests of this file; a run finds it and leaves it running."""
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    settings = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}  # a GPU in name only
+    ray.init(address="local", log_to_driver=False, **settings)
     yield
     ray.shutdown()
 
@@ -50,22 +51,19 @@ def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def test_local_and_ray_give_the_same_numbers(in_one_process: RunDirectory, tmp_path: Path) -> None:
     run = hacrl.train(on_ray(CONFIG), tmp_path / "run")
-    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
+    assert_same_run(run, in_one_process)
     for name in ("wren", "finch"):
-        mine, theirs = (
-            Checkpoints(r.checkpoints(name), 2).load(3).model for r in (run, in_one_process)
-        )
-        assert all(mine[key].equal(theirs[key]) for key in theirs)
         # The newest two; the best one may be a third.
         assert {2, 3} <= set(Checkpoints(run.checkpoints(name), 2).steps())
 
 
 def test_a_run_resumes_in_the_other_runtime(in_one_process: RunDirectory, tmp_path: Path) -> None:
     """Two steps in one process, the third with actors of a Ray that the run starts and ends itself."""
-    run = hacrl.train(CONFIG, tmp_path / "run", steps=2)
+    without_gpus = team(member("wren"), member("finch"))  # that Ray finds none
+    run = hacrl.train(without_gpus, tmp_path / "run", steps=2)
     config = run.config()
-    actors = config.runtime.model_copy(update={"kind": "ray"})
-    run.set_config(config.model_copy(update={"runtime": actors}))
+    on_actors = config.runtime.model_copy(update={"kind": "ray"})
+    run.set_config(config.model_copy(update={"runtime": on_actors}))
     resume = [sys.executable, "-m", "hacrl", "resume", str(run.path), "steps=3"]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     done = subprocess.run(resume, env=environment, capture_output=True, text=True, timeout=300)
@@ -75,48 +73,14 @@ def test_a_run_resumes_in_the_other_runtime(in_one_process: RunDirectory, tmp_pa
 
 
 def test_killed_agents_are_restarted(
-    in_one_process: RunDirectory, tmp_path: Path, monkeypatch: Any
+    in_one_process: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All agents are killed when finch begins to learn in the second step. With late = "wait" no number
-    changes."""
-    killed: set[int] = set()
-    real_call = RayExecutor.call
-
-    async def call(executor: RayExecutor, name: str, method: str, *args: Any) -> Any:
-        calling = asyncio.ensure_future(real_call(executor, name, method, *args))
-        await asyncio.sleep(0)
-        if not killed and (name, method, args) == ("finch", "learn", (1,)):
-            for pid in agents():
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-        return await calling
-
-    monkeypatch.setattr(RayExecutor, "call", call)
+    """With late = "wait" no number changes."""
+    killed = kill_agents(monkeypatch, RayExecutor, lambda _: actors())
     with pytest.warns(UserWarning, match="'finch' was lost in step 2"):
         run = hacrl.train(on_ray(CONFIG), tmp_path / "run")
     assert len(killed) == 2
-    assert run.metrics_path.read_bytes() == in_one_process.metrics_path.read_bytes()
-
-
-def agents(kind: bytes = b"AgentActor") -> set[int]:
-    """Processes of actors of this kind that this test's Ray has started."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            if title.startswith(b"ray::" + kind) and _descends(int(entry.name)):
-                found.add(int(entry.name))
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
-
-
-def _descends(pid: int) -> bool:
-    while pid > 1:
-        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        if pid == os.getpid():
-            return True
-    return False
+    assert_same_run(run, in_one_process)
 
 
 def test_an_agent_of_two_ranks_trains_as_one_of_one_rank(tmp_path: Path) -> None:
@@ -144,7 +108,7 @@ def test_a_rank_that_dies_while_its_agent_waits(tmp_path: Path, monkeypatch: Any
         if not killed and (name, method, args) == ("finch", "rollout", (1,)):
             while "wren" in executor.calling:
                 await asyncio.sleep(0.05)
-            for pid in agents(b"FollowerActor"):
+            for pid in actors(b"FollowerActor"):
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             await asyncio.sleep(1.0)
@@ -228,7 +192,7 @@ def test_a_user_error_in_an_actor_is_reported(tmp_path: Path) -> None:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for _ in range(1200):  # all actors end, also while the error object exists
-        if not (left := agents()):
+        if not (left := actors()):
             break
         time.sleep(0.1)
     assert kept.value and not left

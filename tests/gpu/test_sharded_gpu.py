@@ -1,11 +1,16 @@
-"""Sharded policies on GPUs, through nccl: bfloat16 with float32 shards. One rank needs one GPU."""
+"""Sharded policies on GPUs, through nccl: bfloat16 with float32 shards. One rank needs one GPU.
 
+HACRL_TEST_DEVICE=cpu runs the same tests without a GPU, through gloo.
+"""
+
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from team import member, team
 
 import hacrl
@@ -19,7 +24,7 @@ from hacrl.sampling.base import Request
 from hacrl.types import Message, Sample, Update
 
 pytestmark = pytest.mark.gpu
-DEVICE = "cuda"
+DEVICE = os.environ.get("HACRL_TEST_DEVICE", "cuda")
 
 
 @pytest.fixture
@@ -46,6 +51,23 @@ def rows(policy: Policy) -> list[Sample]:
         sample = Sample(str(i), 0, "a", True, r.prompt_ids + reply.token_ids, mask, mean)
         made.append(replace(sample, old_logprobs=reply.logprobs, advantage=(-1.0) ** i))
     return made
+
+
+def test_the_channels_of_a_group(group: RankGroup) -> None:
+    """Tensors of the device go through the data channel, objects through the control channel."""
+    device = torch.device(DEVICE)
+    backend = group.data._get_backend(device).name()
+    assert backend == ("nccl" if device.type == "cuda" else "gloo")
+    tensor = torch.arange(6.0, device=device)
+    dist.all_reduce(tensor, group=group.data)
+    whole = torch.empty(6, device=device)
+    dist.all_gather_into_tensor(whole, tensor, group=group.data)
+    part = torch.empty(6, device=device)
+    dist.reduce_scatter_tensor(part, whole, group=group.data)
+    assert part.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert group.mesh(device).size() == 1
+    group.broadcast(("score", 1))
+    assert group.gather("a") == group.all_gather("a") == ["a"]
 
 
 @pytest.mark.parametrize(
