@@ -19,8 +19,8 @@ from runtimes import (
 )
 
 import hacrl
-from hacrl.cluster.ray import RayExecutor
 from hacrl.cluster.processes import ProcessExecutor
+from hacrl.cluster.ray import RayExecutor
 from hacrl.store.rundir import RunDirectory
 
 DEVICE = os.environ.get("HACRL_TEST_DEVICE", "cuda")
