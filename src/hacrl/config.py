@@ -47,7 +47,7 @@ class EvaluationConfig(Table):
     every: int = Field(10, ge=0)
     """Steps between evaluations. 0: only before the first step and after the last."""
     problems: Annotated[int, Field(ge=0)] | Literal["all"] = 200
-    """Most held-out problems to use, or "all". 0 switches evaluation off."""
+    """Maximum number of held-out problems, or "all". 0 switches evaluation off."""
     samples: int = Field(1, ge=1)
     """Replies to each problem (the k of avg@k)."""
     temperature: float = Field(1.0, ge=0)
@@ -105,7 +105,7 @@ class SamplerConfig(Table):
 class RuntimeConfig(Table):
     kind: Literal["local", "processes", "ray"] = "local"
     """local: all agents in this process, one after another. processes: each agent in its own process on
-    this machine, side by side. ray: the same on one or many machines (needs the extra hacrl[ray]). See
+    this machine, in parallel. ray: the same on one or many machines (needs the extra hacrl[ray]). See
     docs/scale.md."""
     address: str | None = None
     """ray: the cluster to join, HOST:PORT of its head or "auto". Unset: RAY_ADDRESS, or a new cluster on
@@ -159,7 +159,7 @@ class HubConfig(Table):
     staleness: int = Field(0, ge=0)
     """Late batches of this many steps are used, each once."""
     late_samples: int | None = Field(None, ge=1)
-    """Most samples of late batches in a step; set it in your own file. Unset: one batch."""
+    """Maximum number of samples of late batches in a step; set it in your own file. Unset: one batch."""
 
 
 class Config(Table):
@@ -259,7 +259,7 @@ class Config(Table):
 
     @property
     def late_samples(self) -> int:
-        """Most samples of late batches in a step."""
+        """Maximum number of samples of late batches in a step."""
         if self.hub is None or not self.hub.staleness:
             return 0
         return max(self.hub.late_samples or 0, self.prompts_per_step * self.samples_per_prompt)

@@ -116,10 +116,10 @@ class AgentConfig(Table):
     lora: LoraSettings | None = None
     """Train a low-rank adapter instead of all weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
-    """Most tokens in one forward pass; a shared prompt counts once, padding counts. It changes time and
-    memory, not results."""
+    """Maximum number of tokens in one forward pass; a shared prompt counts once, padding counts. It
+    changes time and memory, not results."""
     sampler_rows: int = Field(512, ge=1)
-    """Most sequences sampled at a time."""
+    """Maximum number of sequences sampled at a time."""
     sampler: str | None = None
     """Sampler kind of this agent. Unset: sampler.kind."""
 

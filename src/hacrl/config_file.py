@@ -1,6 +1,6 @@
 """Reading a config: the TOML file, overrides from the command line, and readable errors.
 
-An override is `key=value`, or `+arm` for a file of them: `+gspo_x2` beside configs/paper/x.toml reads
+An override is `key=value`, or `+arm` for a file of them: for configs/paper/x.toml, `+gspo_x2` reads
 configs/paper/arms/gspo_x2.toml and merges its tables into those of x.toml.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes of a config: `key=value` texts as on the command line, or dotted key -> value."""
-ARMS = "arms"  # the folder with arm files, beside the config file
+ARMS = "arms"  # the folder with arm files, in the folder of the config file
 MAX_DEPTH = 20  # most levels of tables and lists in a config
 
 RENAMED: dict[str, str] = {

@@ -68,8 +68,8 @@ def check_inputs(
     note: Callable[[str], None],
     accept_changed: bool = False,
 ) -> None:
-    """Compare the inputs with those of the run and keep them. A new run keeps them only. UserError if
-    a change would change results and is not accepted."""
+    """Compare the inputs with those that the run stored, and store them. A new run only stores them.
+    UserError if a change would change results and is not accepted."""
     stored = run.fingerprint()
     old: Inputs = stored.get("inputs", {})
     new = read_inputs(config, task, old.get("files", {}))
@@ -108,8 +108,8 @@ def check_inputs(
 
 
 def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
-    """The inputs as they are now. `known` are the files of an earlier start: a file whose size and
-    time are the same is not read again."""
+    """The current inputs. `known` are the files of an earlier start: a file with the same size and
+    modification time is not read again."""
     here = environment(config)
     versions = {key: here[key] for key in ("hacrl", "torch", "transformers", "gpu")}
     kinds = [reward.kind for reward in config.verifier.rewards] or [config.verifier.kind]
@@ -157,7 +157,7 @@ def _training(config: Config, task: Task) -> str:
 
 
 def changes(old: Inputs, new: Inputs) -> list[Change]:
-    """What differs. Other problems are listed only if neither a key nor a file explains them."""
+    """The inputs that differ. Problems are listed only if no changed key or file explains them."""
     found = []
     both = {*old["config"].get("agents", ())} & {*new["config"].get("agents", ())}
     for part in ("config", "versions"):

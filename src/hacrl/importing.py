@@ -172,7 +172,7 @@ def unpack_functions(data: bytes) -> None:
 
 def source_files(path: str) -> list[Path]:
     """The files of a user's module, found without importing it: the module that the import path names,
-    its package, and modules beside it that these import. Of an installed package only the module."""
+    its package, and modules in its folder that these import. Of an installed package only the module."""
     first = source_file(path)
     folder, _, rest = path.rpartition("/")
     module = rest.partition(":")[0]

@@ -9,7 +9,7 @@ from hacrl.safe_text import printable
 
 
 class PlainConsole(Console):
-    """A rich console for text of others (ids, questions, replies, error messages): `[bold]`, `:smile:`
+    """A rich console for untrusted text (ids, questions, replies, error messages): `[bold]`, `:smile:`
     and terminal codes in a string have no effect. Styles are given as arguments or as `Text`."""
 
     def __init__(self, **options: Any) -> None:

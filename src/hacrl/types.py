@@ -369,6 +369,6 @@ class LossOutput:
     loss: Tensor  # a scalar with gradient; the other fields have none
     ratio_B: Tensor  # s of every row, for metrics and `hacrl samples`
     weight_B: Tensor
-    """The factor of each row's gradient beside its advantage; for token-wise losses a mean over tokens.
+    """The factor of each row's gradient without its advantage; for token-wise losses a mean over tokens.
     Exactly 0 if a clip removes the gradient."""
     kl: Tensor | float = 0.0  # this micro-batch's part of the KL, before beta

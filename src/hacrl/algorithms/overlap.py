@@ -1,4 +1,4 @@
-"""Overlap: a peer's reply counts by how likely the learner is to write it. This project's own rule.
+"""Overlap: a peer's reply counts by how likely the learner is to write it. An algorithm of this project.
 
 Learner k, source j, N tokens of the reply in the learner's tokenizer. For a problem q:
 
@@ -52,7 +52,7 @@ class OverlapSettings(PeerSettings, GspoSettings):
     ratio_tokens."""
     smallest_deviation: float | None = Field(None, gt=0)
     """Lower bound of the deviation that A is divided by. Without it, peers' failures of small weight
-    beside own replies that are all right count by the square root of their weight. 0.35 (1 / sqrt 8) is
+    count by the square root of their weight where all own replies are right. 0.35 (1 / sqrt 8) is
     the deviation of one success among eight own replies. Unset: no bound."""
     follow: bool = True
     """Where all own replies to a problem failed, a peer's success has weight 1. Off, or for a peer that

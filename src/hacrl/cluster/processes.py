@@ -1,6 +1,6 @@
-"""Agents side by side on one machine: one process for each, without Ray.
+"""Agents in parallel on one machine: one process for each, without Ray.
 
-One agent samples while another learns, and they wait for one another only where a step is closed. The
+One agent samples while another learns. They wait for one another only at the barrier of a step. The
 loop is that of loop.py; a call to an agent is a message to its process. If the process ends, the call
 raises AgentLost, and the next call starts it again. `kill -9` of the run ends all processes.
 
@@ -80,7 +80,7 @@ class AgentProcess:
 
 
 class ProcessExecutor:
-    """Carries calls out in one process per agent. See `hacrl.training.loop.Executor`."""
+    """Runs calls in one process per agent. See `hacrl.training.loop.Executor`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Agents as Ray actors, side by side, on one machine or on many (docs/scale.md).
+"""Agents as Ray actors, in parallel, on one machine or on many (docs/scale.md).
 
 Ray places and starts one process per rank of an agent, with the cores, GPUs and other resources
 that the agent's table asks for. The loop is that of loop.py; a call to an agent is a remote call
@@ -88,7 +88,7 @@ class _Processes:
 
 
 class RayExecutor:
-    """Carries calls out in Ray actors. See `hacrl.training.loop.Executor`."""
+    """Runs calls in Ray actors. See `hacrl.training.loop.Executor`."""
 
     def __init__(
         self,

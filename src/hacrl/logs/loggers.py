@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl. One dict; each logger is made from the config or not."""
+"""Loggers in addition to metrics.jsonl: TensorBoard, W&B, trackio. The config switches each on."""
 
 import contextlib
 import hashlib
@@ -104,7 +104,7 @@ def _markdown(replies: Sequence[Row]) -> str:
 
 
 class Tracker:
-    """What W&B and trackio have in common: one run, keys KIND/AGENT/METRIC, tables of replies."""
+    """Base of the W&B and trackio loggers: one run, keys KIND/AGENT/METRIC, tables of replies."""
 
     def __init__(self, module: Any, run: Any, trainers: Sequence[Trainer]) -> None:
         self.module, self.run, self.trainers = module, run, trainers

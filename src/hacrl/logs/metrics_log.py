@@ -1,6 +1,6 @@
-"""Metrics on their way to disk, to the loggers and to the screen, in the order of the team.
+"""Writes metrics to disk, to the loggers and to the screen, in the order of the team.
 
-Agents that run side by side report in any order. A row waits until the rows before it are written,
+Agents that run in parallel report in any order. A row waits until the rows before it are written,
 so that equal runs have equal files. Only a straggler's rows are written out of order.
 """
 

@@ -4,7 +4,7 @@ signing.py    canonical JSON, Ed25519 keys, signed records
 charter.py    the charter of a team and its amendments
 batch.py      what a member publishes in a step: outcomes, texts and the signed envelope
 hub/          the server: stores batches, closes steps, signs snapshots; it judges nothing
-connection.py signed requests over HTTP; a hub that is away is waited for
+connection.py signed requests over HTTP, repeated while the hub is down
 client.py     a member's connection: verifies receipts, snapshots and their chain
 pool.py       the member's pool: sends batches, copies closed steps into the run directory
 join.py       a member's config, from its own file and the charter

@@ -336,7 +336,7 @@ def sign_charter(path: Path, key: Key) -> TeamRecord:
 
 
 def load_charter(path: Path) -> TeamRecord:
-    """Read the signed charter of charter.toml, which is charter.json beside it, or charter.json."""
+    """Read the signed charter, charter.json. `path` is that file, or charter.toml in the same folder."""
     signed = path.with_suffix(".json")
     sign = f"`hacrl charter sign {path.with_suffix('.toml')} --key FOUNDER.key`"
     if not signed.is_file():

@@ -43,8 +43,8 @@ def newest_snapshot(folder: Path) -> Signed | None:
 
 
 def chain_head(folder: Path) -> str:
-    """The end of the member's chain of snapshots. Members compare it by other means: a hub that shows
-    each of them another chain cannot be found out otherwise."""
+    """The end of the member's chain of snapshots. Members compare it outside of hacrl: this is the only
+    way to detect a hub that shows each of them a different chain."""
     head = newest_snapshot(folder)
     step, digest = (head.content["step"] + 1, head.digest) if head else (0, "none yet")
     return f"chain head after step {step}: {digest}"

@@ -1,4 +1,4 @@
-"""HTTP to a hub: requests are signed, answers are bounded, and a hub that is away is waited for."""
+"""HTTP requests to a hub: signed, repeated while the hub is down, with a limit on response sizes."""
 
 import json
 import secrets

@@ -127,8 +127,8 @@ class Membership:
         return task
 
     def pool(self, run: Path, beside: Path, note: Callable[[str], None]) -> HubPool:
-        """The pool of the run, after its data files are fetched and checked. Files of the member's own
-        are looked for in the folder `beside`."""
+        """The pool of the run, after its data files are fetched and checked. The member's own copies of
+        these files are read from the folder `beside`."""
         connection = self.connection
         client = HubClient(
             connection.url,

@@ -4,8 +4,8 @@ A signature covers the bytes
 
     hacrl-KIND-v1\\n{canonical JSON}
 
-with the protocol version of the team, which its charter names. A hacrl knows its own version and the one
-before, so members and hub may be one version apart.
+with the protocol version of the team, which its charter names. hacrl supports its own protocol version
+and the one before, so members and hub may be one version apart.
 Each kind of record has its own first line, so that a signature of one kind is never valid for another.
 Canonical JSON has sorted keys, no spaces, UTF-8 and finite numbers: equal values have equal bytes.
 """
@@ -48,7 +48,7 @@ Content = dict[str, Any]
 
 
 class Malformed(UserError):
-    """Bytes of someone else that are not what they should be."""
+    """Data from another party that is not valid."""
 
 
 def canonical(value: Any) -> bytes:
@@ -108,8 +108,8 @@ def signed_bytes(kind: str, content: Content, protocol: int = PROTOCOL) -> bytes
 
 
 def verify(public: str, kind: str, content: Content, signature: str) -> bool:
-    """Whether `signature` is the signature of the content by the owner of the public key, in a protocol
-    version that this hacrl knows."""
+    """Whether `signature` is the signature of the content by the owner of the public key, in a supported
+    protocol version."""
     if not (is_hex(public, 32) and is_hex(signature, 64)):
         return False
     for protocol in SUPPORTED:

@@ -7,6 +7,6 @@ ranks.py       one rank by default, which places the model on its device; shardi
 weights.py     the parts of that: the float32 master, gradients, start weights
 load.py  lora.py  offload.py        loading, adapters, host memory between updates
 microbatch.py  batch.py             planning of micro-batches, and their tensors
-logprobs.py  fast_paths.py          log-probabilities, and checks of the faster ways to them
-packing.py  head.py  fuse.py  attention.py  *_kernels.py     those faster ways
+logprobs.py  fast_paths.py          log-probabilities, and checks of the faster paths
+packing.py  head.py  fuse.py  attention.py  *_kernels.py     the faster paths
 """

@@ -98,7 +98,7 @@ class Policy:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """Token log-probabilities of each (prompt ids, reply ids) at the present weights."""
+        """Token log-probabilities of each (prompt ids, reply ids) at the current weights."""
         prompts = [tuple(p) if r else () for p, r in sequences]
         lengths = [len(p) + len(r) for p, r in sequences]
         computed: list[tuple[list[int], Tensor]] = []
@@ -220,7 +220,7 @@ class Policy:
     # ------------------------------------------------------------ checkpoints
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """Everything that a resumed agent needs besides the journal and the pool."""
+        """Everything that a resumed agent needs, except the journal and the pool."""
         return Checkpoint(
             step=step,
             model={name: self._on_host(master) for name, master in self.master.items()},

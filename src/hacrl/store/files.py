@@ -1,6 +1,6 @@
 """Atomic writes: after a kill at any moment, a file or folder holds its old or its new content.
 
-Content is written under a temporary name beside its final place, flushed to disk, and renamed. `sweep`
+Content is written under a temporary name in the same folder, flushed to disk, and renamed. `sweep`
 removes temporary names that a kill left behind. A full disk raises a UserError.
 """
 
@@ -157,7 +157,7 @@ def remove_whole(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a kill left unfinished anywhere in `folder`, and restore folders it left aside.
+    """Remove unfinished files that a kill left anywhere in `folder`, and restore replaced folders.
 
     Only for the folder's only writer, before it writes: it would remove another's unfinished work.
     """

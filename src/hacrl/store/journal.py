@@ -101,7 +101,7 @@ class Journal:
 
 class LearnerJournal:
     """What a learner decided about its peers' batches, written before it is used: one file per kind and
-    step, beside the rollouts. A file is final and never rewritten.
+    step, in the folder of the rollouts. A file is final and never rewritten.
 
     Example: LearnerJournal(Path("runs/team/journal/ant")).write("verdicts", 3, digest, {"rows": [...]})
     """

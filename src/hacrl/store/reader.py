@@ -1,7 +1,7 @@
 """Read a run directory: metrics, evaluations, times and training samples.
 
 Every command that looks at a run uses this reader. It writes nothing and imports no torch. A resumed
-run measures some steps twice; the rule for such rows is here and nowhere else.
+run measures some steps twice; only this module decides which of the two rows counts.
 """
 
 import errno

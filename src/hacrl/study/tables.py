@@ -30,9 +30,9 @@ def console() -> Console:
 class PlainTable(Table):
     """A table without borders that never shortens numbers.
 
-    The leading no_wrap columns name the row. Columns that do not fit beside them go into a further
-    block of rows below, after the names. Right-aligned and no_wrap columns keep their full width, but
-    long names are folded; other columns hold text and share what is left.
+    The leading no_wrap columns name the row. Columns that do not fit the width go into a further block
+    of rows below, which repeats the names. Right-aligned and no_wrap columns keep their full width, but
+    long names are folded; the remaining width is divided between the other columns, which hold text.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -2,7 +2,7 @@ r"""`hacrl data fetch NAME`: download a data set of the paper and write it in th
 
 datasets.toml lists the data sets. The result has one JSON object per line: `id`, `question`, `answer`
 (the final answer only, without `$` and `\boxed{}`, never empty), and if the source has them `solution`,
-`level` (1 to 5) and `subject`. known_issues.jsonl (ids and kinds) is written beside it.
+`level` (1 to 5) and `subject`. known_issues.jsonl (ids and kinds) is written into the same folder.
 """
 
 import gzip

@@ -25,7 +25,7 @@ _FIELDS = {
     "hub": (*_FILES, "subset", "train_split", "held_out_split"),
     "gym": ("gym", "held_out_fraction"),
 }
-"""Kind of task -> the fields that it uses, besides `kind` and `name`."""
+"""Kind of task -> the fields that it uses, in addition to `kind` and `name`."""
 
 
 class ColumnsConfig(BaseModel):

@@ -1,4 +1,4 @@
-"""What the caller of a run may add to it: diagnostics of a learner, watches over the metrics, and
+"""Hooks that the caller of a run may pass: diagnostics of a learner, watches over the metrics, and
 simulated attacks.
 
 `hacrl.study.diagnostics` provides the first two; `training` itself does not import `study`.

@@ -54,7 +54,7 @@ def open_shared(
 
 
 class LocalExecutor:
-    """Carries calls out in this process. See `hacrl.training.loop.Executor`."""
+    """Runs calls in this process. See `hacrl.training.loop.Executor`."""
 
     def __init__(
         self,

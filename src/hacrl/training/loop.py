@@ -2,9 +2,9 @@
 
 For every step: all agents roll out, the step is closed, all agents learn, evaluate and save.
 `Team.run_agent` is that loop for one agent, as a coroutine; the team runs one per agent. Agents wait
-for one another in one place, the barrier of a step (`Team.barrier`). An executor carries calls to
-an agent out: in this process, one after the other (local.py), or side by side, in processes of this
-machine (cluster/processes.py) or in Ray actors (cluster/ray.py).
+for one another in one place, the barrier of a step (`Team.barrier`). An executor runs the calls to
+agents: one after the other in this process (local.py), or in parallel, in processes of this machine
+(cluster/processes.py) or in Ray actors (cluster/ray.py).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class AgentLost(Exception):
 
 
 class Executor(Protocol):
-    """Carries calls to agents out."""
+    """Runs calls to agents."""
 
     seconds: dict[str, dict[str, float]]
     """Seconds by phase that each agent has spent since they were last read."""

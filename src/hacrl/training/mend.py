@@ -1,7 +1,8 @@
-"""Before a run continues: choose the step to continue from, and write damaged files again.
+"""Prepare a run to continue: choose the step to continue from, and repair damaged files.
 
-Batches come from the journals, snapshots from the batches, best marks from the metrics. Metrics after
-the checkpoint are measured again anyway; if older ones are damaged, an older checkpoint is used.
+Batches are rebuilt from the journals, snapshots from the batches, and best.json from the metrics.
+Metrics after the checkpoint are measured again anyway; if older ones are damaged, an older checkpoint is
+used.
 """
 
 from collections import defaultdict

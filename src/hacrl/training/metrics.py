@@ -70,7 +70,7 @@ class _Row:
     sample: Sample
     floor: float
     ratio: float
-    weight: float  # the factor of its gradient, beside the advantage
+    weight: float  # the factor of its gradient, without the advantage
 
     @property
     def used(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the time goes: one context manager, read once a step. Times never enter the metrics."""
+"""Measures the seconds of each phase. Times are stored separately: metrics must not depend on them."""
 
 import time
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Clock:
             self._seconds[name] += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
-        """What was added up since the last reading."""
+        """Return the seconds by name since the last call, and reset them."""
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds

@@ -1,4 +1,4 @@
-"""What an agent publishes, and what a learner believes of its peers (docs/security.md).
+"""What an agent publishes, and which claims of its peers a learner trusts (docs/security.md).
 
     settings.py    the `[trust]` table
     publish.py     which rows and texts an agent publishes

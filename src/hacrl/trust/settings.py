@@ -11,7 +11,7 @@ Level = Literal["nothing", "rewards", "successes", "all"]
 
 
 class TrustConfig(BaseModel):
-    """The `[trust]` table. The defaults believe every agent of the run."""
+    """The `[trust]` table. By default, every agent of the run is trusted."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -39,10 +39,11 @@ class TrustConfig(BaseModel):
     max_ratio: float | None = Field(None, gt=1)
     """Largest ratio s of a peer's sample at the start of a step; samples above it are left out. Under
     `naive` s is the weight of a failure, and a claimed log-probability that is too low makes it large.
-    None: no limit. Peers' samples are scored once more in every step."""
+    Unset: no limit. Peers' samples are scored once more in every step."""
     min_own_quantile: float | None = Field(None, ge=0, lt=1)
     """Leave out peers' samples that are less likely for the learner, per token, than this quantile of
-    its own samples of the step. Claims play no part. 0: the least likely own sample. None: no limit."""
+    its own samples of the step. Published log-probabilities are not used. 0: the least likely own
+    sample. Unset: no limit."""
     quarantine: bool = False
     """Leave out the samples of a peer whose verdicts, log-probabilities, rows or copied texts an honest
     peer would not have. Needs judge_again. It scores peers' samples once more in every step."""

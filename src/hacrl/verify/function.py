@@ -1,6 +1,6 @@
 """`function`: a Python function of yours as the verifier.
 
-    # rewards.py, beside the config file
+    # rewards.py, in the folder of the config file
     def score(completion, answer, **columns):
         return 1.0 if answer in completion else 0.0
 
@@ -41,7 +41,7 @@ class FunctionVerifier:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     path: str
-    """Import path "module:function"; a module beside the config file needs no folder."""
+    """Import path "module:function". A module in the folder of the config file needs no path."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest reward of the function; any other value is ERROR. hacpo needs a smallest
     reward of 0 or more."""

@@ -108,7 +108,7 @@ class NumberVerifier:
     tolerance: float = 0.0
     """Largest accepted difference as a fraction of the reference answer; 0 compares exactly."""
     after: str = ""
-    """Read only the text behind the first occurrence of these words, e.g. "The answer is". With
+    """Read only the text after the first occurrence of these words, e.g. "The answer is". With
     which = "first" this judges the first answer of a model that does not stop after it. A reply
     without these words is UNPARSED."""
 

@@ -1,9 +1,9 @@
 """One worker process as the pool sees it: start, send a call, receive the answer, kill.
 
-The two sides talk over a socket. To the worker go pickles, each behind its length: the settings,
-then lists of calls (columns may hold any value, and the worker trusts the trainer). Back come lines
-of JSON: a hello, then one verdict per call. A worker may run anyone's code, so nothing it sends is
-unpickled.
+The two sides communicate over a socket. The pool sends pickles, each preceded by its length: the
+settings, then lists of calls (columns may hold any value, and the worker trusts the trainer). The worker
+sends lines of JSON: a hello, then one verdict per call. A worker may run untrusted code, so nothing that
+it sends is unpickled.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class WorkerProcess:
             while data := self.socket.recv(1 << 16):
                 self._received += data
                 if len(self._received) > MAX_UNREAD:
-                    raise ValueError("a flood of output")
+                    raise ValueError("too much output")
             self.alive = False
         except BlockingIOError:
             # A child forked by the verifier may keep the socket open after the worker's death.

@@ -34,7 +34,7 @@ VERIFIERS: dict[str, Callable[..., Verifier]] = {
 }
 SUM = "sum"  # the kind of several rewards, which `VerifierConfig.rewards` lists
 CORES = "HACRL_CORES"
-"""Environment variable: the number of cores for this process, if several run side by side."""
+"""Environment variable: the number of cores for this process, if several run in parallel."""
 MAX_DEFAULT_WORKERS = 16  # a verifier seldom needs more, and a `math` worker takes about 100 MB
 
 

@@ -3,7 +3,7 @@
 It holds what the filters need, the beginning of each text, and a full-text index. Whole texts,
 advantages and weights stay in the run's files (replies.py). The file lies in the user's cache folder,
 named by the run's path; where that is not writable the index is kept in memory. A step whose files have
-changed since it was indexed is indexed again, so a resumed or replaced run needs no other care.
+changed since it was indexed is indexed again, so resumed and replaced runs need no special handling.
 """
 
 import hashlib

@@ -46,7 +46,7 @@ WORKERS = 4  # batches that are unpacked at a time; more would need more memory
 
 
 class Hub:
-    """The server's state beside the store: waiting requests, counts and limits."""
+    """The server's state outside the store: waiting requests, counts and limits."""
 
     def __init__(
         self, store: HubStore, data_files: dict[str, Path], note: Callable[[str], None]

@@ -72,7 +72,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _data_files(team: TeamRecord, folder: Path, note: Callable[[str], None]) -> dict[str, Path]:
-    """The data files of the charter that exist beside it, after a check of their sha256."""
+    """The data files of the charter that exist in its folder, after a check of their sha256."""
     found = {}
     for name, digest in team.data.items():
         path = folder / name

@@ -22,7 +22,7 @@ from hacrl.trust import receives_texts
 
 
 class Refused(Exception):
-    """A request that the hub does not carry out: HTTP status, code and one sentence."""
+    """A request that the hub refuses: HTTP status, code and one sentence."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

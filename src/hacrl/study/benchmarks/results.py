@@ -1,4 +1,4 @@
-"""Results of benchmarks: result.json of each one, and the summary of all agents side by side."""
+"""Results of benchmarks: result.json of each one, and the summary of all agents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -89,7 +89,7 @@ def _scores(run: Run, agent: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def table_lines(suite: Suite, rows: Sequence[BenchmarkRow]) -> list[dict[str, str]]:
-    """Table 1's form: a line per agent and arm, a column per benchmark, the paper's figure beside."""
+    """The rows of Table 1: one per agent and arm, one column per benchmark, with published figures."""
     if suite.benchmarks is None:
         return []
     benchmarks = chosen(suite.benchmarks)

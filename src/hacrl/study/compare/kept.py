@@ -109,7 +109,7 @@ class Kept:
 
 
 def keeper(path: Path | None, runs: Sequence[Run]) -> tuple[list[Run], Callable[[Run], None]]:
-    """The runs with their stored results, and what to call with a finished run."""
+    """The runs with their stored results, and a function that stores a finished run."""
     if path is None:
         return list(runs), lambda run: None
     kept = Kept(path)

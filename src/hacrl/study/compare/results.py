@@ -107,7 +107,7 @@ class Row:
     after: Estimate
     accuracies: tuple[float, ...]  # accuracy behind `after`, by seed
     judged: tuple[str, str]
-    """Text beside `before` and `after`: how many replies were judged; "" if all were."""
+    """Text after `before` and `after`: how many replies were judged; "" if all were."""
     failure: str
     """What the verifier did with replies that are not judged, in the first seed that has some."""
     difference: Difference | None  # None for the reference, and if no seed is finished in both arms

@@ -4,7 +4,7 @@ A finished run is left alone. An interrupted run continues from its journal and 
 `hacrl resume`; a run that has nothing to continue from starts with `hacrl train`.
 
 The training process of a run inherits a file lock and holds it until it ends. If `compare` is killed,
-its runs therefore finish undisturbed: the next `compare` waits for the locks.
+its runs therefore continue to the end, and the next `compare` waits for their locks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def train_runs(
 ) -> list[Failed]:
     """Train the unfinished runs, at most `parallel` at a time; return the failed ones. `on_finish` is
     called with every run that ends well. A failure does not stop the others. A run that runs out of
-    memory beside others is retried later, and from then on fewer runs train at a time. A run that
+    memory while others train is retried later, and from then on fewer runs train at a time. A run that
     replays another one starts after it."""
     waiting = [run for run in runs if not run.finished]
     active: list[Process] = []

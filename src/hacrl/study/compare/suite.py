@@ -43,7 +43,7 @@ class Arm(Table):
     name: str = Field(pattern=NAME)
     """Used in folder names and tables."""
     overrides: list[str] = Field(default_factory=list)
-    """Changes to the base, as on the command line: key=value, or +FILE from arms/ beside the base."""
+    """Changes to the base, as on the command line: key=value, or +FILE from its folder arms/."""
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes to single agents, by name, in the teams that have them (e.g. a learning rate)."""
     factor: float = Field(1.0, gt=0)
@@ -113,7 +113,7 @@ class Suite(Table):
     """Benchmarks at the end of every run: "math7", or a table. `benchmarks.KEY=VALUE` on the command
     line changes it."""
     published: dict[str, dict[str, dict[str, dict[str, float]]]] = Field(default_factory=dict)
-    """Figures in percent to print beside: team -> agent -> arm -> benchmark (or "mean")."""
+    """Figures in percent to print with the results: team -> agent -> arm -> benchmark (or "mean")."""
     arms: list[Arm] = Field(min_length=1)
     """The ways of training to compare."""
     teams: list[SuiteTeam] = Field(default_factory=list)

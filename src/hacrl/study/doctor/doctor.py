@@ -267,7 +267,7 @@ def memory_findings(config: Config) -> Iterator[Finding]:
 
 
 def parallel_hint(needs: dict[str, Need], whole: float) -> str:
-    """A sentence for agents that take turns on a GPU and would fit into it all at once."""
+    """A hint if agents take turns on a GPU, but would all fit into its memory at the same time."""
     most = side_by_side_peak(needs, whole, keeps_cache=True).bytes
     if len(needs) < 2 or most > FITS * whole:
         return ""

@@ -86,7 +86,7 @@ def device_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) 
 
 
 def side_by_side_peak(needs: dict[str, Need], whole: float | None, keeps_cache: bool) -> Peak:
-    """The peak of agents that share a device from processes of their own: all have their peaks at once.
+    """The peak of agents in separate processes on one device: all may have their peaks at the same time.
 
     Each process decides about offloading as if it were alone."""
     peaks = [device_peak({name: need}, whole, keeps_cache) for name, need in needs.items()]

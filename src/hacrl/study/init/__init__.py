@@ -1,1 +1,1 @@
-"""`hacrl init`: the config of an own team, made from a data file; the config's JSON schema."""
+"""`hacrl init`: writes the config of a new team from a data file. `hacrl schema`: its JSON schema."""

@@ -22,7 +22,7 @@ Ask = Callable[[str, str, str | None], str]  # (flag, question, default) -> the 
 
 
 def nobody(flag: str, question: str, default: str | None) -> str:
-    """Answers no question: raises a UserError."""
+    """The `ask` of calls without a user: raises a UserError."""
     raise UserError(f"{flag} is missing")
 
 

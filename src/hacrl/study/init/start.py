@@ -23,7 +23,7 @@ STEPS = 50
 
 @dataclass(frozen=True)
 class Wishes:
-    """The flags of `hacrl init`; None is asked or chosen.
+    """The options of `hacrl init`. What is None is asked for, or chosen from the data.
 
     Example: Wishes(Path("team.toml"), ["pocket:wren"], data="quiz.jsonl", reward="number")
     """
@@ -130,7 +130,7 @@ def _reward(
 
 
 def _relative(path: Path, base: Path) -> str:
-    """A path as the config writes it, relative to the config's folder if it is below or beside."""
+    """A path as the config writes it: relative to the config's folder if it is inside or next to it."""
     relative = os.path.relpath(path.expanduser(), base)
     return str(path.resolve()) if relative.count("../") > 2 else relative
 
