@@ -135,7 +135,10 @@ def join(
         typer.Option("--accept-changed", help="Continue even if models or settings have changed."),
     ] = False,
 ) -> None:
-    """Train your agent in the team of the hub at URL. Run the same command again to continue."""
+    """Train your agent in the team of the hub at URL.
+
+    Run the same command again to continue.
+    """
     with errors_as_messages():
         from hacrl.owners.join import Membership
         from hacrl.owners.signing import Key
@@ -192,7 +195,10 @@ def hub(
         Path | None, typer.Option(help="PEM file with the key of the TLS certificate.")
     ] = None,
 ) -> None:
-    """Run the hub (server) of a team across owners, until Ctrl-C or SIGTERM."""
+    """Run the hub (server) of a team across owners.
+
+    It runs until Ctrl-C or SIGTERM.
+    """
     with errors_as_messages(trust_code=False):
         if (certificate is None) != (certificate_key is None):
             raise UserError("give both --certificate and --certificate-key, or neither")

@@ -75,11 +75,15 @@ def view(
     token: Annotated[
         str,
         typer.Option(
-            envvar="HACRL_VIEW_TOKEN", help="Token that the browser must send (default: random)."
+            envvar="HACRL_VIEW_TOKEN",
+            help="Token that the browser must send (default: none on localhost, else random).",
         ),
     ] = "",
 ) -> None:
-    """Show runs, suites or a hub as a web page, or write the page to a file."""
+    """Show runs, suites or a hub as a web page.
+
+    With --export, write the page to a file instead.
+    """
     with errors_as_messages(trust_code=False):
         from hacrl.view.source import open_source
 
@@ -117,7 +121,7 @@ def samples(
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Show training replies of RUN with their reward, ratio, advantage and weight."""
+    """Show replies of RUN with reward, ratio, advantage and weight."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.inspect.samples import as_json as samples_json
@@ -134,7 +138,10 @@ def samples(
 @commands.command("eval")
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder or run directory.")
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="Model folder, hub name, pocket:NAME or run directory."
+        ),
     ],
     overrides: Overrides = None,
     config: Annotated[
@@ -170,7 +177,10 @@ def evaluate(
     trust_code: TrustCode = False,
     suite: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Evaluate a model, or each agent of a run, on held-out problems or on benchmarks."""
+    """Evaluate a model, or each agent of a run alone.
+
+    The problems are the held-out ones of the config, or those of --benchmarks.
+    """
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
         if suite is not None:
@@ -224,7 +234,10 @@ def export(
     ] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write AGENT of RUN as a model folder with a model card; transformers can load it."""
+    """Write AGENT of RUN as an ordinary model folder.
+
+    transformers can load the folder. It contains a model card.
+    """
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
         from hacrl.study.evaluation import export_agent

@@ -51,7 +51,10 @@ def init(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite CONFIG.")] = False,
 ) -> None:
-    """Write a commented CONFIG for your own team. In a terminal it asks for missing options."""
+    """Write a commented CONFIG for your own team.
+
+    In a terminal it asks for missing options.
+    """
     with errors_as_messages(trust_code=False):
         from hacrl.study.init.start import Wishes, start_team
 
@@ -95,7 +98,10 @@ def doctor(
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Print versions and devices, and check that CONFIG can run on this machine."""
+    """Check the installation, and that CONFIG can run on this machine.
+
+    Prints versions, extras and devices, then checks data, verifier, models and memory of CONFIG.
+    """
     with errors_as_messages(trust_code=trust_code):
         from hacrl.config import load_config
 
@@ -134,7 +140,10 @@ def fetch_data(
         typer.Option("--accept-changed", help="Accept rows that differ from the pinned ones."),
     ] = False,
 ) -> None:
-    """Download data sets of the paper from pinned sources, check them, and write JSONL files."""
+    """Download data sets of the paper and write them as JSONL files.
+
+    The sources are pinned; the number of rows and the sha256 of the result are checked.
+    """
     with errors_as_messages():
         from hacrl.tasks.fetch import SOURCES
         from hacrl.tasks.fetch import fetch as fetch_set

@@ -36,7 +36,10 @@ def train(
         typer.Option("--run", help="Run directory to write (default: runs/NAME of the config)."),
     ] = None,
 ) -> None:
-    """Train the team that CONFIG describes, e.g. hacrl train team.toml steps=100"""
+    """Train the team that CONFIG describes.
+
+    Example: hacrl train team.toml steps=100
+    """
     with errors_as_messages():
         from hacrl.config import load_config
 
@@ -64,7 +67,10 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Continue RUN from its newest complete checkpoint. steps=N extends it to N steps."""
+    """Continue RUN from its newest complete checkpoint.
+
+    steps=N extends it to N steps. Changed data or models are an error, unless accepted.
+    """
     with errors_as_messages(run):
         from hacrl.cli.progress import ProgressLine
         from hacrl.runs import resume as resume_run
@@ -83,7 +89,10 @@ def demo(
         Path | None, typer.Option("--run", help="Folder to write (default: runs/demo).")
     ] = None,
 ) -> None:
-    """Train three tiny models together and alone, and compare (a few minutes on a CPU)."""
+    """Train three tiny models together and alone, and compare them.
+
+    This takes a few minutes on a CPU.
+    """
     with errors_as_messages():
         from hacrl.pocket import DEMO_SUITE
         from hacrl.runs import free_name
@@ -126,7 +135,10 @@ def compare(
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Train the unfinished runs of SUITE (arms x teams x seeds) and report the differences."""
+    """Train the unfinished runs of SUITE and compare its arms.
+
+    A suite lists arms, teams and seeds. The report has differences with intervals and verdicts.
+    """
     with errors_as_messages(trust_code=trust_code or not (report or plan)):
         folder = out or Path("runs") / "compare" / suite.stem
         arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
