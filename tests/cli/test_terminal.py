@@ -41,6 +41,17 @@ def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[8:] == ["note: [odd] words"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "first", "words"),
+    [(1, 0, "1 step"), (5, 0, "5 steps"), (5, 3, "steps 4 to 5"), (5, 4, "step 5")],
+)
+def test_the_steps_to_train_are_named(steps: int, first: int, words: str) -> None:
+    screen = io.StringIO()
+    with progress.ProgressLine(Console(file=screen, width=200)) as line:
+        line.started(parse_config({**CONFIG, "steps": steps}), RunDirectory(Path("x")), first)
+    assert screen.getvalue() == f"Training wren, finch with hacpo for {words} -> x\n"
+
+
 def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """FIRST_HOUR 7, 21: the line fits, no number is cut, and the seconds of the phase move."""
     clock = [100.0]

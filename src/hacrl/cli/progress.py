@@ -60,9 +60,12 @@ class ProgressLine(Observer):
         self._score = score_name(config.verifier.kind)
         self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
-        steps = f"steps {step + 1} to {config.steps}" if step else f"{config.steps} steps"
         if step >= config.steps:
             return self._print(f"{run.path} has done all {config.steps} steps.")
+        steps = f"{config.steps} step{'s' * (config.steps > 1)}"
+        if step:
+            one = step + 1 == config.steps
+            steps = f"step {config.steps}" if one else f"steps {step + 1} to {config.steps}"
         self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
 
     def phase(self, text: str) -> None:

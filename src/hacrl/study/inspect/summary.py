@@ -108,7 +108,7 @@ def summarise(run: RunReader) -> RunSummary:
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done, checks = run.steps_done(), _checks(run, config)
     if run.config_changed():
-        notes += ((done, f"{run.config_path} was changed after hacrl wrote it."),)
+        notes += ((done, f"{run.config_path} was edited after hacrl wrote it."),)
     return RunSummary(run.path, config, done, state, agents, checks, notes)
 
 
