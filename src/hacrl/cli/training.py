@@ -33,7 +33,9 @@ def train(
     overrides: Overrides = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Run directory to write (default: runs/NAME of the config)."),
+        typer.Option(
+            "--run", help="Run directory to write (default: runs/NAME, or NAME-2 if that exists)."
+        ),
     ] = None,
 ) -> None:
     """Train the team that CONFIG describes.
