@@ -107,7 +107,7 @@ def test_their_cost_stands_apart(checked: RunDirectory) -> None:
     other = ("step", "agent", "diagnostics", "evaluate", "checkpoint", "check")
     rest = sum(v for t in times for k, v in t.items() if k not in other)
     assert sum(agent.seconds for agent in summary.agents) == pytest.approx(rest)
-    assert "checks at 2 steps, 96 rollouts" in str(summary_table(summary).caption)
+    assert "checks at 2 steps took 96 more rollouts" in str(summary_table(summary).caption)
 
 
 @pytest.mark.parametrize(
