@@ -185,30 +185,60 @@ def evaluate(
     with errors_as_messages(trust_code=trust_code or config is not None):
         if suite is not None:
             raise UserError(f"--suite is now --benchmarks: use --benchmarks {suite}")
-        from hacrl.study.tables import console
-
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
-        if not benchmarks:
-            from hacrl.config import load_config
-            from hacrl.study.evaluation import evaluate_held_out, evaluation_table
-
-            results, folder = evaluate_held_out(
-                target, overrides or [], config=config, out=out, **chosen
-            )
-            show = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
-            used = load_config(config or Path(target) / "config.toml", overrides or [])
-            table = evaluation_table(results, used.verifier.kind)
-            print_json(show) if as_json else console().print(table)
+        if benchmarks:
+            limits = {
+                "problems": problems,
+                "samples": _numbers(samples),
+                "max_response_tokens": max_tokens,
+            }
+            given = (target, overrides or [], benchmarks, data, out)
+            folder = _evaluate_benchmarks(*given, limits, as_json, chosen)
         else:
-            from hacrl.study.benchmarks.results import summary_table
-            from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
-
-            settings = BenchmarkSettings(problems, _numbers(samples), None, max_tokens)
-            summary, folder = evaluate_target(
-                target, overrides or [], benchmarks, data, out, settings, **chosen
-            )
-            print_json(asdict(summary)) if as_json else console().print(summary_table(summary))
+            folder = _evaluate_held_out(target, overrides or [], config, out, as_json, chosen)
         note(f"replies: {folder}")
+
+
+def _evaluate_held_out(
+    target: str,
+    overrides: list[str],
+    config: Path | None,
+    out: Path | None,
+    as_json: bool,
+    chosen: dict[str, Any],
+) -> Path:
+    """Evaluate on held-out problems, print the table and return the folder with the replies."""
+    from hacrl.config import load_config
+    from hacrl.study.evaluation import evaluate_held_out, evaluation_table
+    from hacrl.study.tables import console
+
+    results, folder = evaluate_held_out(target, overrides, config=config, out=out, **chosen)
+    show = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
+    used = load_config(config or Path(target) / "config.toml", overrides)
+    table = evaluation_table(results, used.verifier.kind)
+    print_json(show) if as_json else console().print(table)
+    return folder
+
+
+def _evaluate_benchmarks(
+    target: str,
+    overrides: list[str],
+    benchmarks: str,
+    data: Path | None,
+    out: Path | None,
+    limits: dict[str, Any],
+    as_json: bool,
+    chosen: dict[str, Any],
+) -> Path:
+    """Evaluate on benchmarks, print the table and return the folder with the replies."""
+    from hacrl.study.benchmarks.results import summary_table
+    from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
+    from hacrl.study.tables import console
+
+    settings = BenchmarkSettings(**limits)
+    summary, folder = evaluate_target(target, overrides, benchmarks, data, out, settings, **chosen)
+    print_json(asdict(summary)) if as_json else console().print(summary_table(summary))
+    return folder
 
 
 def _numbers(text: str) -> dict[str, int]:
