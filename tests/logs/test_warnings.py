@@ -12,10 +12,13 @@ from hacrl.logs.warnings import (
     VerifierWatch,
     collapse,
     dropped_peers,
+    idle,
     long_held_out,
     long_prompts,
+    never_right,
     no_signal,
     truncated,
+    truncated_held_out,
     unused_peers,
 )
 from hacrl.store.rundir import RunDirectory
@@ -28,6 +31,7 @@ def run(tmp_path: Path) -> RunDirectory:
         "steps": 9,
         "task": {"kind": "arithmetic"},
         "verifier": {"kind": "number"},
+        "evaluation": {"max_response_tokens": 8},
         "agents": [{"name": n, "model": "pocket:wren"} for n in ("ant", "bee")],
     }
     return RunDirectory.create(tmp_path / "run", parse_config(settings))
@@ -106,7 +110,27 @@ def evaluated(step: int, accuracy: float, half: float = 0.02) -> dict[str, Any]:
     return {**row, **interval, "problems": 300}
 
 
+IDLE = {"updates": 0, "updates_skipped": 0, "verdict/timeout": 1, "verdict/error": 0}
 CASES = [
+    (
+        idle,
+        [train(1, **IDLE, rollouts=9, not_attempted=2, samples__drop__truncated=6.0)],
+        "agent 'ant' made no update in step 2: 1 of 9 rollouts could not be judged, 2 prompts were too "
+        "long, 6 replies were truncated and left out (mask_truncated), and 0 updates were skipped",
+    ),
+    (
+        truncated_held_out,
+        [{**evaluated(0, 0.0), "truncated": 0.9}],
+        "agent 'ant': 90 % of its replies to held-out problems reached "
+        "evaluation.max_response_tokens = 8 and were truncated, often before an answer. The limit in "
+        "training is 4096.",
+    ),
+    (
+        never_right,
+        [train(s, reward=0.1 * s, verdict__ok=0) for s in range(9)],
+        "agent 'ant': no reply in the 5 steps up to step 5 got the largest reward of the verifier, so "
+        "none counts as right (largest mean reward of a step: 0.4).",
+    ),
     (
         long_prompts,
         [train(0, not_attempted=0), train(1, not_attempted=5), train(2, not_attempted=7)],
@@ -175,6 +199,9 @@ def test_each_loss_is_named_once_with_count_key_and_value(
 
 
 QUIET = [
+    (truncated_held_out, [{**evaluated(0, 0.0), "truncated": 0.25}]),
+    (never_right, [train(s, reward=0.1, verdict__ok=s == 2) for s in range(5)]),
+    (never_right, [train(s, reward=0.0, verdict__ok=0) for s in range(9)]),
     (long_prompts, [train(s, not_attempted=0) for s in range(9)]),
     (truncated, [train(s, truncated=0.25) for s in range(9)]),
     (truncated, [train(s, truncated=1.0) for s in range(4)]),

@@ -90,10 +90,12 @@ def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """A step without an update."""
     row = rows[-1]
     unjudged = row["verdict/timeout"] + row["verdict/error"]
+    masked = round(row.get("samples/drop/truncated", 0))
     return (
         f"agent {agent!r} made no update in step {row['step'] + 1}: {unjudged} of {row['rollouts']} "
-        f"rollouts could not be judged, {row['not_attempted']} prompts were too long, and "
-        f"{row['updates_skipped']} updates were skipped because they were not finite."
+        f"rollouts could not be judged, {row['not_attempted']} prompts were too long, {masked} replies "
+        f"were truncated and left out (mask_truncated), and {row['updates_skipped']} updates were "
+        "skipped because they were not finite."
     )
 
 
@@ -178,6 +180,32 @@ def truncated(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     )
 
 
+@warn("evaluation", lambda row: row.get("truncated", 0) > MANY_TRUNCATED)
+def truncated_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
+    """Replies to held-out problems are truncated earlier than in training."""
+    limit = config.evaluation.max_response_tokens
+    if limit is None or limit >= config.response_limit(config.agent(agent)):
+        return None
+    return (
+        f"agent {agent!r}: {100 * rows[-1]['truncated']:.0f} % of its replies to held-out problems "
+        f"reached evaluation.max_response_tokens = {limit} and were truncated, often before an answer. "
+        f"The limit in training is {config.response_limit(config.agent(agent))}."
+    )
+
+
+@warn("train", lambda row: row.get("reward") is not None, STEPS)
+def never_right(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
+    """Replies get rewards, but none the largest one, which alone counts as right."""
+    if any(row["verdict/ok"] for row in rows) or not any(row["reward"] for row in rows):
+        return None
+    best = max(row["reward"] for row in rows)
+    return (
+        f"agent {agent!r}: no reply in {_span(rows)} got the largest reward of the verifier, so none "
+        f"counts as right (largest mean reward of a step: {best:.3g}). If the reward function cannot "
+        "reach the upper end of its reward_range, lower that end."
+    )
+
+
 @warn("train", lambda row: row.get("own/samples"), STEPS)
 def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """All advantages were 0 for some steps: the rewards of each group are equal."""
@@ -243,6 +271,8 @@ WATCHES = (
     long_prompts,
     long_held_out,
     truncated,
+    truncated_held_out,
+    never_right,
     no_signal,
     collapse,
 )
