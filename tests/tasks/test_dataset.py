@@ -178,6 +178,13 @@ def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     assert note.endswith("The first: '1+1' has 2 and 3")
 
 
+def test_a_whole_number_from_a_spreadsheet_is_written_as_one(tmp_path: Path) -> None:
+    answers = [42.0, 0.5, "42.0", -3.0, 7]
+    data = [{"id": i, "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
+    found = {p.id: p.answer for p in task_of(tmp_path, data, held_out_fraction=0).batch(0, 5)}
+    assert [found[str(i)] for i in range(5)] == ["42", "0.5", "42.0", "-3", "7"]
+
+
 def test_the_answer_in_the_prompt_is_named(tmp_path: Path) -> None:
     """Also under its name in the file."""
     data = [{"question": "1+1", "gold": "2"}]

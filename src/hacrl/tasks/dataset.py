@@ -266,6 +266,8 @@ def _answer(row: Row, columns: ColumnsConfig) -> str:
     valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     if not valid or not str(answer).strip() or (isinstance(answer, float) and not isfinite(answer)):
         raise UserError(f"{row.where}: {columns.answer!r} must be text or a number, not {answer!r}")
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)  # spreadsheets write 42 as 42.0
     return str(answer)
 
 
