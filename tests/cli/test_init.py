@@ -84,6 +84,10 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
     _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err
+    drawn = "import random\n\ndef score(completion):\n    return random.random()\n"
+    (tmp_path / "rewards.py").write_text(drawn)
+    out, _ = accepted("doctor", config, "--trust-code")
+    assert "when it is judged again: such a run cannot be repeated" in " ".join(out.split())
     (tmp_path / "rewards.py").write_text("def score(completion, answer):\n    return 1 / 0\n")
     code, out, _ = hacrl("doctor", config, "--trust-code")
     assert code == 2 and "no  verifier: function does not judge" in out and "ZeroDivision" in out
