@@ -69,6 +69,12 @@ def test_a_run_shows_itself(run: hacrl.Run) -> None:
     html = again._repr_html_()
     assert html.count("<tr") == 3 and "finch" in html
     frame = again.metrics("train", "wren")
+    for wrong, way in (
+        (("training",), "choose one of train, evaluation"),
+        (("train", "emu"), "'emu': choose one of wren"),
+    ):
+        with pytest.raises(UserError, match=way):
+            again.metrics(*wrong)
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["step"]) == [0, 1] and frame["rollouts"].sum() == 2 * 6 * 4
     samples = again.samples(step=1, agent="finch")

@@ -72,6 +72,13 @@ class Run(RunDirectory):
     def metrics(self, kind: str | None = None, agent: str | None = None) -> DataFrame:
         """metrics.jsonl as a data frame, of one kind ("train" or "evaluation") or agent where given.
         docs/metrics.md explains the columns."""
+        names = [a.name for a in self.config().agents]
+        for field, given, known in (
+            ("kind", kind, ["train", "evaluation"]),
+            ("agent", agent, names),
+        ):
+            if given is not None and given not in known:
+                raise UserError(f"{field} = {given!r}: choose one of {', '.join(known)}")
         return _frame(self.metric_rows(kind, agent))
 
     def samples(

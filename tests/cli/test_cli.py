@@ -16,7 +16,9 @@ import pytest
 from cli_helpers import ROOT, accepted, hacrl, refused, write
 from matplotlib.figure import Figure
 
+from hacrl.api import Run
 from hacrl.config import load_config
+from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 
 ARMS = {"together": "hacpo", "alone": "gspo"}
@@ -157,6 +159,8 @@ def test_export_makes_a_folder_that_loads_and_can_be_evaluated(run: Path, tmp_pa
     out, _ = accepted("eval", folder, "--config", config, "--out", tmp_path / "eval")
     assert "model" in out
     assert "not empty" in refused("export", run, "finch", folder)
+    with pytest.raises(UserError, match="is a file; give a new folder"):
+        Run(run).export("finch", folder / "config.json")
     assert "wren, finch" in refused("export", run, "emu", tmp_path / "emu")
     assert "at step 9" in refused("export", run, "wren", tmp_path / "wren", "--step", "9")
 

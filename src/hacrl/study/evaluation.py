@@ -295,6 +295,8 @@ def export_agent(
 ) -> int:
     """Write an agent's checkpoint as a model folder, or its adapter alone, with a model card; returns
     its step."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give a new folder")
     (candidate,) = candidates_of_run(
