@@ -64,8 +64,8 @@ def test_one_agent_stops_learning_while_the_others_go_on(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [
-        ({"deadline": 5.0}, "no meaning with kind = 'local'"),
-        ({"late": "go_on", "deadline": 5.0}, "no meaning with kind = 'local'"),
+        ({"deadline": 5.0}, "no effect with kind = 'local'"),
+        ({"late": "go_on", "deadline": 5.0}, "no effect with kind = 'local'"),
         ({"kind": "ray", "late": "go_on"}, "needs a deadline"),
     ],
 )
