@@ -38,9 +38,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The documents as a site in build/site. Warnings, such as broken links, are errors.
+# The documents as a site in build/site. Warnings, such as broken links, are errors; with --quiet they
+# would not be.
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site: build/site/index.html"
 
 bench: $(VENV)/.bench
