@@ -94,7 +94,7 @@ def test_publishing_again_sends_the_same_envelope(make_hub: MakeHub) -> None:
     again.publish(0, "ant", published("ant", 0))
     assert path.read_bytes() == first
     (again.folder / "step-000000").rename(again.folder / "elsewhere")  # a lost pool, another batch
-    with pytest.raises(UserError, match="was signed before"):
+    with pytest.raises(UserError, match="was already signed"):
         again.publish(0, "ant", published("ant", 0)[:-1])
 
 
