@@ -124,10 +124,10 @@ def _run(task: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], str]
         command = [sys.executable, "-m", "speed.vllm_rollout", str(folder / "task.json")]
         code = subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
         log.seek(0)
-        told = "".join(log.readlines()[-25:])
+        tail = "".join(log.readlines()[-25:])
     out = folder / "lines.jsonl"
     lines = [json.loads(x) for x in out.read_text().splitlines()] if out.exists() else []
-    return lines, f"exit code {code}\n{told}" if code else ""
+    return lines, f"exit code {code}\n{tail}" if code else ""
 
 
 def _add(setting: Setting, case: Case, line: dict[str, Any], model: Any, ours: Measurement) -> None:

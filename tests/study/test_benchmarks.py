@@ -18,12 +18,10 @@ from hacrl.replies import count
 from hacrl.runs import start
 from hacrl.statistics import estimate_scores
 from hacrl.store.rows import RowLog, read_rows, write_rows
-from hacrl.store.rundir import RunDirectory
 from hacrl.study.benchmarks.catalogue import MATH7, Benchmark, choose_benchmarks, load_problems
 from hacrl.study.benchmarks.results import count_headline, read_summary, recount
 from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
 from hacrl.study.evaluation import Candidate, evaluate_held_out, find_candidates, model_name
-from hacrl.study.inspect.samples import find_samples
 from hacrl.verify import VerifierConfig
 
 EASY, HARD = Benchmark("easy", "Easy"), Benchmark("hard", "Hard", 4, "best")
@@ -337,61 +335,6 @@ def test_a_model_with_the_settings_of_an_agent(
         evaluate_held_out("pocket:wren", config=config, agent="three")
     with pytest.raises(UserError, match="has no checkpoints"):
         evaluate_held_out("pocket:wren", config=config, best=True)
-
-
-@pytest.fixture(scope="module")
-def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one step with 12 training problems, of which it holds out others."""
-    folder = tmp_path_factory.mktemp("own")
-    files = {"train": range(12), "held_out": range(20, 24), "mixed": (*range(10, 12), 20)}
-    for name, numbers in files.items():
-        write_questions(folder / f"{name}.jsonl", {i: i + 30 for i in numbers})
-    paths = {key: str(folder / f"{key}.jsonl") for key in ("train", "held_out")}
-    settings = {"task": {"kind": "jsonl", **paths}, "evaluation": {"problems": "all"}}
-    start(team(member("wren"), steps=1, **settings), folder / "run")
-    return folder
-
-
-def write_questions(path: Path, answers: dict[int, int]) -> None:
-    rows = [{"id": i, "question": f"{i}+30", "answer": answer} for i, answer in answers.items()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def test_eval_says_how_many_problems_were_trained_on(own_data: Path, tmp_path: Path) -> None:
-    """10+30 and 11+30 of mixed.jsonl are training problems, also behind another prompt; 20+30 is not."""
-    notes: list[str] = []
-    for prompt in ("{question}", "{question}="):
-        changes = [f"task.held_out={own_data / 'mixed.jsonl'}", f"task.prompt={prompt}"]
-        evaluate_held_out(str(own_data / "run"), changes, out=tmp_path, report=notes.append)
-    trained_on = "2 of the 3 problems are training problems of"
-    assert [text.startswith(trained_on) for text in notes] == [True, False, True, False]
-    notes.clear()
-    evaluate_held_out(str(own_data / "run"), out=tmp_path, report=notes.append)
-    assert notes == ["wren: 4 problems x 1 replies"]
-
-
-def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path) -> None:
-    """One token a reply; a setting that --config would leave unused is refused."""
-    changes = ["agents.wren.max_response_tokens=1"]
-    [(_, result)], _ = evaluate_held_out(str(own_data / "run"), changes, out=tmp_path)
-    assert result.reply_tokens == 1
-    config = own_data / "run" / "config.toml"
-    with pytest.raises(UserError, match=r"agents.wren.max_response_tokens=1: with --config"):
-        evaluate_held_out(str(own_data / "run"), changes, config=config, out=tmp_path)
-
-
-def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
-    """`samples` does not show a question that the replies do not answer."""
-    copy = shutil.copytree(own_data / "run", tmp_path / "run")
-    write_questions(tmp_path / "train.jsonl", {i: i + 31 for i in range(12)})
-    config = (copy / "config.toml").read_text()
-    (copy / "config.toml").write_text(config.replace(str(own_data / "train"), f"{tmp_path}/train"))
-    notes: list[str] = []
-    for run in (RunDirectory.open(own_data / "run"), RunDirectory.open(copy)):
-        found = find_samples(run, None, None, None, notes.append)
-        assert bool(found.problems) is (run.path != copy)
-    evaluate_held_out(str(copy), out=tmp_path / "eval", report=notes.append)
-    assert len(notes) == 3 and all("changed since" in text for text in notes[:2])
 
 
 def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:

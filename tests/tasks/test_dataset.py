@@ -169,54 +169,6 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
     assert task_of(tmp_path, data, held_out_fraction=0).notes == ()
 
 
-def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
-    """1+1 has the answers 2 and 3; 2+2 has one answer, written twice."""
-    pairs = [("1+1", "2"), ("1+1", "3"), ("2+2", "4"), ("2+2", " 4"), ("3+3", "6")]
-    data = [{"question": question, "answer": answer} for question, answer in pairs]
-    (note,) = task_of(tmp_path, data, held_out_fraction=0).notes
-    assert note.startswith("1 prompts of train.jsonl have more than one answer")
-    assert note.endswith("The first: '1+1' has 2 and 3")
-
-
-def test_a_whole_number_from_a_spreadsheet_is_written_as_one(tmp_path: Path) -> None:
-    answers = [42.0, 0.5, "42.0", -3.0, 7]
-    data = [{"id": i, "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
-    found = {p.id: p.answer for p in task_of(tmp_path, data, held_out_fraction=0).batch(0, 5)}
-    assert [found[str(i)] for i in range(5)] == ["42", "0.5", "42.0", "-3", "7"]
-
-
-def test_the_answer_in_the_prompt_is_named(tmp_path: Path) -> None:
-    """Also under its name in the file."""
-    data = [{"question": "1+1", "gold": "2"}]
-    for prompt, shown in (("{question}={answer}", "{answer}"), ("{question} {gold}", "{gold}")):
-        options = {"columns": {"answer": "gold"}, "prompt": prompt, "held_out_fraction": 0}
-        (note,) = task_of(tmp_path, data, **options).notes
-        assert f"shows {shown}, the reference answer, to the model" in note
-    assert task_of(tmp_path, rows(2), held_out_fraction=0).notes == ()
-
-
-def test_prompts_that_the_question_does_not_tell_apart_are_named(tmp_path: Path) -> None:
-    """The split compares questions. Three reviews share a question, so they are one problem."""
-    texts = ["good", "bad", "fine"]
-    data = [{"question": "Is it praise?", "text": text, "answer": "yes"} for text in texts]
-    same = r"3 prompts of train.jsonl ask the same question .* in task.columns.question"
-    with pytest.raises(UserError, match=same):
-        task_of(tmp_path, data, prompt="{text} {question}")
-    more = [*data, {"question": "Is it long?", "text": "no", "answer": "no"}]
-    (note,) = task_of(tmp_path, more, prompt="{text} {question}", held_out_fraction=0).notes
-    assert re.match(same, note)
-    columns = {"question": "text"}
-    told = task_of(tmp_path, more, prompt="{text}", columns=columns, held_out_fraction=0)
-    assert told.notes == ()
-
-
-def test_an_exclude_file_that_names_no_problem_is_named(tmp_path: Path) -> None:
-    write_lines(tmp_path / "issues.jsonl", [{"id": "1"}, {"id": "2"}])
-    options: dict[str, Any] = {"held_out_fraction": 0, "exclude": "issues.jsonl"}
-    (note,) = task_of(tmp_path, rows(5), **options).notes
-    assert note.startswith("task.exclude leaves nothing out") and note.endswith("like 'r0'")
-
-
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
@@ -251,7 +203,7 @@ def test_an_exclude_file_that_names_no_problem_is_named(tmp_path: Path) -> None:
         (
             ['{"question": "a?", "answer": 1, "answer": 2}\n'],
             {},
-            "line 1: the key 'answer' comes twice",
+            "line 1: the key 'answer' appears twice",
         ),
         ([f'{{"question": "a?", "answer": {"9" * 5000}}}\n'], {}, "digits; write it as text"),
         ([f'{{"x": {"[" * 9999}{"]" * 9999}}}\n'], {}, "line 1: too many levels"),

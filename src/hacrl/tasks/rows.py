@@ -122,7 +122,7 @@ def _csv(path: Path) -> Iterator[Row]:
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_twins)
+        values = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
         json.dumps(values, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
@@ -146,12 +146,12 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
     return values
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. ValueError for a key that comes twice: one of its values would be lost."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError for a key that appears twice: one of its values would be lost."""
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-        raise ValueError(f"the key {twice!r} comes twice; which value counts?")
+        raise ValueError(f"the key {twice!r} appears twice")
     return values
 
 
