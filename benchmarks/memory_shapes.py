@@ -211,7 +211,7 @@ def main() -> int:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        print(_told(rows[-1]), flush=True)
+        print(_row_text(rows[-1]), flush=True)
         if given.out:
             given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     failed = [r["name"] for r in rows if "failed" in r]
@@ -223,7 +223,7 @@ def main() -> int:
     return 1 if far or failed else 0
 
 
-def _told(row: dict[str, Any]) -> str:
+def _row_text(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{row['name']:<24} failed:\n{row['failed']}"
     text = f"{row['name']:<24} predicted {row['predicted'] / 1e9:7.2f} GB ({row['when']})"

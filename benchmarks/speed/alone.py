@@ -14,7 +14,7 @@ from speed.measure import Measurement, free, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
 from speed.team import Team, agreement_of
 from speed.trl_step import TrlStep, trl_step
-from speed.work import Setting, told_ways
+from speed.work import Setting, ways_text
 from speed.workload import Trace, make_trace
 
 
@@ -92,7 +92,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
             against_trl=theirs.whole / ours.whole if theirs else None,
             of_floor=sum(floors.values()) / ours.whole,
             note=f"outside the clip at the first update {ours.metrics['own/clipped_first']:.2g}; "
-            + told_ways(ours.ways),
+            + ways_text(ours.ways),
             facts={
                 **ours.ways,
                 **{f"{name}_s": s for name, s in parts.items()},

@@ -70,7 +70,7 @@ class Log:
 
     def add(self, measurement: Measurement) -> Measurement:
         self.measurements.append(measurement)
-        self.say(" | ".join(self._cells(measurement)) + _told(measurement.facts))
+        self.say(" | ".join(self._cells(measurement)) + _facts_text(measurement.facts))
         self.write()
         return measurement
 
@@ -117,7 +117,7 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _facts_text(facts: dict[str, Any]) -> str:
     shown = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()]
     return f"  ({'; '.join(shown)})" if shown else ""
 

@@ -15,7 +15,7 @@ from hacrl.training.agent import Agent
 from speed.measure import Measurement, alloc_retries, once, peak_gb, reset_peak
 from speed.shapes import vocabulary_of
 from speed.team import GivenReplies, Key, Team, agreement_of, choose_outside, take_as_scored
-from speed.work import Setting, told_ways
+from speed.work import Setting, ways_text
 from speed.workload import Trace, make_trace
 
 PHASES = ("rollout-a", "rollout-b", "learn-a", "learn-b")
@@ -64,8 +64,8 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
         took, metrics = once(partial(agent.rollout, 1), device)
         setting.log.say(f"joint: rollout of {name}: {took:.2f} s")
         rolled += took
-        told_of = agreement_of(metrics) | team.ways(name)
-        facts |= {f"{key}_{name}": value for key, value in told_of.items()}
+        found_facts = agreement_of(metrics) | team.ways(name)
+        facts |= {f"{key}_{name}": value for key, value in found_facts.items()}
     team.pool.close(1, list(agents))
     scores = {name: team.peer_scores(name, agents, 1) for name in agents}
     setting.log.say("joint: learning, warm-up")
@@ -74,7 +74,7 @@ def _joint(setting: Setting, case: PairCase, team: Team) -> None:
     named = f"{' + '.join(case.shapes)}, {case.prompts} x 8, {traces['a'].name}"
     tokens = sum(t.tokens for t in traces.values())
     add = setting.log.add
-    ways = "; ".join(f"{name}: {told_ways(team.ways(name))}" for name in agents)
+    ways = "; ".join(f"{name}: {ways_text(team.ways(name))}" for name in agents)
     add(Measurement("joint", f"{named}: rollouts of both", rolled, note=ways, facts=facts))
     title = f"{named}: two GSPO steps, learning"
     add(Measurement("joint", title, alone, tokens, peak, facts=alone_facts))
@@ -222,7 +222,7 @@ def _tell_phase(
             seconds,
             team.traces[agent.name].reply_tokens,
             peak_gb(setting.device),
-            note=told_ways(ways),
+            note=ways_text(ways),
             facts={**clock, **agreement_of(metrics), **ways},
         )
     )

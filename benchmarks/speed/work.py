@@ -75,7 +75,7 @@ def ways_of(policy: Policy, sampler: Any = None) -> dict[str, Any]:
     }
 
 
-def told_ways(ways: Mapping[str, Any]) -> str:
+def ways_text(ways: Mapping[str, Any]) -> str:
     """e.g. packed, compiled, pages; without a cache that was not used yet"""
     parts = [
         "packed" if ways["packs"] else "padded",
@@ -143,7 +143,7 @@ def measure_rollout(setting: Setting, case: Case, policy: Policy) -> Measurement
         against_generate=peer.seconds / ours.seconds if peer else None,
         of_floor=floor / ours.seconds,
         note=f"gap {agreed['mean_gap']:.1e}, largest {agreed['largest_gap']:.1e}; "
-        + told_ways(ways),
+        + ways_text(ways),
         facts={
             **ways,
             "first_s": ours.first,
@@ -197,7 +197,7 @@ def _score_and_update(
                 trace.tokens,
                 scored.peak_gb,
                 of_floor=score_floor(cost, trace, setting.ceilings) / scored.seconds,
-                note=told_ways(ways),
+                note=ways_text(ways),
                 facts={**facts, "first_s": scored.first, "spread": scored.spread},
             )
         )
@@ -217,7 +217,7 @@ def _score_and_update(
                 trace.tokens,
                 done.peak_gb,
                 of_floor=update_floor(cost, trace, setting.ceilings) / done.seconds,
-                note=told_ways(ways),
+                note=ways_text(ways),
                 facts={
                     **facts,
                     "first_s": done.first,
