@@ -30,6 +30,8 @@ from unittest.mock import patch
 import tomli_w
 from typer.testing import CliRunner
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub name costs half a minute without a network
+
 from hacrl.cli import app
 from hacrl.config import parse_config
 from hacrl.errors import RunStopped, UserError
