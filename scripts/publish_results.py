@@ -193,11 +193,11 @@ def draw_forest() -> None:
                 interval = (100 * e.mean, 100 * e.low, 100 * e.high)
                 rows.append((f"pretrained / {row.agent}", row.arm, "gspo_x2", interval))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.42 * len(agents) + 1), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.3 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
         for agent, rule, reference, (mean, low, high) in rows:
             if reference == against:
-                y = -agents.index(agent) - 0.18 * (list(COLOURS).index(rule) - 1.5)
+                y = -agents.index(agent) - 0.2 * (list(COLOURS).index(rule) - 1.5)
                 axis.plot([low, high], [y, y], color=COLOURS[rule], linewidth=1.2)
                 axis.plot(mean, y, "o", color=COLOURS[rule], markersize=3)
         axis.axvline(0, color="grey", linewidth=0.8)
