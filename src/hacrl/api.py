@@ -308,7 +308,7 @@ def _shown(observer: Observer | None, callbacks: Sequence[Callback]) -> Iterator
     for callback in callbacks:
         if not callable(callback) and not any(hasattr(callback, name) for name in methods):
             raise UserError(
-                f"callbacks: {type(callback).__name__} is no function and has none of the methods "
+                f"callbacks: {type(callback).__name__} is not a function and has none of the methods "
                 f"{', '.join(methods)}, so it would never be called"
             )
     console = Console(stderr=True)

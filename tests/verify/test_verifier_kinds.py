@@ -31,7 +31,7 @@ def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
     ],
 )
 def test_a_number_that_is_read_as_another_is_named(answer: str, read: str) -> None:
-    assert f"1 reference answers in another way than a person might: {answer!r} as {read}." in (
+    assert f"1 reference answers as other numbers: {answer!r} as {read}." in (
         misread(["42", f" {answer} "])
     )
 

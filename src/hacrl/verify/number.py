@@ -76,7 +76,7 @@ def misread(answers: Iterable[str]) -> str:
     if not wrong:
         return ""
     return (
-        f"the verifier number reads {len(wrong)} reference answers in another way than a person might: "
+        f"the verifier `number` reads {len(wrong)} reference answers as other numbers: "
         f"{wrong[0]!r} as {last(number_texts(wrong[0]))}. Write numbers like 3.5, 1000 or 1,000"
     )
 

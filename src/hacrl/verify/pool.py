@@ -162,8 +162,8 @@ class VerifierPool:
     def _judge_inline(self, reply: str, problem: Problem) -> Verdict:
         assert self._inline is not None
         stopping.check()
-        columns = deepcopy(dict(problem.columns))  # a worker gets a copy too
-        return guarded_judge(self._inline, reply, replace(problem, columns=columns))
+        columns, asked = deepcopy((dict(problem.columns), dict(problem.asked)))  # as in a worker
+        return guarded_judge(self._inline, reply, replace(problem, columns=columns, asked=asked))
 
     def _judge(self, batch: _Batch) -> list[Verdict]:
         self._check(batch)  # replaces workers that died between two batches
