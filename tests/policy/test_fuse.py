@@ -7,6 +7,7 @@ import torch
 from small_models import SMALL, assert_same_learned, learned, model_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma3nTextConfig,
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from hacrl.policy import packing
 from hacrl.policy.batch import Inputs, make_inputs
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.logprobs import LogProbs
@@ -172,3 +174,48 @@ def test_activations_may_be_functions() -> None:
     with fusion.on():
         fused = [mlp(hidden) for mlp in (one, two)]
     assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
+
+
+class RecordedCopies(TorchDispatchMode):
+    """Records the shapes of copied tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_):
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+class KernelLike(torch.autograd.Function):
+    """Takes and returns tensors with tokens first, like the GPU kernel."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        assert all(t.is_contiguous() for t in (query, key, value))
+        ctx.save_for_backward(query, key, value)
+        return query * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert gradient.is_contiguous()
+        return tuple(torch.ones_like(t) for t in ctx.saved_tensors)
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama"])
+def test_gradients_of_heads_are_not_copied(family: str, monkeypatch) -> None:
+    """Around the GPU kernel queries, keys and values change their axes without a copy."""
+    torch._dynamo.reset()
+    model = model_of(family)
+    logprobs = LogProbs(model, 1.0)
+    monkeypatch.setattr(packing, "kernel_serves", lambda *_: True)
+    monkeypatch.setattr(packing, "varlen_attn", lambda q, k, v, *_, **__: KernelLike.apply(q, k, v))
+    logprobs.fusion = LearningFusion(model, Counting())
+    logprobs(rows()).sum().backward()  # compiles
+    total = logprobs(rows()).sum()
+    with RecordedCopies() as copies:
+        total.backward()
+    size = model.config.head_dim
+    assert not [s for s in copies.shapes if len(s) > 2 and s[-1] == size], copies.shapes

@@ -7,6 +7,7 @@ compilation serves all layers), for any number of tokens.
 """
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,8 +45,8 @@ class Fusion:
         """The model uses the compiled modules and rotary functions inside the block."""
         forward = self._forwards()
         before = {source: getattr(source, ROTARY) for source in self.rotary}
-        for source, function in self.rotary.items():
-            setattr(source, ROTARY, self._fused(function))
+        for source, function in self._rotaries().items():
+            setattr(source, ROTARY, function)
         for part, function in forward.items():
             part.forward = function
         try:
@@ -58,6 +59,9 @@ class Fusion:
 
     def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
         return {part: self._fused(type(part).forward).__get__(part) for part in self.parts}
+
+    def _rotaries(self) -> dict[Any, Callable[..., Any]]:
+        return {source: self._fused(function) for source, function in self.rotary.items()}
 
     def _fused(self, function: Any) -> Any:
         if function not in self._compiled:
@@ -94,9 +98,30 @@ class LearningFusion(Fusion):
                 if kind not in products:
                     products[kind] = self._fused(partial(_product, activation))
                 self._forward[module] = partial(_gated, module, products[kind])
+        self._rotary = {s: _token_first(f, self._fused(f)) for s, f in self.rotary.items()}
 
     def _forwards(self) -> dict[nn.Module, Callable[..., Any]]:
         return self._forward
+
+    def _rotaries(self) -> dict[Any, Callable[..., Any]]:
+        return self._rotary
+
+
+def _token_first(rotary: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled rotary function on axes batch, token, head, size. Models call it with head before
+    token, which is not the order in memory: compiled code then copies the gradients of queries and keys
+    twice, into the order of the axes and back."""
+    if "unsqueeze_dim" not in inspect.signature(rotary).parameters:
+        return compiled
+
+    def transposed(*given: Any, **named: Any) -> Any:
+        if named or len(given) != 4:  # an unusual call
+            return compiled(*given, **named)
+        query, key, cos, sin = given
+        found = compiled(query.transpose(1, 2), key.transpose(1, 2), cos, sin, unsqueeze_dim=2)
+        return tuple(t.transpose(1, 2) for t in found)
+
+    return transposed
 
 
 def _rotary(model: nn.Module) -> dict[Any, Callable[..., Any]]:
