@@ -81,12 +81,13 @@ def divisors_of(minibatch: Sequence[Sample]) -> dict[str, int]:
 
     Example: {"num_samples": 512, "num_own": 512, "num_tokens": 410_000, "num_own_tokens": 410_000}
     """
-    own = [s for s in minibatch if s.is_own]
+    tokens = [s.num_reply_tokens for s in minibatch]
+    own = [n for n, s in zip(tokens, minibatch, strict=True) if s.is_own]
     return {
         "num_samples": len(minibatch),
         "num_own": len(own),
-        "num_tokens": sum(s.num_reply_tokens for s in minibatch),
-        "num_own_tokens": sum(s.num_reply_tokens for s in own),
+        "num_tokens": sum(tokens),
+        "num_own_tokens": sum(own),
     }
 
 

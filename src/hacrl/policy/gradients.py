@@ -8,7 +8,8 @@ the head skips tokens whose gradient is zero.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,22 +38,8 @@ def accumulate_gradient(
     with _training_mode(policy):
         for rows in microbatches(policy, [forward[i] for i in mine], lengths, prompts):
             check()
-            micro = [samples[i] for i in rows] or [idle_sample(policy.renderer.pad_id)]
-            inputs = make_inputs(
-                [s.token_ids for s in micro],
-                [s.loss_mask for s in micro],
-                policy.renderer.pad_id,
-                policy.device,
-                share=policy.logprobs.shares,
-            )
-            start_BT = None
-            if has_kl and policy.start_logprobs is not None:
-                with torch.no_grad():
-                    start_BT = policy.start_logprobs(inputs)
-            batch = make_batch(micro, inputs, policy.logprobs(inputs), start_BT, divisors)
-            output = loss(batch, update) if rows else _no_loss(batch)
-            output.loss.backward()
-            outputs.append((rows, output))
+            micro = [samples[i] for i in rows]
+            outputs.append((rows, _add_gradient(policy, micro, loss, update, divisors, has_kl)))
     # Read after the last micro-batch: reading waits for the GPU.
     total, kl = 0.0, 0.0
     ratios: list[float | None] = [None] * len(samples)
@@ -70,6 +57,34 @@ def accumulate_gradient(
         ratios=merge_rows([p.ratios for p in parts]),
         weights=merge_rows([p.weights for p in parts]),
     )
+
+
+def _add_gradient(
+    policy: Policy,
+    samples: Sequence[Sample],
+    loss: Loss,
+    update: Update,
+    divisors: Mapping[str, int],
+    has_kl: bool,
+) -> LossOutput:
+    """Forward, loss and backward of one micro-batch. Returns the loss without its graph: the graph is
+    freed here, while the GPU still computes, and not when it waits for the optimizer step."""
+    micro = samples or [idle_sample(policy.renderer.pad_id)]
+    inputs = make_inputs(
+        [s.token_ids for s in micro],
+        [s.loss_mask for s in micro],
+        policy.renderer.pad_id,
+        policy.device,
+        share=policy.logprobs.shares,
+    )
+    start_BT = None
+    if has_kl and policy.start_logprobs is not None:
+        with torch.no_grad():
+            start_BT = policy.start_logprobs(inputs)
+    batch = make_batch(micro, inputs, policy.logprobs(inputs), start_BT, divisors)
+    output = loss(batch, update) if samples else _no_loss(batch)
+    output.loss.backward()
+    return replace(output, loss=output.loss.detach())
 
 
 def microbatches(

@@ -71,7 +71,7 @@ class _Head(torch.autograd.Function):
         gradient_N = gradient_N.contiguous()
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
-        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_weight else None
+        d_weight_VD: Tensor | None = None
         d_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
         kept_N = gradient_N.nonzero().squeeze(1)
         for kept_n in kept_N.split(chunk_tokens(weight_VD)) if len(kept_N) else ():
@@ -85,10 +85,13 @@ class _Head(torch.autograd.Function):
             )
             if d_hidden_ND is not None:
                 d_hidden_ND[kept_n] = slope_nV @ weight_VD
-            if d_weight_VD is not None:  # summed in float32
-                d_weight_VD += slope_nV.t() @ hidden_nD
+            if wants_weight:  # several chunks are summed in float32
+                part_VD = slope_nV.t() @ hidden_nD
+                d_weight_VD = part_VD if d_weight_VD is None else d_weight_VD.float().add_(part_VD)
             if d_bias_V is not None:
                 d_bias_V += slope_nV.float().sum(0)
+        if wants_weight and d_weight_VD is None:  # no token has a gradient
+            d_weight_VD = torch.zeros_like(weight_VD)
         return (
             d_hidden_ND,
             d_weight_VD.to(weight_VD.dtype) if d_weight_VD is not None else None,

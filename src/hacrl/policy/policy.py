@@ -210,7 +210,9 @@ class Policy:
         for name, parameter in self.model.named_parameters():
             master = self.master.get(name)
             if master is not None and master is not parameter:
-                parameter.copy_(self.ranks.full(master.to(parameter.dtype)))
+                if self.ranks.size > 1:  # gathered in the model's dtype
+                    master = self.ranks.full(master.to(parameter.dtype))
+                parameter.copy_(master)
 
     def offload(self) -> None:
         """Drop gradients, and move what only updates need to the host if the agent's `offload` setting
