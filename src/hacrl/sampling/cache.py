@@ -163,8 +163,10 @@ class PagedCache:
     def grow(self, tokens_R: np.ndarray) -> bool:
         """Assign pages for this many tokens to each of the first rows. Returns False if there are too
         few pages."""
-        for row, tokens in enumerate(tokens_R.tolist()):
-            while len(self._rows[row]) < pages_for(tokens):
+        wanted_R = -(-tokens_R // PAGE)
+        held_R = np.count_nonzero(self.table[: len(wanted_R)], axis=1)
+        for row in (wanted_R > held_R).nonzero()[0].tolist():  # the GPU waits: few rows need a page
+            while len(self._rows[row]) < wanted_R[row]:
                 if not self._free:
                     self._drop_prefixes()
                 if not self._free:
@@ -215,7 +217,7 @@ class PagedCache:
         page_N, source_N, place_N = (
             torch.from_numpy(np.concatenate(x)).to(self.device) for x in (page, source, place)
         )
-        return _PrefillAttention(self.pages, page_N, source_N, place_N)
+        return _PrefillAttention(self.pages, page_N, place_N % PAGE, source_N, place_N)
 
     def _allocate(self) -> int:
         page = self._free.pop()
@@ -238,11 +240,12 @@ class _PrefillAttention:
 
     pages: Tensor
     page_N: Tensor
+    offset_N: Tensor  # position of each token in its page
     source_N: Tensor  # prompt of each token
     place_N: Tensor  # position of each token in its prompt
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         for side, new in enumerate((key, value)):
             stored = self.pages[layer, side]
-            stored[self.page_N, :, self.place_N % PAGE] = new[self.source_N, :, self.place_N]
+            stored[self.page_N, :, self.offset_N] = new[self.source_N, :, self.place_N]
         return causal(query, key, value, rule)
