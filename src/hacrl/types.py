@@ -41,6 +41,9 @@ class Status(StrEnum):
     ERROR = "error"  # the verifier raised or died: not judged
 
 
+NOT_JUDGED = (Status.TIMEOUT, Status.ERROR)
+
+
 @dataclass(frozen=True)
 class Message:
     """One turn of a prompt.
@@ -86,7 +89,7 @@ class Verdict:
     @property
     def judged(self) -> bool:
         """False for TIMEOUT and ERROR: a failing verifier says nothing about the reply."""
-        return self.status not in (Status.TIMEOUT, Status.ERROR)
+        return self.status not in NOT_JUDGED
 
 
 @dataclass(frozen=True)
@@ -237,9 +240,17 @@ class Group:
     def judged(self) -> tuple[Trajectory, ...]:
         return tuple(t for t in self.trajectories if t.judged)
 
+    @cached_property
+    def _rewards(self) -> dict[str | None, list[float]]:
+        """Judged rewards of each agent; of all under None. Cached, because `credit` asks per sample."""
+        found: dict[str | None, list[float]] = {None: [t.reward for t in self.judged]}
+        for t in self.judged:
+            found.setdefault(t.agent, []).append(t.reward)
+        return found
+
     def rewards(self, agent: str | None = None) -> list[float]:
         """Judged rewards of one agent, or of all."""
-        return [t.reward for t in self.judged if agent is None or t.agent == agent]
+        return list(self._rewards.get(agent, ()))
 
 
 def make_groups(rows: Iterable[Trajectory]) -> tuple[Group, ...]:
