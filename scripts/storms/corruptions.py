@@ -6,7 +6,7 @@ Takes a finished and a stopped pocket run. Each attempt copies one of them, flip
 zeroes a block of one file, reads what `show` and `samples` read, and resumes the copy. Outcomes:
 
     noticed     an error or a note names the file
-    mended      a note names the file, and after the resume all numbers are those of the whole run
+    repaired      a note names the file, and after the resume all numbers are those of the whole run
     harmless    no message, and all numbers are those of the whole run
     MISSED      no message, and a number differs
     UNNAMED     an error that does not name the file
@@ -40,7 +40,7 @@ from hacrl.study.diagnostics.check import HOOKS
 from hacrl.study.inspect.summary import as_json, summarise
 
 FINDINGS = ("MISSED", "UNNAMED", "TRACEBACK")
-OUTCOMES = ("noticed", "mended", "harmless", *FINDINGS)
+OUTCOMES = ("noticed", "repaired", "harmless", *FINDINGS)
 TEAM: dict[str, Any] = {
     "steps": 4,
     "prompts_per_step": 4,
@@ -187,7 +187,7 @@ def look(
     differ = [key for key in expected if found.get(key) != expected[key]]
     if differ:
         return ("noticed", named[0]) if named else ("MISSED", f"{', '.join(differ)}; {notes}")
-    return ("mended", named[0]) if named else ("harmless", "")
+    return ("repaired", named[0]) if named else ("harmless", "")
 
 
 def names(message: str, path: Path, copy: Path) -> bool:

@@ -220,7 +220,7 @@ class Trajectory:
         return "".join(t.text for t in self.turns if t.generated)
 
     @property
-    def begun(self) -> str:
+    def reply_start(self) -> str:
         """The source's `reply_start`, which its text continues; usually empty."""
         return "".join(t.text for t in self.turns if not t.generated)
 

@@ -210,7 +210,7 @@ def test_a_damaged_best_file_is_named(store):
         (store.folder / "best.json").write_text(text)
         with pytest.raises(UserError, match=r"best\.json"):
             store.best()
-    store.mend_best({10: 0.5, 20: 0.9})
+    store.repair_best({10: 0.5, 20: 0.9})
     assert store.best() == (10, 0.5)  # 20 is not saved
 
 

@@ -3,6 +3,6 @@
 from storms.corruptions import FINDINGS, storm
 
 
-def test_damaged_files_are_noticed_mended_or_harmless() -> None:
+def test_damaged_files_are_noticed_repaired_or_harmless() -> None:
     outcomes = storm(count=6, seed=1)
     assert [str(outcome) for outcome in outcomes if outcome.kind in FINDINGS] == []

@@ -26,7 +26,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
 from hacrl.training.local import LocalExecutor
 from hacrl.training.loop import AgentLost, Team
-from hacrl.training.mend import damaged_batches
+from hacrl.training.repair import damaged_batches
 
 TEAM = team(
     member("wren"),

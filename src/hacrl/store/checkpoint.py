@@ -155,7 +155,7 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
-    def mend_best(self, scores: Mapping[int, float]) -> UserError | None:
+    def repair_best(self, scores: Mapping[int, float]) -> UserError | None:
         """Write best.json again if it is damaged, from all held-out scores, and return the error."""
         try:
             self._scores()

@@ -225,8 +225,8 @@ class RunReader:
         )
 
     def _log(self, name: str) -> RowLog:
-        mended = f"`hacrl resume {self.path}` measures the missing part again"
-        way = mended if name == METRICS else "Delete the file to go on without it"
+        repaired = f"`hacrl resume {self.path}` measures the missing part again"
+        way = repaired if name == METRICS else "Delete the file to go on without it"
         return RowLog(self.path / name, way)
 
     def _counts(self) -> dict[str, int]:

@@ -228,7 +228,7 @@ class Agent:
     def _way_out(self) -> str:
         """What to do when no reply could be judged."""
         command = f"hacrl resume {self.run.path} --accept-changed"
-        return f"Nothing of it is stored. Mend it, then `{command}` continues."
+        return f"Nothing of it is stored. Fix it, then `{command}` continues."
 
     # ------------------------------------------------------------ parts of the phases
 

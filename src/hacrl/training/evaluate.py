@@ -30,7 +30,7 @@ def evaluate(
     verifier: VerifierPool,
     folder: Path,
     when: str = "",
-    way_out: str = "Mend it and repeat the command.",
+    way_out: str = "Fix it and repeat the command.",
 ) -> Evaluation:
     """Evaluate a policy as config.evaluation says. Writes replies.jsonl, then result.json, unless no
     reply could be judged (see `stop_if_unjudged`)."""

@@ -104,7 +104,7 @@ class LateBatches:
             [t for t in late if t.turns and t.problem_id in problems] if self.view.judges else []
         )
         verdicts = self.view.verifier.judge_all(
-            [(t.begun + t.text, problems[t.problem_id]) for t in texts]
+            [(t.reply_start + t.text, problems[t.problem_id]) for t in texts]
         )
         return [
             [*t.key, v.reward if v.judged else None, v.status]

@@ -20,7 +20,7 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.training.mend import damaged_batches, first_step, present
+from hacrl.training.repair import damaged_batches, first_step, present
 
 MAX_LOSSES = 5  # an agent that is lost this often in one step is not restarted again
 

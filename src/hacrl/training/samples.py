@@ -244,7 +244,7 @@ class _Maker:
             return DropReason.NOT_SHAREABLE
         if self.needs_tokens and (reason := self._unusable_tokens(t)):
             return reason
-        start, reply = self.renderer.settings.reply_start, t.begun + t.text
+        start, reply = self.renderer.settings.reply_start, t.reply_start + t.text
         if not reply.startswith(start):
             return DropReason.BEGUN_REPLY
         prompt_ids = self.renderer.prompt(problem.messages)
@@ -282,7 +282,7 @@ class _Maker:
             self.report.truncated[t.agent] += 1
         self.report.learner_tokens[t.agent] += len(whole)
         self.report.source_tokens[t.agent] += t.num_tokens
-        if t.begun == self.renderer.settings.reply_start:
+        if t.reply_start == self.renderer.settings.reply_start:
             self._compare_split(t, whole)
         tokens = t.tokens if self.needs_tokens else None
         return Sample(
@@ -317,7 +317,7 @@ class _Maker:
             return DropReason.OTHER_VOCABULARY
         if t.tokens is None:
             return DropReason.NO_LOGPROB
-        if t.begun != self.renderer.settings.reply_start:
+        if t.reply_start != self.renderer.settings.reply_start:
             return DropReason.BEGUN_REPLY  # text can be split where reply_start ends, ids cannot
         return None
 

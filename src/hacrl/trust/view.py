@@ -147,7 +147,7 @@ class View:
         stored = self.journal.read("verdicts", step, digest)
         if stored is None:
             verdicts = self.verifier.judge_all(
-                [(t.begun + t.text, problems[t.problem_id]) for t in texts]
+                [(t.reply_start + t.text, problems[t.problem_id]) for t in texts]
             )
             rows = [
                 [t.agent, t.problem_id, t.index, v.reward if v.judged else None, v.status]

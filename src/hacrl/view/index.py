@@ -152,7 +152,7 @@ class Index:
             uses = self._uses(step)
             for number, t in enumerate((t for g in groups for t in g.trajectories), start=first):
                 use = "".join(found.get((t.problem_id, t.agent, t.index), NONE) for found in uses)
-                text = t.begun + t.text
+                text = t.reply_start + t.text
                 rows.append((number, step, *_row(t), use, text[:BEGINNING]))
                 texts.append((number, f"{text} {t.verdict.detail}" if t.verdict else text))
                 counts.update((a, t.agent, u) for a, u in zip(self.learners, use, strict=True))

@@ -140,7 +140,7 @@ def problem_data(
                 "finish": t.finish.value,
                 "tokens": t.num_tokens,
                 "logprob": short(t.mean_logprob),
-                "begun": t.begun,
+                "reply_start": t.reply_start,
                 "text": t.text,
                 "learners": {
                     name: _use(config, t, name, rows.get((t.problem_id, t.agent, t.index)), drops)

@@ -88,7 +88,7 @@ def as_json(found: StepSamples) -> list[dict[str, Any]]:
             "status": t.verdict.status.value if t.verdict else None,
             "reward": t.reward if t.judged else None,
             "tokens": t.num_tokens,
-            "text": t.begun + t.text,
+            "text": t.reply_start + t.text,
             "learners": {
                 name: rows.get((t.problem_id, t.agent, t.index))
                 for name, rows in found.learners.items()
@@ -178,7 +178,7 @@ def _table(
         reward = (
             "-" if t.verdict is None else f"{t.reward:g}" if t.judged else t.verdict.status.value
         )
-        reply = t.begun + t.text
+        reply = t.reply_start + t.text
         text = reply if full else one_line(reply)
         table.add_row(t.agent, str(t.index), reward, str(t.num_tokens), *numbers, text)
     return table

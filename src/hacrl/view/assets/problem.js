@@ -45,7 +45,7 @@ function replyCard(reply, data, params) {
   return h("article", { class: "reply card" + (params.reply === key ? " chosen" : ""), tabindex: "0", "data-row": "" },
     h("div", { class: "facts" }, h("span", { class: "hint" }, `#${reply.number}`), verdict(reply),
       h("span", { class: "hint" }, `${number(reply.tokens)} tokens, ${reply.finish.replaceAll("_", " ")}`)),
-    h("pre", { class: "text" }, reply.begun ? h("span", { class: "hint" }, reply.begun) : null, reply.text || h("span", { class: "hint" }, "(no text)")),
+    h("pre", { class: "text" }, reply.reply_start ? h("span", { class: "hint" }, reply.reply_start) : null, reply.text || h("span", { class: "hint" }, "(no text)")),
     reply.detail ? h("p", { class: "detail" }, h("span", { class: "hint" }, "verifier: "), reply.detail) : null,
     h("table", { class: "uses" }, h("thead", {}, h("tr", {}, ["learner", "s", "advantage", "weight", ""].map((t, i) => h("th", { class: i === 0 || i === 4 ? "left" : null }, t)))), h("tbody", {}, rows)));
 }

@@ -40,7 +40,7 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
     for name, own in checkpoints.items():
         evaluations = run.metric_rows("evaluation", name)
         scores = {r["step"]: r["accuracy"] for r in evaluations if r["accuracy"] is not None}
-        if error := own.mend_best(scores):
+        if error := own.repair_best(scores):
             note(f"{error}. This is done.")
     return first
 
