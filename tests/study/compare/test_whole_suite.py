@@ -18,6 +18,7 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.store.rows import RowLog
 from hacrl.study.compare import compare
+from hacrl.study.compare.finished import FinishedRuns, with_finished
 from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, verdicts
@@ -284,6 +285,16 @@ def test_only_the_runs_that_are_not_in_the_file_are_trained(kept: Path, tmp_path
     assert len(problems["problems"]) == 10
     assert [run["run"] for run in runs] == ["team/gspo/seed-1", "team/gspo/seed-2"]
     assert all(run["source"] == runs[0]["source"] and run["environment"]["torch"] for run in runs)
+
+
+def test_two_commands_add_a_run_to_one_file_once(kept: Path, tmp_path: Path) -> None:
+    """Both commands have read the empty file before either adds the run."""
+    path, out = tmp_path / "runs.jsonl", tmp_path / "out"
+    [run], _ = with_finished(kept, make_runs(load_suite(write_suite(tmp_path, **ALONE)), out))
+    commands = [FinishedRuns(path), FinishedRuns(path)]
+    for command in commands:
+        command.add(run)
+    assert path.read_text() == kept.read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hacrl.errors import UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.store.files import write_config
 from hacrl.study.compare.benchmarks import check_data, evaluate_runs
-from hacrl.study.compare.kept import keeper
+from hacrl.study.compare.finished import with_finished
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import load_suite, make_runs
 
@@ -41,8 +41,8 @@ def compare(
     """Train the runs of the suite at `path` that are not finished, and write the report into `out`.
 
     `only` and `teams` train only these arms and teams; `report_only` trains nothing. The report always
-    covers every finished run. `kept` is a file of finished runs (study/compare/kept.py). With `against`
-    a second report has that arm as its reference, and its results are returned.
+    covers every finished run. `kept` is a file of finished runs (study/compare/finished.py). With
+    `against` a second report has that arm as its reference, and its results are returned.
     """
     suite = load_suite(path, changes)
     if against:
@@ -52,7 +52,7 @@ def compare(
             f"{out / 'cells'} holds runs of hacrl 0.1, which this version does not read. Choose "
             "another folder with --out"
         )
-    runs, keep = keeper(kept, make_runs(suite, out, changes))
+    runs, keep = with_finished(kept, make_runs(suite, out, changes))
     for run in runs:
         run.check_stored()
     wanted = suite.wanted(runs, only, teams)

@@ -16,7 +16,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.study.compare.benchmarks import chosen
 from hacrl.study.compare.budget import per_step
-from hacrl.study.compare.kept import keeper
+from hacrl.study.compare.finished import with_finished
 from hacrl.study.compare.suite import Run, Suite, load_suite, make_runs
 from hacrl.study.doctor.doctor import agent_need, memory_findings
 from hacrl.study.doctor.memory import named_parameters
@@ -54,7 +54,7 @@ def make_plan(
 ) -> list[PlanRow]:
     """One row per team and arm, of the runs that `compare` with the same arguments would train."""
     suite = load_suite(path, changes)
-    runs, _ = keeper(kept, make_runs(suite, out, changes))
+    runs, _ = with_finished(kept, make_runs(suite, out, changes))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in suite.wanted(runs, only, teams):
         if not run.finished:

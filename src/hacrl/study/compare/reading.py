@@ -68,13 +68,13 @@ class AgentRun:
 def read_run(run: Run, within: Mapping[str, tuple[str, float]] | None = None) -> list[AgentRun]:
     """Every learner of a finished run. With `within`, up to the last evaluation of each agent at which
     a field of `Point` is at most a limit, e.g. {"wren": ("seconds", 9.5)}."""
-    if run.kept is not None:
+    if run.stored is not None:
         if within:
             raise UserError(
-                f"{run.name}: a kept run has only its last evaluation, so it cannot be read within a "
+                f"{run.name}: --kept FILE has only its last evaluation, so it cannot be read within a "
                 "budget. Leave out --kept."
             )
-        return list(run.kept)
+        return list(run.stored)
     return [_read_agent(run, agent, (within or {}).get(agent)) for agent in run.learners]
 
 

@@ -221,9 +221,9 @@ class Run:
     seed: int
     folder: Path
     config: Config
-    kept: tuple[AgentRun, ...] | None = None
-    """The results of a finished run from a file (study/compare/kept.py)."""
-    kept_environment: Mapping[str, Any] | None = None
+    stored: tuple[AgentRun, ...] | None = None
+    """The results of a finished run from a file (study/compare/finished.py)."""
+    stored_environment: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -236,7 +236,7 @@ class Run:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Versions and hardware of a finished run."""
-        return self.kept_environment or self.reader.environment()
+        return self.stored_environment or self.reader.environment()
 
     @property
     def learners(self) -> list[str]:
@@ -250,7 +250,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the metrics contain the final evaluation of every learner."""
-        if self.kept is not None:
+        if self.stored is not None:
             return True
         rows = self.reader.metric_rows("evaluation")
         done = {row["agent"] for row in rows if row["step"] == self.config.steps}
@@ -258,10 +258,10 @@ class Run:
 
     def check_stored(self) -> None:
         """Raise a UserError if the folder holds a run with other settings."""
-        if self.kept is not None or not self.reader.config_path.is_file():
+        if self.stored is not None or not self.reader.config_path.is_file():
             return
-        stored = self.reader.config()
-        if changed := first_difference(stored.model_dump(), self.config.model_dump()):
+        other = self.reader.config()
+        if changed := first_difference(other.model_dump(), self.config.model_dump()):
             raise UserError(
                 f"{self.folder} holds a run with other settings: {changed}. Choose another "
                 "output folder, or delete that run"
@@ -270,7 +270,7 @@ class Run:
     def check_inputs(self) -> None:
         """Raise a UserError if a data, code or model file has changed since the run was trained: runs
         trained now would not be comparable with it."""
-        if self.kept is None and (paths := changed_files(self.reader)):
+        if self.stored is None and (paths := changed_files(self.reader)):
             raise UserError(
                 f"{paths[0]} has changed since {self.name} was trained. Restore it, choose another "
                 "output folder, or delete that run; --report reports the finished runs as they are"

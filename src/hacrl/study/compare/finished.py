@@ -6,6 +6,7 @@ is not trained again, and the report reads it from there. So a suite can be trai
 or on several machines; `cat A B > FILE` merges two files.
 """
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -25,10 +26,10 @@ _AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
 """Fields of AgentRun that are stored as they are."""
 
 
-class Kept:
+class FinishedRuns:
     """The file of finished runs.
 
-    Example: Kept(Path("docs/results/real-pair.jsonl")).marked(run)
+    Example: FinishedRuns(Path("docs/results/real-pair.jsonl")).with_results(run)
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +37,11 @@ class Kept:
         self.path = path
         self._runs: dict[str, dict[str, Any]] = {}
         self._problems: dict[str, list[str]] = {}
-        for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
+        self._read()
+
+    def _read(self) -> None:
+        lines = self.path.read_text().splitlines() if self.path.is_file() else ()
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if "problems" in row:
@@ -45,26 +50,34 @@ class Kept:
                     self._runs[row["run"]] = row
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
-                    f"--kept {path}: line {number} is not a run of `hacrl compare` ({error}). Delete "
-                    "the line, or choose another file."
+                    f"--kept {self.path}: line {number} is not a run of `hacrl compare` ({error}). "
+                    "Delete the line, or choose another file."
                 ) from error
 
     def add(self, run: Run) -> None:
         """Append a finished run that is not in the file yet."""
-        if run.name in self._runs or run.kept is not None:
+        if run.name in self._runs:
             return
         agents = read_run(run)
-        row = {
-            "run": run.name,
-            "settings": settings(run.config),
-            "environment": run.environment,
-            "source": source_digest(),
-            "agents": {a.agent: self._stored(a) for a in agents},
-        }
-        self._runs[run.name] = row
-        self._append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
+            self._read()
+            if run.name in self._runs:  # another command has added it in the meantime
+                return
+            rows: list[dict[str, Any]] = []
+            row = {
+                "run": run.name,
+                "settings": settings(run.config),
+                "environment": run.environment,
+                "source": source_digest(),
+                "agents": {a.agent: self._stored(a, rows) for a in agents},
+            }
+            self._runs[run.name] = row
+            lines = (json.dumps(r, separators=(",", ":")) for r in [*rows, row])
+            out.writelines(f"{line}\n" for line in lines)
 
-    def marked(self, run: Run) -> Run:
+    def with_results(self, run: Run) -> Run:
         """The run, with its stored results if it is in the file. UserError for other settings."""
         row = self._runs.get(run.name)
         if row is None:
@@ -79,9 +92,9 @@ class Kept:
             )
         if missing := set(run.learners) - row["agents"].keys():
             raise UserError(f"--kept {self.path}: {run.name} has no agent {min(missing)!r}.")
-        run = replace(run, kept_environment=row["environment"])
+        run = replace(run, stored_environment=row["environment"])
         stored = [self._agent(run, name, row["agents"][name]) for name in run.learners]
-        return replace(run, kept=tuple(stored))
+        return replace(run, stored=tuple(stored))
 
     def _agent(self, run: Run, agent: str, stored: dict[str, Any]) -> AgentRun:
         ids = self._problems[stored["problems"]]
@@ -91,29 +104,27 @@ class Kept:
         fields["checks"] = tuple(fields["checks"])
         return AgentRun(run, agent, curve, scores, **fields)
 
-    def _stored(self, agent: AgentRun) -> dict[str, Any]:
+    def _stored(self, agent: AgentRun, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The agent's part of a run's row. Problems that the file does not have are added to `rows`."""
         ids = list(agent.scores)
         name = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
         if name not in self._problems:
             self._problems[name] = ids
-            self._append({"id": name, "problems": ids})
+            rows.append({"id": name, "problems": ids})
         scores = [int(s) if s == int(s) else s for s in agent.scores.values()]
         fields = {name: getattr(agent, name) for name in _AGENT_FIELDS}
         curve = [asdict(point) for point in agent.curve]
         return {"curve": curve, "problems": name, "scores": scores, **fields}
 
-    def _append(self, row: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row, separators=(",", ":")) + "\n")
 
-
-def keeper(path: Path | None, runs: Sequence[Run]) -> tuple[list[Run], Callable[[Run], None]]:
+def with_finished(
+    path: Path | None, runs: Sequence[Run]
+) -> tuple[list[Run], Callable[[Run], None]]:
     """The runs with their stored results, and a function that stores a finished run."""
     if path is None:
         return list(runs), lambda run: None
-    kept = Kept(path)
-    return [*map(kept.marked, runs)], kept.add
+    finished = FinishedRuns(path)
+    return [*map(finished.with_results, runs)], finished.add
 
 
 def settings(config: Config) -> dict[str, Any]:
