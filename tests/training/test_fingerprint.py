@@ -163,6 +163,7 @@ def test_a_change_that_cannot_be_trained_is_not_kept(run: RunDirectory, tmp_path
     ):
         hacrl.resume(run.path, change, accept_changed=True)
     assert [path.read_bytes() for path in (run.config_path, run.fingerprint_path)] == before
+    assert not [note for note in run.notes() if "changed inputs" in note["text"]]
     assert hacrl.resume(run.path, steps=3).steps_done() == 3
 
 

@@ -43,22 +43,29 @@ class Observer:
 
 
 class NotesOnDisk(Observer):
-    """Writes notes to the run's notes.jsonl, with the number of steps done.
+    """Writes notes to the run's notes.jsonl, with the number of steps done; those of the time before
+    training starts are written then, so a refused resume leaves none.
 
     Example: NotesOnDisk(run).note("3 prompts are too long.")
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.run, self._done = run, 0
+        self.run, self._done = run, -1
+        self._early: list[str] = []
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
         self._done = step
+        for text in self._early:
+            self.note(text)
 
     def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         self._done = step + 1
 
     def note(self, text: str) -> None:
-        self.run.add_note(self._done, text)
+        if self._done < 0:
+            self._early.append(text)
+        else:
+            self.run.add_note(self._done, text)
 
 
 Callback = Callable[[int, Sequence[Mapping[str, Any]]], None] | object

@@ -31,10 +31,10 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
             f"{damage}. Training continues from step {first + 1}; replies of finished steps are read "
             "from the journals."
         )
-    elif not first and (done := len({r["step"] for r in rows if r["kind"] == "train"})):
+    elif not first and run.journalled():
         note(
-            "there is no complete checkpoint yet: training starts again at step 1, with the stored "
-            f"replies of {done} step{'s' * (done > 1)}."
+            "there is no complete checkpoint yet: training starts again at step 1. Replies in the "
+            "journals are not sampled again."
         )
     run.rewind(first)
     for name, own in checkpoints.items():
