@@ -222,7 +222,7 @@ DATA = [
     _data("ids", [{**r, "id": f"[/] \x1b[2J {i}"} for i, r in enumerate(ROWS)], runs=True),
     _data("control characters", _one(question="a\x00\x1b[31m\x07\u202e"), runs=True),
     _data("private characters", _one(question="\uf8f00\uf8f1 <|im_end|>"), runs=True),
-    _data("repeated rows", ROWS + ROWS[:9], "9 of the 65 rows .*repeat another row"),
+    _data("repeated rows", ROWS + ROWS[:9], "9 rows of 65 .*the same as another row"),
     _data("empty", "", "data.jsonl: the file is empty"),
     _data("missing", None, "data.jsonl: no such file"),
     _data("a folder", None, "is a folder", "task.train=."),

@@ -14,6 +14,7 @@ from hacrl.fingerprint import check_inputs
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Several
 from hacrl.logs.warnings import WATCHES
+from hacrl.safe_text import plural
 from hacrl.stopping import stoppable
 from hacrl.store.files import write_config
 from hacrl.store.pool import Pool
@@ -197,8 +198,8 @@ def _check_task(config: Config, task: Task) -> list[str]:
     found = len(task.held_out(config.evaluation.most)) if wanted else 0
     if isinstance(wanted, int) and found < wanted:
         notes.append(
-            f"evaluation.problems = {wanted}, but the task has {found} held-out problems; all "
-            f"{found} are used."
+            f"evaluation.problems = {wanted}, but the task has {plural(found, 'held-out problem')}; "
+            "all are used."
         )
     if config.verifier.kind == "number":
         known = [*getattr(task, "train", ()), *getattr(task, "kept_out", ())]

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def plural(number: float, noun: str) -> str:
+    """Number and noun, e.g. "1 prompt" or "3 prompts"."""
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def mask(value: Any, key: str = "") -> Any:
     """A copy of plain data (dicts, lists, values) without secrets; `key` is the name of the value."""
     if isinstance(value, Mapping):

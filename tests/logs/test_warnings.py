@@ -115,8 +115,8 @@ CASES = [
     (
         idle,
         [train(1, **IDLE, rollouts=9, not_attempted=2, samples__drop__truncated=6.0)],
-        "agent 'ant' made no update in step 2: 1 of 9 rollouts could not be judged, 2 prompts were too "
-        "long, 6 replies were truncated and left out (mask_truncated), and 0 updates were skipped",
+        "agent 'ant' made no update in step 2: 1 of 9 rollouts could not be judged, 2 prompts too "
+        "long, 6 truncated samples left out (mask_truncated), 0 updates skipped because not finite.",
     ),
     (
         truncated_held_out,
@@ -134,7 +134,7 @@ CASES = [
     (
         long_prompts,
         [train(0, not_attempted=0), train(1, not_attempted=5), train(2, not_attempted=7)],
-        "agent 'ant' left out 5 of 128 problems in step 2: their prompts are longer than "
+        "agent 'ant' left out 5 of 128 problems in step 2: prompts longer than "
         "max_prompt_tokens = 1024.",
     ),
     (
@@ -145,7 +145,7 @@ CASES = [
     (
         long_held_out,
         [{**evaluated(0, 0.4), "not_attempted": 3}, {**evaluated(1, 0.4), "not_attempted": 3}],
-        "agent 'ant': 3 held-out prompts are longer than max_prompt_tokens = 1024 and count as not",
+        "agent 'ant': 3 held-out prompts longer than max_prompt_tokens = 1024, counted as not",
     ),
     (
         truncated,

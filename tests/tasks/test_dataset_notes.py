@@ -26,7 +26,7 @@ def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     pairs = [("1+1", "2"), ("1+1", "3"), ("2+2", "4"), ("2+2", " 4"), ("3+3", "6")]
     data = [{"question": question, "answer": answer} for question, answer in pairs]
     (note,) = task_of(tmp_path, data, held_out_fraction=0).notes
-    assert note.startswith("1 prompts of train.jsonl have more than one answer")
+    assert note.startswith("1 prompt of train.jsonl with more than one answer")
     assert note.endswith("The first: '1+1' has 2 and 3")
 
 

@@ -66,7 +66,7 @@ def test_d4_an_edited_reward_in_the_pool_is_named_and_written_again(
         UserError, match=rf"{batch.name}.*`hacrl resume {run.path}` writes it again"
     ):
         pool.snapshot(1)
-    resumed(run, "pool: 1 damaged or missing files, the first of step 2")
+    resumed(run, "pool: 1 damaged or missing file, the first of step 2")
     assert pool.snapshot(1) == Pool(whole.pool_path).snapshot(1)
     assert run.metric_rows() == whole.metric_rows()
 
@@ -89,7 +89,7 @@ def test_a_deleted_pool_is_written_again_from_the_journals(
 ) -> None:
     """FAULTS D13-20: no way out was named though the journals hold everything."""
     shutil.rmtree(run.pool_path)
-    resumed(run, "pool: 9 damaged or missing files, the first of step 1, are written again")
+    resumed(run, "pool: 9 damaged or missing files, the first of step 1: written again")
     for step in range(3):
         assert Pool(run.pool_path).snapshot(step) == Pool(whole.pool_path).snapshot(step)
 

@@ -178,7 +178,7 @@ def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
     place.write_bytes(before[:-20])
     notes.clear()
     assert not damaged_batches(run.config(), run, Pool(run.pool_path), 4, notes.append)
-    assert place.read_bytes() == before and "1 damaged or missing files" in notes[0]
+    assert place.read_bytes() == before and "1 damaged or missing file," in notes[0]
     shutil.rmtree(place.with_name("wren"))
     place.unlink()
     with pytest.raises(UserError, match=r"The batches of wren are missing.*backup"):

@@ -31,9 +31,7 @@ def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
     ],
 )
 def test_a_number_that_is_read_as_another_is_named(answer: str, read: str) -> None:
-    assert f"1 reference answers as other numbers: {answer!r} as {read}." in (
-        misread(["42", f" {answer} "])
-    )
+    assert f"misreads 1 reference answer: {answer!r} as {read}." in (misread(["42", f" {answer} "]))
 
 
 def test_plain_numbers_are_not_named() -> None:

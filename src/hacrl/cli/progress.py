@@ -14,7 +14,7 @@ from rich.text import Text
 from hacrl.logs.observer import Observer
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_counts, judged_text, score_name
-from hacrl.safe_text import printable
+from hacrl.safe_text import plural, printable
 
 if TYPE_CHECKING:
     from hacrl.config import Config
@@ -61,8 +61,8 @@ class ProgressLine(Observer):
         self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
         if step >= config.steps:
-            return self._print(f"{run.path} has done all {config.steps} steps.")
-        steps = f"{config.steps} step{'s' * (config.steps > 1)}"
+            return self._print(f"{run.path} has done its {plural(config.steps, 'step')}.")
+        steps = plural(config.steps, "step")
         if step:
             one = step + 1 == config.steps
             steps = f"step {config.steps}" if one else f"steps {step + 1} to {config.steps}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from hacrl.config import Config
 from hacrl.replies import failure_text, judged_counts, score_name
+from hacrl.safe_text import plural
 from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
@@ -93,9 +94,9 @@ def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     masked = round(row.get("samples/drop/truncated", 0))
     return (
         f"agent {agent!r} made no update in step {row['step'] + 1}: {unjudged} of {row['rollouts']} "
-        f"rollouts could not be judged, {row['not_attempted']} prompts were too long, {masked} replies "
-        f"were truncated and left out (mask_truncated), and {row['updates_skipped']} updates were "
-        "skipped because they were not finite."
+        f"rollouts could not be judged, {plural(row['not_attempted'], 'prompt')} too long, "
+        f"{plural(masked, 'truncated sample')} left out (mask_truncated), "
+        f"{plural(row['updates_skipped'], 'update')} skipped because not finite."
     )
 
 
@@ -129,7 +130,7 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
     (reason, count), *_ = reasons.most_common(1)
     return (
         f"agent {agent!r} could not use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
-        f"{_span(rows)}. Most frequent reason ({reason}, {count:.0f} times): {DROPPED[reason]}."
+        f"{_span(rows)}. Most frequent reason ({reason}, {plural(count, 'time')}): {DROPPED[reason]}."
     )
 
 
@@ -152,7 +153,7 @@ def long_prompts(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     if "replayed" in row:
         return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
     return (
-        f"agent {agent!r} left out {of}{row['step'] + 1}: their prompts are longer than "
+        f"agent {agent!r} left out {of}{row['step'] + 1}: prompts longer than "
         f"max_prompt_tokens = {limit}. Raise max_prompt_tokens to use them; `hacrl show` counts them."
     )
 
@@ -161,9 +162,9 @@ def long_prompts(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
 def long_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Held-out problems count as not solved because their prompt is too long."""
     return (
-        f"agent {agent!r}: {rows[-1]['not_attempted']} held-out prompts are longer than "
-        f"max_prompt_tokens = {config.prompt_limit(config.agent(agent))} and count as not solved in "
-        "its accuracy."
+        f"agent {agent!r}: {plural(rows[-1]['not_attempted'], 'held-out prompt')} longer than "
+        f"max_prompt_tokens = {config.prompt_limit(config.agent(agent))}, counted as not solved in its "
+        "accuracy."
     )
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_text, score_name
+from hacrl.safe_text import plural
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
@@ -104,8 +105,8 @@ def summary_table(summary: RunSummary) -> Table:
     ]
     if checks is not None:
         caption.append(
-            f"diagnostics: checks at {checks.count} steps took {checks.rollouts:,} more rollouts and "
-            f"{duration(checks.seconds)}, not counted above"
+            f"diagnostics: checks at {plural(checks.count, 'step')} took {checks.rollouts:,} more "
+            f"rollouts and {duration(checks.seconds)}, not counted above"
         )
         caption += checks.warnings
     caption += [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.safe_text import plural
 from hacrl.tasks.deck import Deck, check_count, hash_fraction, hash_number
 from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, hub_rows, read_rows
@@ -145,7 +146,7 @@ def _notes(
     notes, file = [], config.train
     if repeated := len(rows) - len({_content(row) for row in rows}):
         notes.append(
-            f"{repeated} of the {len(rows)} rows of {file} repeat another row; each is a "
+            f"{plural(repeated, 'row')} of {len(rows)} in {file}: the same as another row; each is a "
             "problem of its own"
         )
     if shown := {"answer", config.columns.answer} & {*template.names}:
@@ -160,8 +161,8 @@ def _notes(
     if answers:
         question, found = min(answers.items())
         notes.append(
-            f"{len(answers)} prompts of {file} have more than one answer: each row accepts only its "
-            f"own. The first: {question[:80]!r} has {' and '.join(sorted(found)[:2])}"
+            f"{plural(len(answers), 'prompt')} of {file} with more than one answer: each row accepts "
+            f"only its own. The first: {question[:80]!r} has {' and '.join(sorted(found)[:2])}"
         )
     several = sum(len(same) for same in prompts.values() if len(same) > 1)
     if several and {*template.names} - {"question", config.columns.question}:

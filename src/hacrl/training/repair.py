@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from hacrl.config import Config
+from hacrl.safe_text import plural
 from hacrl.store.checkpoint import Checkpoints, newest_common
 from hacrl.store.files import RESTORE, changed, steps_in
 from hacrl.store.pool import Pool
@@ -76,7 +77,7 @@ def damaged_batches(
     if count:
         step = min([*reopened, *(steps[0] for steps in damaged.values())])
         note(
-            f"{pool.folder}: {count} damaged or missing files, the first of step {step + 1}, are "
+            f"{pool.folder}: {plural(count, 'damaged or missing file')}, the first of step {step + 1}: "
             "written again from the journals."
         )
     return damaged

@@ -18,6 +18,7 @@ from math import inf
 from typing import ClassVar, Literal, TypeVar
 
 from hacrl.errors import UserError
+from hacrl.safe_text import plural
 from hacrl.types import Problem, Verdict
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
@@ -76,7 +77,7 @@ def misread(answers: Iterable[str]) -> str:
     if not wrong:
         return ""
     return (
-        f"the verifier `number` reads {len(wrong)} reference answers as other numbers: "
+        f"the verifier `number` misreads {plural(len(wrong), 'reference answer')}: "
         f"{wrong[0]!r} as {last(number_texts(wrong[0]))}. Write numbers like 3.5, 1000 or 1,000"
     )
 

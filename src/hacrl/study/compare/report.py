@@ -16,7 +16,7 @@ from typing import Any, get_args
 import rich.table
 
 from hacrl.logs.warnings import NEARLY_NONE
-from hacrl.safe_text import mask_override
+from hacrl.safe_text import mask_override, plural
 from hacrl.statistics import LEVEL, Estimate
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.benchmarks import table_lines
@@ -120,7 +120,7 @@ def results_table(results: Results) -> rich.table.Table:
     title = f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}"
     caption = (
         f"{results.problems} problems x {results.replies} replies, mean over "
-        f"{_count(seeds, 'seed')}\n"
+        f"{plural(seeds, 'seed')}\n"
         f"minus {results.reference}: difference paired by seed and problem, with 95 % interval"
         + ("" if seeds > 1 else "\nOne seed allows no verdict: the interval covers problems only.")
         + "".join(f"\n{text}" for text in results.unequal)
@@ -203,7 +203,7 @@ def _named(row: Row) -> str:
     if row.difference is None:
         return row.arm
     e = row.difference.interval
-    return f"{row.arm} ({points_text(e)}, {_count(e.count, 'seed')})"
+    return f"{row.arm} ({points_text(e)}, {plural(e.count, 'seed')})"
 
 
 def _scores(results: Results) -> list[Line]:
@@ -296,7 +296,7 @@ def _parity_counts(results: Results) -> list[str]:
     return [
         f"{arm}: f >= n is "
         + ", ".join(f"{verdict} for {counts[verdict]}" for verdict in get_args(Parity))
-        + f" of {_count(counts.total(), 'agent')}."
+        + f" of {plural(counts.total(), 'agent')}."
         for arm, counts in found.items()
     ]
 
@@ -387,7 +387,3 @@ def _links(results: Results, up: str) -> dict[str, list[tuple[str, str]]]:
         ]
         for row in results.rows
     }
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

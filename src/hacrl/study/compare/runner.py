@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hacrl.config import dump_config
 from hacrl.errors import EXIT_OUT_OF_MEMORY, Terminated
 from hacrl.plain_console import PlainConsole
+from hacrl.safe_text import plural
 from hacrl.stopping import check, stoppable
 from hacrl.store.files import read_whole_lines, write_config
 from hacrl.study.compare.suite import Run
@@ -175,7 +176,7 @@ class SuiteProgress:
 
     def __enter__(self) -> SuiteProgress:
         before = f", {self._finished} already finished" if self._finished else ""
-        self._print(f"{len(self.runs)} runs{before}; {self.parallel} at a time")
+        self._print(f"{plural(len(self.runs), 'run')}{before}; {self.parallel} at a time")
         if self.console.is_terminal:
             self._bar.start()
         return self

@@ -21,6 +21,7 @@ from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.importing import CodeRefused, remote_code
 from hacrl.policy.load import choose_device, longest_sequence, model_source
+from hacrl.safe_text import plural
 from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
 from hacrl.study.doctor.memory import (
@@ -80,9 +81,7 @@ def print_installation(console: Console) -> None:
         console.print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, {size_text(memory)}")
     if not torch.cuda.is_available():
         threads = torch.get_num_threads()
-        console.print(
-            f"device: cpu with {threads} torch thread{'s' * (threads != 1)}; no GPU found"
-        )
+        console.print(f"device: cpu with {plural(threads, 'torch thread')}; no GPU found")
     console.print(f"free disk space here: {size_text(shutil.disk_usage(Path.cwd()).free)}")
     table = plain_table("\nextras", ["extra", "package", "installed", "needed for"])
     for extra, (package, purpose) in EXTRAS.items():
@@ -163,7 +162,9 @@ def _task(config: Config) -> str:
     task = make_task(config.task, config.seed, Path.cwd())
     training = task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
-    return f"{config.task.kind}, {len(training)} problems per step, {len(held_out)} held out"
+    return (
+        f"{config.task.kind}, {plural(len(training), 'problem')} per step, {len(held_out)} held out"
+    )
 
 
 def _verifier(config: Config) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.errors import UserError
+from hacrl.safe_text import plural
 from hacrl.store.files import write_atomic
 from hacrl.study.init.data import Ask, Data, check_references, guess_verifier, read_data
 from hacrl.study.init.schema import config_schema
@@ -58,7 +59,7 @@ def start_team(wishes: Wishes, ask: Ask, report: Callable[[str], None]) -> list[
     if named != BUILT_IN:
         data = read_data(Path(named).expanduser(), wishes.question, wishes.answer, ask)
         report(
-            f"data: {len(data.rows)} rows; question: column {data.question!r}, answer: "
+            f"data: {plural(len(data.rows), 'row')}; question: column {data.question!r}, answer: "
             f"{data.answer_source}"
         )
     reward = _reward(wishes.reward, data, ask, report)
