@@ -156,7 +156,8 @@ def train_team(
             while not wait([training], timeout=0.5).done:  # lets this thread handle signals
                 pass
             return training.result()
-    observer = Several(NotesOnDisk(run), observer)
+    on_disk = NotesOnDisk(run)
+    observer = Several(on_disk, observer)
     observer.phase("loading")
     pool = make_pool(run, observer.note)
     task = make_task(config.task, config.seed, run.path)
@@ -178,7 +179,11 @@ def train_team(
         # pop_all: what was opened is closed before the signal handlers are restored.
         with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
             runner.get_loop().set_exception_handler(_report_unless_stopped)
-            runner.get_loop().run_until_complete(team.train())
+            try:
+                runner.get_loop().run_until_complete(team.train())
+            except Exception as error:
+                on_disk.failed(error)
+                raise
     observer.finished()
 
 

@@ -108,3 +108,22 @@ def test_first_hour_3_long_prompts_and_rows_left_out_are_named(tmp_path: Path) -
     *same, last = run.notes()
     assert same == before
     assert "starts again at step 1. Replies in the journals are not sampled again" in last["text"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(ValueError, "failed"), (KeyboardInterrupt, "stopped")]
+)
+def test_a_failed_run_differs_from_a_stopped_one(
+    tmp_path: Path, error: type[BaseException], state: str
+) -> None:
+    def stop(step: int, rows: object) -> None:
+        raise error("api_key=abc")
+
+    config = team(member("wren"), steps=2, **NO_EVALUATION)
+    with pytest.raises(error):
+        hacrl.train(config, tmp_path / "run", callbacks=[stop])
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.state() == state and f"step 1 of 2, {state}" in command("show", run.path)[0]
+    if state == "failed":
+        assert run.error_path.read_text() == "ValueError: api_key=***\n"
+    assert hacrl.resume(run.path).state() == "finished" and not run.error_path.exists()

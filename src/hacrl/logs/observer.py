@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hacrl.config import Config
+from hacrl.errors import UserError, describe, interruption
+from hacrl.safe_text import mask_text
+from hacrl.store.files import write_atomic
 from hacrl.store.rundir import RunDirectory
 
 PHASES = {
@@ -43,8 +47,8 @@ class Observer:
 
 
 class NotesOnDisk(Observer):
-    """Writes notes to the run's notes.jsonl, with the number of steps done; those of the time before
-    training starts are written then, so a refused resume leaves none.
+    """Writes notes to the run's notes.jsonl, with the number of steps done, and the error that ends the
+    training to error.txt. Nothing is written until training starts, so a refused resume leaves nothing.
 
     Example: NotesOnDisk(run).note("3 prompts are too long.")
     """
@@ -55,6 +59,7 @@ class NotesOnDisk(Observer):
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
         self._done = step
+        self.run.error_path.unlink(missing_ok=True)
         for text in self._early:
             self.note(text)
 
@@ -66,6 +71,11 @@ class NotesOnDisk(Observer):
             self._early.append(text)
         else:
             self.run.add_note(self._done, text)
+
+    def failed(self, error: Exception) -> None:
+        if self._done >= 0 and interruption(error) is None:
+            with suppress(OSError, UserError):  # a full disk
+                write_atomic(self.run.error_path, mask_text(describe(error)) + "\n")
 
 
 Callback = Callable[[int, Sequence[Mapping[str, Any]]], None] | object

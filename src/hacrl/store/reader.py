@@ -108,6 +108,10 @@ class RunReader:
         return self.path / "samples" / agent
 
     @property
+    def error_path(self) -> Path:
+        return self.path / "error.txt"
+
+    @property
     def fingerprint_path(self) -> Path:
         return self.path / "fingerprint.json"
 
@@ -148,6 +152,13 @@ class RunReader:
         kind, last = ("evaluation", config.steps) if evaluates else ("train", config.steps - 1)
         done = {row["agent"] for row in self.metric_rows(kind) if row["step"] == last}
         return done >= {agent.name for agent in config.agents if agent.learns}
+
+    def state(self) -> str:
+        """running, finished, failed (an error ended it) or stopped."""
+        if self.running():
+            return "running"
+        ended = "failed" if self.error_path.exists() else "stopped"
+        return "finished" if self.finished() else ended
 
     def running(self) -> bool:
         """Whether a process holds the run's lock."""

@@ -8,6 +8,7 @@ metrics.jsonl           one line for each step and agent, and for each evaluatio
 times.jsonl             seconds by phase (sample, score, verify, publish, samples, diagnostics,
                         update, offload, evaluate, checkpoint, wait); differs between equal runs
 notes.jsonl             notes and warnings shown while the run trained; differs between equal runs
+error.txt               the error that ended the training, if one did
 pool/STEP/              trajectories by agent, and the snapshot of each closed step
 journal/AGENT/          own rollouts: ids, log-probabilities, verdicts; own verdicts on peers' texts
                         and quarantine (where [trust] asks for them)

@@ -101,7 +101,7 @@ def summary_table(summary: RunSummary) -> Table:
         f"before, after, best: {name}{' in percent' if unit else ''}, with 95 % interval",
         "gain: after minus before, paired by problem",
         "reward: mean over the first and over the last training steps",
-        "peers used: fraction of peers' samples with a gradient",
+        "peers used: fraction with a gradient, of peers' samples with advantage A != 0 in all steps",
     ]
     if checks is not None:
         caption.append(

@@ -46,10 +46,6 @@ class LiveRun(RunReader):
             self._running = (now + LOCK_SECONDS, super().running())
         return self._running[1]
 
-    def state(self) -> str:
-        """running, finished or stopped."""
-        return "running" if self.running() else "finished" if self.finished() else "stopped"
-
     def _read(self, name: str) -> list[Row]:
         with self._reading:
             least = self._counts().get(

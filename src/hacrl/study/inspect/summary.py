@@ -93,7 +93,7 @@ class RunSummary:
     path: Path
     config: Config
     steps_done: int
-    state: str  # finished, running or stopped
+    state: str  # of RunReader.state
     agents: tuple[AgentSummary, ...]
     checks: Checks | None  # None if diagnostics were off
     notes: tuple[tuple[int, str], ...] = ()
@@ -104,12 +104,11 @@ def summarise(run: RunReader) -> RunSummary:
     """Read a run's metrics, times and evaluations."""
     config = run.config()
     agents = tuple(_agent(run, agent, config.prompts_per_step) for agent in config.agents)
-    state = "running" if run.running() else "finished" if run.finished() else "stopped"
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done, checks = run.steps_done(), _checks(run, config)
     if run.config_changed():
         notes += ((done, f"{run.config_path} was edited after hacrl wrote it."),)
-    return RunSummary(run.path, config, done, state, agents, checks, notes)
+    return RunSummary(run.path, config, done, run.state(), agents, checks, notes)
 
 
 def as_json(summary: RunSummary) -> dict[str, Any]:

@@ -10,7 +10,7 @@ const CHARTS = [
   ["loss", { title: "Loss", hint: "mean over the step's updates" }],
   ["ratios", { title: "Ratio s of peers' samples", hint: "learner ← source; 1: the learner finds the reply as likely as its author" }],
   ["own/ratio", { title: "Ratio of own samples", hint: "1 at the first update of a step" }],
-  ["peers/used", { title: "Peers' samples used", hint: "fraction with a gradient", format: (v) => percent(v, 0), zero: true }],
+  ["peers/used", { title: "Peers' samples used", hint: "fraction with a gradient, of samples with advantage A ≠ 0", format: (v) => percent(v, 0), zero: true }],
   ["grad_norm", { title: "Gradient norm", hint: "before clipping", zero: true }],
   ["reply_tokens", { title: "Reply length", hint: "mean tokens", zero: true }],
   ["truncated", { title: "Replies that reached the token limit", format: (v) => percent(v, 0), zero: true }],
@@ -96,7 +96,7 @@ function scoreTable(data) {
     { title: "before", cell: (a) => range(points(a)[0]) },
     { title: "last", cell: (a) => range(points(a).length > 1 ? points(a)[points(a).length - 1] : null) },
     { title: "reward", cell: (a) => number(last(a, "reward")) },
-    { title: "peers used", cell: (a) => percent(last(a, "peers/used"), 0) },
+    { title: "peers used (last step, of A ≠ 0)", cell: (a) => percent(last(a, "peers/used"), 0) },
     { title: "reply tokens", cell: (a) => number(last(a, "reply_tokens")) },
   ], data.agents);
 }

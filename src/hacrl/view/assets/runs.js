@@ -7,7 +7,7 @@ import { lineChart } from "./chart.js";
 const OVERLAYS = [["accuracy", "held-out accuracy or reward"], ["reward", "training reward"], ["loss", "loss"], ["peers/used", "peers' samples used"], ["reply_tokens", "reply tokens"]];
 
 export function stateBadge(state) {
-  return badge(state, { running: "good", finished: "calm", stopped: "warn" }[state]);
+  return badge(state, { running: "good", finished: "calm", stopped: "warn", failed: "bad" }[state]);
 }
 
 /** First and last accuracy of an agent, e.g. "24.4 → 52.5 %". */

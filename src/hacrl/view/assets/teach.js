@@ -5,7 +5,7 @@ import { get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { runTabs } from "./run.js";
 
-const OVER_TIME = [["used", "fraction used"], ["effective", "effective samples (fraction)"], ["weight", "weight"], ["ratio", "ratio s"], ["kept", "samples kept"], ["dropped", "replies dropped"], ["gain", "first-order gain"]];
+const OVER_TIME = [["used", "used, fraction of samples with advantage A ≠ 0"], ["effective", "effective samples (fraction)"], ["weight", "weight"], ["ratio", "ratio s"], ["kept", "samples kept"], ["dropped", "replies dropped"], ["gain", "first-order gain"]];
 const PARTS = [["used", "used", "u0"], ["clipped", "no gradient (clipped or below the floor)", "u1"], ["zero", "advantage 0", "u2"], ["left_out", "no sample", "u3"]];
 
 /** A bar of the four things that can happen to a reply. */
@@ -22,7 +22,7 @@ function bar(pair) {
 function cell(pair, own) {
   const rows = [
     ["offered", number(pair.offered)],
-    pair.counted ? ["used", [h("b", {}, number(pair.used)), ` (${percent(pair.used / pair.offered, 0)})`]] : ["used", [h("b", {}, percent(pair.fraction, 0)), " of kept"]],
+    pair.counted ? ["used", [h("b", {}, number(pair.used)), ` (${percent(pair.used / pair.offered, 0)} of offered)`]] : ["used", [h("b", {}, percent(pair.fraction, 0)), " of A ≠ 0"]],
     ["dropped", number(pair.dropped)],
     own ? null : ["weight", number(pair.weight)],
     own ? null : ["effective", percent(pair.effective, 0)],
