@@ -141,7 +141,7 @@ def make_policy(shape: str, device: torch.device, name: str = "bench", **fields:
     """
     agent = AgentConfig(name=name, model="bench/shape", learning_rate=1e-30, **fields)
     with (
-        patch.object(policy_module, "model_source", lambda *_: shape),
+        patch.object(policy_module, "find_model", lambda *_: shape),
         patch.object(policy_module, "load_model", lambda *_: build_model(shape, device)),
         patch.object(policy_module, "load_renderer", lambda *_: make_renderer(shape)),
     ):

@@ -30,7 +30,7 @@ from unittest.mock import patch
 import tomli_w
 from typer.testing import CliRunner
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub name costs half a minute without a network
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub name never reaches the network
 
 from hacrl.cli import app
 from hacrl.config import parse_config

@@ -198,9 +198,10 @@ def hub_revision(name: str) -> str | None:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.hf_hub_download(name, "config.json")).parent.name
+        return huggingface_hub.model_info(name, timeout=5).sha
     except Exception:  # loading the model reports what is wrong
-        return None
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def _data_and_code(config: Config) -> list[Path]:

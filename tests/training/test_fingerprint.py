@@ -13,6 +13,7 @@ import hacrl
 from hacrl import fingerprint
 from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
+from hacrl.policy.load import find_model
 from hacrl.store.checkpoint import fingerprint_of
 from hacrl.store.rundir import RunDirectory
 
@@ -178,9 +179,18 @@ def test_a_run_without_a_fingerprint_says_so(run: RunDirectory) -> None:
 
 
 def test_the_revision_of_a_hub_name_is_part_of_the_inputs(tmp_path: Path, monkeypatch: Any) -> None:
-    commit = tmp_path / "snapshots" / ("a" * 40) / "config.json"
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(commit))
-    assert fingerprint.hub_revision("Qwen/Qwen3-1.7B-Base") == "a" * 40
+    """Without a network it is that of the local cache."""
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert fingerprint.hub_revision("org/name") is None
+    with pytest.raises(UserError, match=r"'org/name' is neither .*cannot be reached \(.*refused"):
+        find_model("org/name", "wren")
+    folder = tmp_path / "models--org--name" / "snapshots" / ("a" * 40)
+    for path, text in ((folder / "config.json", "{}"), (folder.parents[1] / "refs/main", "a" * 40)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert fingerprint.hub_revision("org/name") == "a" * 40
+    assert find_model("org/name", "wren") == str(folder)
     old = {"config": {}, "files": {}, "problems": {}, "versions": {"hub revision of Q/q": "a"}}
     new = {**old, "versions": {"hub revision of Q/q": "b"}}
     assert [c.text for c in fingerprint.changes(old, new)] == ['hub revision of Q/q: "a" -> "b"']

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -15,6 +17,8 @@ from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+
+HUB_SECONDS = 5.0  # how long the hub has to answer
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -59,6 +63,27 @@ def model_source(model: str, agent: str) -> str:
             "a hub name like Qwen/Qwen3-1.7B-Base, or pocket:NAME."
         )
     return model
+
+
+def find_model(model: str, agent: str) -> str:
+    """Like `model_source`, but if the hub does not answer, the model's folder in the local cache.
+    Without this, huggingface_hub would try again for half a minute for each file."""
+    source = model_source(model, agent)
+    if Path(source).is_dir():
+        return source
+    try:
+        huggingface_hub.model_info(source, timeout=HUB_SECONDS)
+    except (HfHubHTTPError, HFValidationError):
+        pass  # the hub answers, or the name is wrong: loading says so
+    except Exception as error:
+        cached = huggingface_hub.try_to_load_from_cache(source, "config.json")
+        if not isinstance(cached, str):
+            raise UserError(
+                f"agent {agent!r}: model = {model!r} is neither a folder nor in the local cache, and "
+                f"the hub cannot be reached ({first_line(error)}). Check the network, or give a folder."
+            ) from error
+        return str(Path(cached).parent)
+    return source
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int] | None:

@@ -18,10 +18,10 @@ from hacrl.policy.batch import make_inputs
 from hacrl.policy.gradients import accumulate_gradient, microbatches
 from hacrl.policy.load import (
     choose_device,
+    find_model,
     load_model,
     load_renderer,
     longest_sequence,
-    model_source,
 )
 from hacrl.policy.lora import add_adapter, merge_into, save_adapter
 from hacrl.policy.offload import Offloader
@@ -54,7 +54,7 @@ class Policy:
         self.agent = agent
         self.ranks = ranks or OneRank()
         self.device = choose_device(agent.device or device)
-        self.source = model_source(agent.model, agent.name)
+        self.source = find_model(agent.model, agent.name)
         model = load_model(self.source, agent)
         self.renderer = load_renderer(self.source, agent, model)
         self.context = longest_sequence(model.config)
