@@ -31,7 +31,7 @@ test-page: $(VENV)/.dev
 
 # Ray and vLLM for the CPU, in an environment of their own: .venv stays light. Nothing is skipped there.
 test-engines: $(ENGINES)/.ready
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines tests/gpu
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

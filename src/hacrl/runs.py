@@ -172,7 +172,8 @@ def train_team(
     if edited or config != run.config():
         run.set_config(config)
     with ExitStack() as stack:
-        executor = _make_executor(config, run, observer, hooks, stack, task, pool)
+        executor = _executor(config.runtime.kind)(config, run, observer, hooks)
+        executor.open(stack, task, pool)
         log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
         stack.callback(log.close)
         team = Team(config, run, pool, executor, log)
@@ -218,26 +219,18 @@ def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, A
         loop.default_exception_handler(context)
 
 
-def _make_executor(
-    config: Config,
-    run: RunDirectory,
-    observer: Observer,
-    hooks: Hooks,
-    stack: ExitStack,
-    task: Task,
-    pool: Pool,
-) -> Executor:
-    if config.runtime.kind == "ray":
+def _executor(kind: str) -> type[Executor]:
+    if kind == "ray":
         from hacrl.cluster.ray import RayExecutor
 
-        return RayExecutor(config, run, observer, hooks, stack)
-    if config.runtime.kind == "processes":
+        return RayExecutor
+    if kind == "processes":
         from hacrl.cluster.processes import ProcessExecutor
 
-        return ProcessExecutor(config, run, observer, hooks, stack)
+        return ProcessExecutor
     from hacrl.training.local import LocalExecutor
 
-    return LocalExecutor(config, run, observer, hooks, stack, task, pool)
+    return LocalExecutor
 
 
 def free_name(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Agents in processes of their own, without Ray: the same numbers as in one process."""
+"""Agents in processes of their own, without Ray: errors and signals."""
 
 import signal
 import subprocess
@@ -10,40 +10,17 @@ from typing import Any
 
 import pytest
 import tomli_w
-from runtimes import CONFIG, assert_same_run, in_runtime, kill_agents, process_ids
+from runtimes import CONFIG, in_runtime
 from team import member, team
 
 import hacrl
-from hacrl.cluster.processes import ProcessExecutor
 from hacrl.errors import UserError
-from hacrl.store.rundir import RunDirectory
 
 pytestmark = pytest.mark.engines
 
 
 def side_by_side(config: dict[str, Any]) -> dict[str, Any]:
     return in_runtime(config, "processes")
-
-
-@pytest.fixture(scope="module")
-def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return hacrl.train(CONFIG, tmp_path_factory.mktemp("local") / "run")
-
-
-def test_the_numbers_and_weights_are_those_of_one_process(
-    in_one_process: RunDirectory, tmp_path: Path
-) -> None:
-    assert_same_run(hacrl.train(side_by_side(CONFIG), tmp_path / "run"), in_one_process)
-
-
-def test_killed_agents_are_restarted(
-    in_one_process: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = kill_agents(monkeypatch, ProcessExecutor, process_ids)
-    with pytest.warns(UserWarning, match=r"'finch' was lost in step 2 \(signal SIGKILL\)"):
-        run = hacrl.train(side_by_side(CONFIG), tmp_path / "run")
-    assert len(killed) == 2
-    assert_same_run(run, in_one_process)
 
 
 def test_errors_of_an_agent_reach_the_user(tmp_path: Path) -> None:

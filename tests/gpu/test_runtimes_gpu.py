@@ -1,39 +1,37 @@
-"""Two agents on one GPU, each in a process of its own: with Ray, and without it.
-
-HACRL_TEST_DEVICE=cpu runs the same tests without a GPU.
-"""
+"""Two agents on one device, each in a process of its own, with Ray and without it: the numbers and
+weights of one process. On the CPU these are tests of the engines."""
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtimes import (
-    CONFIG,
-    actors,
-    assert_same_run,
-    in_runtime,
-    kill_agents,
-    process_ids,
-)
+from runtimes import CONFIG, actors, assert_same_run, in_runtime, kill_agents, process_ids
 
 import hacrl
 from hacrl.cluster.processes import ProcessExecutor
 from hacrl.cluster.ray import RayExecutor
+from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.rundir import RunDirectory
 
-DEVICE = os.environ.get("HACRL_TEST_DEVICE", "cuda")
 NO_RAY = importlib.util.find_spec("ray") is None
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*was lost in step 2"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*was lost in step 2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("cpu", marks=pytest.mark.engines),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def in_turn(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    config = in_runtime(CONFIG, "local", device=DEVICE)
+def in_turn(device: str, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    config = in_runtime(CONFIG, "local", device=device)
     return hacrl.train(config, tmp_path_factory.mktemp("local") / "run")
 
 
@@ -59,6 +57,7 @@ def one_ray() -> Iterator[None]:
 def test_two_agents_on_one_device(
     kind: str,
     lost: bool,
+    device: str,
     in_turn: RunDirectory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,6 +71,12 @@ def test_two_agents_on_one_device(
         "ray": (RayExecutor, lambda _: actors()),
     }[kind]
     killed = kill_agents(monkeypatch, executor, find if lost else lambda _: ())
-    run = hacrl.train(in_runtime(CONFIG, kind, device=DEVICE), tmp_path / "run")
+    run = hacrl.train(in_runtime(CONFIG, kind, device=device), tmp_path / "run")
     assert len(killed) == (2 if lost else 0)
-    assert_same_run(run, in_turn, DEVICE)
+    notes = " ".join(row["text"] for row in run.notes())
+    assert ("'finch' was lost in step 2" in notes) == lost
+    assert ("signal SIGKILL" in notes) == (lost and kind == "processes")
+    assert_same_run(run, in_turn, device)
+    for name in ("wren", "finch"):
+        # The newest two; the best one may be a third.
+        assert {2, 3} <= set(Checkpoints(run.checkpoints(name), 2).steps())

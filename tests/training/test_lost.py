@@ -110,7 +110,8 @@ def train(kind: type[LocalExecutor], settings: dict, place: Path, **attributes: 
     config: Config = parse_config(settings)
     run, notes = RunDirectory.create(place, config), Notes()
     with ExitStack() as stack:
-        executor = kind(config, run, notes, Hooks(), stack)
+        executor = kind(config, run, notes, Hooks())
+        executor.open(stack)
         for name, value in attributes.items():
             setattr(executor, name, value)
         executor.pool = Pool(run.pool_path)

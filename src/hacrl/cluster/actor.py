@@ -1,6 +1,6 @@
 """What runs in the processes of an agent: its ranks. Rank 0 holds the agent.
 
-These are plain classes. executor.py makes Ray actors of them; processes.py runs `AgentActor` in a
+These are plain classes. ray.py makes Ray actors of them; processes.py runs `AgentActor` in a
 process of this machine. Torch and the model load with the first call, so that errors reach the user as
 a sentence.
 """
@@ -8,7 +8,7 @@ a sentence.
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +23,15 @@ from hacrl.training.hooks import Hooks
 class AgentSpec:
     """What the processes of an agent need to know.
 
-    Example: AgentSpec(config, "wren", "/data/runs/team", Hooks(), "/home/me", "0.1.0")
+    Example: AgentSpec(config, "wren", "/data/runs/team", Hooks())
     """
 
     config: Config
     agent: str
     run: str
     hooks: Hooks
-    folder: str  # working directory of the run; user modules are imported from there
-    version: str
+    folder: str = field(default_factory=os.getcwd)  # user modules are imported from there
+    version: str = field(default_factory=lambda: hacrl.__version__)
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,17 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections import defaultdict
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import hacrl
 from hacrl.cluster.actor import AgentActor, AgentSpec, Failed
-from hacrl.config import AgentConfig, Config
-from hacrl.logs.observer import PHASES, Observer
+from hacrl.config import AgentConfig
+from hacrl.logs.observer import PHASES
 from hacrl.stopping import check, end_with_parent, start_python
-from hacrl.store.rundir import RunDirectory
-from hacrl.training.hooks import Hooks
-from hacrl.training.loop import AgentLost
+from hacrl.store.pool import Pool
+from hacrl.tasks import Task
+from hacrl.training.loop import AgentLost, Executor
 
 POLL = 0.5  # seconds between two checks for Ctrl-C and SIGTERM
 GRACE = 10.0  # seconds that an idle process has to end by itself
@@ -79,20 +76,11 @@ class AgentProcess:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-class ProcessExecutor:
-    """Runs calls in one process per agent. See `hacrl.training.loop.Executor`."""
+class ProcessExecutor(Executor):
+    """Runs calls in one process per agent."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunDirectory,
-        observer: Observer,
-        hooks: Hooks,
-        stack: ExitStack,
-    ) -> None:
-        self.config, self.run, self.observer, self.hooks = config, run, observer, hooks
-        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self.processes = {a.name: self._start(a.name) for a in config.agents}
+    def open(self, stack: ExitStack, task: Task, pool: Pool) -> None:
+        self.processes = {a.name: self._start(a.name) for a in self.config.agents}
         stack.callback(self._end)
 
     async def call(self, name: str, method: str, *args: Any) -> Any:
@@ -112,25 +100,17 @@ class ProcessExecutor:
             raise answer.error()
         if isinstance(answer, Exception):
             raise answer
-        for phase, seconds in answer.seconds.items():
-            self.seconds[name][phase] += seconds
-        for note in answer.notes:
-            self.observer.note(note)
+        self.report(name, answer.seconds, answer.notes)
         return answer.value
 
     def _start(self, name: str) -> AgentProcess:
-        run, folder = str(self.run.path.absolute()), str(Path.cwd())
-        return AgentProcess(
-            AgentSpec(self.config, name, run, self.hooks, folder, hacrl.__version__)
-        )
+        run = str(self.run.path.absolute())
+        return AgentProcess(AgentSpec(self.config, name, run, self.hooks))
 
     def _end(self) -> None:
         for process in self.processes.values():
-            if process.busy:
-                os.killpg(process.process.pid, signal.SIGKILL)
-            else:
-                process.connection.close()  # all idle ones end at the same time
-        for process in self.processes.values():
+            process.connection.close()  # all idle ones end at the same time
+        for process in sorted(self.processes.values(), key=lambda p: not p.busy):
             process.end()
 
 
@@ -152,16 +132,14 @@ def main() -> None:
     paths, spec = connection.recv()
     sys.path.extend(path for path in paths if path not in sys.path)
     actor = LocalActor(spec)
-    while True:
-        try:
+    with suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
             method, args = connection.recv()
-        except (EOFError, ConnectionResetError):
-            break
-        try:
-            answer: Any = actor.call(method, args)
-        except Exception as error:
-            answer = _portable(error)
-        connection.send(answer)
+            try:
+                answer: Any = actor.call(method, args)
+            except Exception as error:
+                answer = _portable(error)
+            connection.send(answer)
     actor.close()
 
 

@@ -12,21 +12,18 @@ import os
 import signal
 import threading
 import time
-from collections import defaultdict
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import hacrl
 from hacrl.cluster.actor import AgentActor, AgentSpec, Failed, FollowerActor
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import Terminated, UserError, first_line
-from hacrl.logs.observer import PHASES, Observer
+from hacrl.logs.observer import PHASES
 from hacrl.stopping import check
-from hacrl.store.rundir import RunDirectory
-from hacrl.training.hooks import Hooks
-from hacrl.training.loop import AgentLost
+from hacrl.store.pool import Pool
+from hacrl.tasks import Task
+from hacrl.training.loop import AgentLost, Executor
 
 POLL = 0.5  # seconds between two checks for Ctrl-C and SIGTERM
 PATIENCE = 60.0  # seconds after which an agent without a machine is reported
@@ -87,19 +84,11 @@ class _Processes:
     reported: bool = False
 
 
-class RayExecutor:
-    """Runs calls in Ray actors. See `hacrl.training.loop.Executor`."""
+class RayExecutor(Executor):
+    """Runs calls in Ray actors."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunDirectory,
-        observer: Observer,
-        hooks: Hooks,
-        stack: ExitStack,
-    ) -> None:
-        self.config, self.run, self.observer, self.hooks = config, run, observer, hooks
-        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    def open(self, stack: ExitStack, task: Task, pool: Pool) -> None:
+        config = self.config
         joined = connect(config, stack)
         self.gpus = _cluster("GPU") > 0 and config.runtime.device != "cpu"
         self.bundles = {(a.name, r): self._needs(a) for a in config.agents for r in range(a.ranks)}
@@ -115,10 +104,7 @@ class RayExecutor:
         answer = await self._answer(name, processes, processes.leader.call.remote(method, args))
         self.calling.discard(name)
         processes.alive = True
-        for phase, seconds in answer.seconds.items():
-            self.seconds[name][phase] += seconds
-        for note in answer.notes:
-            self.observer.note(note)
+        self.report(name, answer.seconds, answer.notes)
         return answer.value
 
     async def _answer(self, name: str, processes: _Processes, reference: Any) -> Any:
@@ -160,14 +146,7 @@ class RayExecutor:
     def _start(self, name: str) -> _Processes:
         """Start the agent's actors in its placement bundles. They wait there for machines."""
         agent = self.config.agent(name)
-        spec = AgentSpec(
-            config=self.config,
-            agent=name,
-            run=str(self.run.path.absolute()),
-            hooks=self.hooks,
-            folder=str(Path.cwd()),
-            version=hacrl.__version__,
-        )
+        spec = AgentSpec(self.config, name, str(self.run.path.absolute()), self.hooks)
         leader = self._actor(AgentActor, name, 0).remote(spec)
         processes = self.processes[name] = _Processes(leader)
         if agent.ranks > 1:

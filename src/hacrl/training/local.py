@@ -1,7 +1,6 @@
 """All agents in one process, one call at a time."""
 
 import asyncio
-from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 
 from hacrl.algorithms import Algorithm, make_algorithm
 from hacrl.config import AgentConfig, Config
-from hacrl.logs.observer import PHASES, Observer
+from hacrl.logs.observer import PHASES
 from hacrl.policy.sharding.followers import LocalRanks
 from hacrl.stopping import check
 from hacrl.store.pool import Pool
@@ -18,6 +17,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task, make_task
 from hacrl.training.agent import Agent
 from hacrl.training.hooks import Hooks
+from hacrl.training.loop import Executor
 from hacrl.training.replay import ReplayAgent
 from hacrl.verify import VerifierPool
 
@@ -53,24 +53,14 @@ def open_shared(
     return Shared(config, run, pool, task, verifier, algorithm, hooks)
 
 
-class LocalExecutor:
-    """Runs calls in this process. See `hacrl.training.loop.Executor`."""
+class LocalExecutor(Executor):
+    """Runs calls in this process."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunDirectory,
-        observer: Observer,
-        hooks: Hooks,
-        stack: ExitStack,
-        task: Task | None = None,
-        pool: Pool | None = None,
-    ) -> None:
-        self.observer = observer
-        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    def open(self, stack: ExitStack, task: Task | None = None, pool: Pool | None = None) -> None:
+        config = self.config
         ranks = LocalRanks(config, stack)
-        shared = open_shared(config, run, hooks, stack, task, pool)
-        shared.verifier.report = observer.note
+        shared = open_shared(config, self.run, self.hooks, stack, task, pool)
+        shared.verifier.report = self.observer.note
         self.make = lambda name: make_agent(config.agent(name), shared, ranks.policy)
         self.agents = {a.name: self.make(a.name) for a in config.agents}
 
@@ -80,10 +70,7 @@ class LocalExecutor:
         self.observer.phase(PHASES.get(method, method))
         agent = self.agents[name]
         result = getattr(agent, method)(*args)
-        for phase, seconds in agent.clock.read().items():
-            self.seconds[name][phase] += seconds
-        for note in agent.notes:
-            self.observer.note(note)
+        self.report(name, agent.clock.read(), agent.notes)
         agent.notes.clear()
         return result
 

@@ -8,18 +8,23 @@ agents: one after the other in this process (local.py), or in parallel, in proce
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hacrl.config import Config
 from hacrl.errors import RunStopped, UserError
 from hacrl.logs.metrics_log import MetricsLog
+from hacrl.logs.observer import Observer
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
+from hacrl.tasks import Task
+from hacrl.training.hooks import Hooks
 from hacrl.training.repair import damaged_batches, first_step, present
 
 MAX_LOSSES = 5  # an agent that is lost this often in one step is not restarted again
@@ -34,14 +39,34 @@ class AgentLost(Exception):
     """The agent's process or machine is gone. The team restarts it from its newest checkpoint."""
 
 
-class Executor(Protocol):
-    """Runs calls to agents."""
+@dataclass
+class Executor(ABC):
+    """Runs calls to agents. Its subclasses differ in where the agents are."""
 
-    seconds: dict[str, dict[str, float]]
+    config: Config
+    run: RunDirectory
+    observer: Observer
+    hooks: Hooks
+    seconds: dict[str, dict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
     """Seconds by phase that each agent has spent since they were last read."""
 
+    @abstractmethod
+    def open(self, stack: ExitStack, task: Task, pool: Pool) -> None:
+        """Prepare the agents; `stack` closes what this opens. Other processes than this one open their
+        own task and pool."""
+
+    @abstractmethod
     async def call(self, name: str, method: str, *args: Any) -> Any:
         """Call a method of the agent and return its result; AgentLost if its process is gone."""
+
+    def report(self, name: str, seconds: Mapping[str, float], notes: Iterable[str]) -> None:
+        """Add up an agent's seconds by phase, and pass its notes on."""
+        for phase, spent in seconds.items():
+            self.seconds[name][phase] += spent
+        for note in notes:
+            self.observer.note(note)
 
 
 @dataclass
