@@ -25,6 +25,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from process_table import family
+
 import hacrl.runs
 import hacrl.training.local  # torch, before the first fork
 
@@ -130,22 +132,6 @@ def ended(child: int, seconds: float) -> int | None:
         if time.monotonic() > until:
             return None
         time.sleep(0.02)
-
-
-def family(child: int) -> dict[int, tuple[int, str]]:
-    """The process and all its descendants: id -> parent and command line."""
-    parents, commands = {}, {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (entry / "stat").read_text()
-            commands[int(entry.name)] = (entry / "cmdline").read_text()
-        except OSError:
-            continue
-        parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {child}
-    while more := {p for p, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {p: (parents.get(p, 0), commands.get(p, "")) for p in found}
 
 
 def interrupt(child: int, kind: str, draw: random.Random) -> bool:

@@ -27,11 +27,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from process_table import marked, wait_until
 
 import hacrl
 from hacrl.store.reader import RunReader
@@ -203,20 +205,11 @@ def _last_line(place: Path) -> str:
     return ((place / "log").read_text().strip().splitlines() or ["(no output)"])[-1]
 
 
-def _survivors(mark: str, patience: float = 3.0) -> list[str]:
-    """Command lines of the processes that still carry the mark in their environment."""
-    until = time.monotonic() + patience
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-        if not found or time.monotonic() > until:
-            return found
-        time.sleep(0.1)
+def _survivors(mark: str) -> list[str]:
+    """Command lines of the processes that still carry the mark after 3 seconds."""
+    with suppress(AssertionError):
+        wait_until(lambda: not marked(mark), 3)
+    return marked(mark)
 
 
 def _not_resumable(place: Path) -> list[str]:

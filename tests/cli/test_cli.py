@@ -251,7 +251,6 @@ def test_a_benchmark(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_test.jsonl").write_text(lines)
     command = ("eval", "pocket:wren", "--benchmarks", "gsm8k_test")
     assert "--data" in refused(*command)
-    assert "--suite is now --benchmarks" in refused("eval", "pocket:wren", "--suite", "math7")
     where = ("--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out")
     assert "GSM8K" in accepted(*command, *where)[0]
     assert (tmp_path / "out/gsm8k_test/wren/replies.jsonl").is_file()

@@ -2,11 +2,11 @@
 
 import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from cli_helpers import ROOT, start, write
+from process_table import wait_until
 
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "ray"}
 LIST_MODULES = "import sys, atexit; atexit.register(lambda: print('MODULES', *sys.modules)); "
@@ -75,11 +75,9 @@ def test_stopping_says_how_to_continue(tmp_path: Path, number: int, code: int) -
     config = write(tmp_path / "a.toml", steps=500, evaluation={"problems": 0})
     child = start("-m", "hacrl", "train", config, "--run", tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
-    until = time.monotonic() + 300
-    while not metrics.exists() or not metrics.stat().st_size:
-        assert time.monotonic() < until
-        assert child.poll() is None
-        time.sleep(0.05)
+    wait_until(
+        lambda: child.poll() is not None or (metrics.exists() and metrics.stat().st_size), 300
+    )
     child.send_signal(number)
     _, err = child.communicate(timeout=300)
     assert child.returncode == code

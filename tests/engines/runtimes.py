@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from process_table import family
 from team import member, team
 
 from hacrl.store.checkpoint import Checkpoints
@@ -66,22 +66,7 @@ def process_ids(executor: Any) -> list[int]:
     return [p.process.pid for p in executor.processes.values()]
 
 
-def actors(kind: bytes = b"AgentActor") -> set[int]:
+def actors(kind: str = "AgentActor") -> set[int]:
     """Processes of actors of this kind that this test's Ray has started."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            if title.startswith(b"ray::" + kind) and _descends(int(entry.name)):
-                found.add(int(entry.name))
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
-
-
-def _descends(pid: int) -> bool:
-    while pid > 1:
-        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        if pid == os.getpid():
-            return True
-    return False
+    mine = family(os.getpid()).items()
+    return {pid for pid, (_, command) in mine if command.startswith(f"ray::{kind}")}

@@ -3,13 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from process_table import running, wait_until
 from runtimes import CONFIG, in_runtime
 from team import member, team
 
@@ -37,29 +37,20 @@ def test_no_process_outlives_the_run(number: signal.Signals, tmp_path: Path) -> 
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and b'"train"' in metrics.read_bytes())
+    wait_until(lambda: metrics.exists() and b'"train"' in metrics.read_bytes())
     children = [pid for pid in processes_in(tmp_path) if pid != run.pid]
     assert len(children) >= 2
     run.send_signal(number)
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     assert run.wait(timeout=60) == expected[number]
-    until(lambda: not processes_in(tmp_path))
+    wait_until(lambda: not processes_in(tmp_path))
 
 
 def processes_in(folder: Path) -> list[int]:
     """Processes whose working directory is this folder."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/cwd"):
-        try:
-            if entry.readlink() == folder:
-                found.append(int(entry.parent.name))
-        except OSError:  # it has ended meanwhile
-            continue
+    for pid in running():
+        with suppress(OSError):  # it has ended in the meantime
+            if Path(f"/proc/{pid}/cwd").readlink() == folder:
+                found.append(pid)
     return found
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.1)

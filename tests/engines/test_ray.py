@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import tomli_w
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.engines
 
+from process_table import marked, wait_until  # noqa: E402
 from runtimes import CONFIG, actors, in_runtime  # noqa: E402
 from team import member, team  # noqa: E402
 
@@ -88,7 +87,7 @@ def test_a_rank_that_dies_while_its_agent_waits(tmp_path: Path, monkeypatch: Any
         if not killed and (name, method, args) == ("finch", "rollout", (1,)):
             while "wren" in executor.calling:
                 await asyncio.sleep(0.05)
-            for pid in actors(b"FollowerActor"):
+            for pid in actors("FollowerActor"):
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             await asyncio.sleep(1.0)
@@ -110,9 +109,7 @@ def test_signals_stop_the_driver(tmp_path: Path, number: int, code: int) -> None
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     child = subprocess.Popen(command, env=environment)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size):
-        assert child.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: child.poll() is not None or (metrics.exists() and metrics.stat().st_size))
     child.send_signal(number)
     assert child.wait(timeout=30) == code
 
@@ -129,25 +126,10 @@ def test_a_driver_that_ends_while_ray_starts_leaves_no_process(
     command = [sys.executable, "-m", "hacrl", "train", str(file), "--run", str(tmp_path / "run")]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     child = subprocess.Popen(command, env=environment | dict([mark.split("=")]))
-    while not any("raylet" in line for line in _marked(mark)):
-        assert child.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: child.poll() is not None or "raylet" in str(marked(mark)), every=0.02)
     child.send_signal(number)
     assert child.wait(timeout=30) == code
-    until = time.monotonic() + 20
-    while left := _marked(mark):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
-
-
-def _marked(mark: str) -> list[str]:
-    """Command lines of the processes with the mark in their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
-    return found
+    wait_until(lambda: not marked(mark), 20)
 
 
 # ---------------------------------------------------------------- errors
@@ -171,11 +153,8 @@ def test_a_user_error_in_an_actor_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads at most") as kept:
         hacrl.train(on_ray(broken), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for _ in range(1200):  # all actors end, also while the error object exists
-        if not (left := actors()):
-            break
-        time.sleep(0.1)
-    assert kept.value and not left
+    wait_until(lambda: not actors())  # all actors end, also while the error object exists
+    assert kept.value
     gone = team({"name": "a", "model": "/no/such/model"}, **NO_EVALUATION)
     with pytest.raises(UserError, match="does not exist"):
         hacrl.train(on_ray(gone), tmp_path / "run")

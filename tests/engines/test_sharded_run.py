@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_table import running, wait_until
 from team import member, team
 
 import hacrl
@@ -163,12 +164,12 @@ def test_followers_end_when_the_leader_is_killed(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps(config(2, steps=500)))
     leader = subprocess.Popen([sys.executable, "-c", LEADER, str(file), str(tmp_path / "run")])
     try:
-        followers = _until(lambda: _journalled(tmp_path) and _followers_of(leader.pid), 300)
+        followers = wait_until(lambda: _journalled(tmp_path) and _followers_of(leader.pid), 300)
         assert len(followers) == 2
     finally:
         leader.kill()
         leader.wait()
-    assert _until(lambda: not any(_alive(pid) for pid in followers), 300)
+    assert wait_until(lambda: not set(followers) & set(running()), 300)
     run = RunDirectory.open(tmp_path / "run")
     run.set_config(run.config().model_copy(update={"steps": 3}))
     assert hacrl.resume(run.path).metric_rows()
@@ -179,17 +180,8 @@ def _journalled(place: Path) -> bool:
 
 
 def _followers_of(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                owner = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if owner == parent and b"hacrl.policy.sharding" in command:
-                found.append(int(entry.name))
-    return found
+    children = {pid: command for pid, (its, command) in running().items() if its == parent}
+    return [pid for pid, command in children.items() if "hacrl.policy.sharding" in command.split()]
 
 
 def _listening(pid: int) -> list[str]:
@@ -201,18 +193,3 @@ def _listening(pid: int) -> list[str]:
     files = [Path("/proc") / str(pid) / "net" / name for name in ("tcp", "tcp6")]
     rows = [line.split() for file in files if file.is_file() for line in file.open()]
     return [row[1] for row in rows if row[3] == "0A" and row[9] in sockets]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _until(condition: Any, seconds: float) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.2)
-    return found

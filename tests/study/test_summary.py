@@ -42,7 +42,7 @@ def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) 
     run.set_config(parse_config(team(member("a", "wren"), steps=len(rewards))))
     rows: list[dict[str, Any]] = [
         {"kind": "train", "step": i, "agent": "a", "reward": reward, "rollouts": 8, "updates": 3}
-        | {"peers/samples": 10 * (i + 1), "peers/used": 0.2 if i else 0.5}
+        | {"peers/forwarded": 10 * (i + 1), "peers/used": 0.2 if i else 0.5}
         for i, reward in enumerate(rewards)
     ]
     for step, values in scores.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_table import running, wait_until
 
 from hacrl.errors import UserError
 from hacrl.types import Message, Problem, Status
@@ -64,25 +65,15 @@ def actor(_importable: None, folder: Path) -> Iterator[VerifierPool]:
         yield pool
 
 
-def alive(pid: int) -> bool:
-    """False if it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second: gone between open and read
-        return False
-
-
 def happens(condition: Callable[[], object], seconds: float = 60) -> bool:
     """Whether the condition comes true within this time."""
-    end = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return bool(found)
+    with contextlib.suppress(AssertionError):
+        wait_until(condition, seconds)
+    return bool(condition())
 
 
 def all_gone(pids: Iterable[int]) -> bool:
-    return happens(lambda: not any(alive(pid) for pid in pids))
+    return happens(lambda: running().keys().isdisjoint(pids))
 
 
 def kill_workers(pool: VerifierPool) -> None:
@@ -330,8 +321,8 @@ def test_close_ends_the_workers() -> None:
     with make_pool("exact", 2) as pool:
         assert pool.judge_all([]) == []
         pids = [worker._process.pid for worker in pool._workers]
-        assert all(alive(pid) for pid in pids)
-    assert not any(alive(pid) for pid in pids)
+        assert running().keys() >= set(pids)
+    assert running().keys().isdisjoint(pids)
     with pytest.raises(ValueError, match="closed"):
         pool.judge_all([])
 
@@ -383,7 +374,7 @@ def test_no_orphans_after_kill_9(tmp_path: Path, act: str, thread: str) -> None:
         assert happens(lambda: children.exists() and children.read_text().count("\n") == 2)
         pids += map(int, children.read_text().split())
     time.sleep(0.4)
-    assert all(alive(pid) for pid in pids)
+    assert running().keys() >= set(pids)
     with parent:
         parent.kill()
     assert all_gone(pids)

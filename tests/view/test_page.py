@@ -1,7 +1,6 @@
 """The page of `hacrl view` in Chromium, over a real run."""
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import tomli_w
 from cli_helpers import hacrl, start, write
 from page_helpers import HOSTILE, keep_shots, serving
+from process_table import wait_until
 
 from hacrl.store.reader import RunReader
 
@@ -93,10 +93,7 @@ def steps_shown(tab: Any) -> int:
 
 def serving_when_begun(run: Path) -> Any:
     """The server, as soon as the run has written a step."""
-    until = time.monotonic() + 120
-    while not (run / "metrics.jsonl").is_file():
-        assert time.monotonic() < until, "never trained a step"
-        time.sleep(0.2)
+    wait_until((run / "metrics.jsonl").is_file)
     return serving(run)
 
 

@@ -175,7 +175,6 @@ def evaluate(
     ] = 8196,
     as_json: Json = False,
     trust_code: TrustCode = False,
-    suite: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Evaluate a model, or each agent of a run alone.
 
@@ -183,8 +182,6 @@ def evaluate(
     """
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
-        if suite is not None:
-            raise UserError(f"--suite is now --benchmarks: use --benchmarks {suite}")
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
         if benchmarks:
             limits = {

@@ -189,13 +189,12 @@ class RunReader:
         """(step, agent, phase) -> seconds of the agents' phases.
 
         A resumed run writes some steps twice. The longest time of a phase counts, because the
-        second time the rollouts come from the journal. Phases in BESIDE are left out; runs of
-        older versions list them under the agent "".
+        second time the rollouts come from the journal. Phases in BESIDE are left out.
         """
         longest: dict[tuple[int, str, str], float] = {}
         for row in self._read("times.jsonl"):
             for phase, value in row.items():
-                if row["agent"] and phase not in ("step", "agent", *BESIDE):
+                if phase not in ("step", "agent", *BESIDE):
                     key = (row["step"], row["agent"], phase)
                     longest[key] = max(longest.get(key, 0.0), value)
         return longest

@@ -108,13 +108,7 @@ def read_summary(out: Path) -> Summary:
     path = out / "summary.json"
     if not path.is_file():
         raise UserError(f"{out} has no summary.json: no benchmark evaluation was finished there")
-    content = read_object(path, REPEAT)
-    if "results" not in content:
-        raise UserError(
-            f"{path} was written by an older version; repeat the `hacrl eval` command that wrote it: "
-            "finished benchmarks are not run again"
-        )
-    return Summary(tuple(map(_RESULT.validate_python, content["results"])))
+    return Summary(tuple(map(_RESULT.validate_python, read_object(path, REPEAT)["results"])))
 
 
 def recount(out: Path) -> Summary:

@@ -47,11 +47,6 @@ def compare(
     suite = load_suite(path, changes)
     if against:
         suite.check_reference(against)
-    if (out / "cells").is_dir():
-        raise UserError(
-            f"{out / 'cells'} holds runs of hacrl 0.1, which this version does not read. Choose "
-            "another folder with --out"
-        )
     runs, keep = with_finished(kept, make_runs(suite, out, changes))
     for run in runs:
         run.check_stored()

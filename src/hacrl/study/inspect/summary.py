@@ -168,7 +168,7 @@ def _accuracy(row: Mapping[str, Any]) -> Estimate:
 def peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
     """Over all steps; every peer sample that went through the model counts once."""
     counts = [
-        (row.get("peers/forwarded", row["peers/samples"]), row["peers/used"])
+        (row["peers/forwarded"], row["peers/used"])
         for row in train
         if row.get("peers/used") is not None
     ]
