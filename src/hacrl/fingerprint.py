@@ -53,10 +53,9 @@ _MODEL_FILES = ".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken",
 class Change:
     """An input that differs.
 
-    Example: Change("runtime.threads", "rounding", "runtime.threads: 1 -> 2")
+    Example: Change("rounding", "runtime.threads: 1 -> 2")
     """
 
-    key: str
     kind: Kind
     text: str
 
@@ -167,18 +166,16 @@ def changes(old: Inputs, new: Inputs) -> list[Change]:
             if is_agents and not any(key.startswith(f"agents.{name}.") for name in both):
                 continue  # the key `agents` names those that came or left
             if before != now:
-                found.append(
-                    Change(key, change_kind(key), f"{key}: {_value(before)} -> {_value(now)}")
-                )
+                found.append(Change(change_kind(key), f"{key}: {_value(before)} -> {_value(now)}"))
     for path in sorted(old["files"].keys() | new["files"].keys()):
         before, now = (inputs["files"].get(path, {}).get("sha256") for inputs in (old, new))
         if before != now:
             what = "was added" if not before else "was changed" if now else "is gone or not used"
-            found.append(Change(path, "results", f"{path} {what}"))
+            found.append(Change("results", f"{path} {what}"))
     if all(change.kind != "results" for change in found):
         for side, before in old["problems"].items():
             if before != new["problems"][side]:
-                found.append(Change("task", "results", f"the {side} problems of the task changed"))
+                found.append(Change("results", f"the {side} problems of the task changed"))
     return found
 
 

@@ -81,29 +81,9 @@ def resume(
         config = _changed(old, overrides)
         if config.steps < done:
             raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
-        began = _Began()
-        shown = Several(began, observer or Observer())
-        text, inputs = directory.config_path.read_text(encoding="utf-8"), directory.fingerprint()
-        try:
-            train_team(config, directory, shown, hooks or Hooks(), accept_changed)
-        except UserError:
-            if not began.trains:  # a change that cannot be trained is not kept
-                write_config(directory.config_path, text)
-                directory.set_fingerprint(inputs)
-            raise
+        args = (config, directory, observer or Observer(), hooks or Hooks())
+        train_team(*args, accept_changed)
     return directory
-
-
-class _Began(Observer):
-    """Knows whether the team was loaded and training began."""
-
-    trains = False
-
-    def started(self, config: Config, run: RunDirectory, step: int) -> None:
-        self.trains = True
-
-    def note(self, text: str) -> None:
-        """The other observer shows it."""
 
 
 def join(
@@ -159,32 +139,37 @@ def train_team(
     on_disk = NotesOnDisk(run)
     observer = Several(on_disk, observer)
     observer.phase("loading")
-    pool = make_pool(run, observer.note)
-    task = make_task(config.task, config.seed, run.path)
-    for text in _check_task(config, task):
-        observer.note(text)
-    check_inputs(config, task, run, observer.note, accept_changed)
-    edited = run.config_changed()
-    if edited:
-        observer.note(
-            f"{run.config_path} was edited after hacrl wrote it; the run uses the edited settings."
-        )
-    if edited or config != run.config():
-        run.set_config(config)
-    with ExitStack() as stack:
-        executor = _executor(config.runtime.kind)(config, run, observer, hooks)
-        executor.open(stack, task, pool)
-        log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
-        stack.callback(log.close)
-        team = Team(config, run, pool, executor, log)
-        # pop_all: what was opened is closed before the signal handlers are restored.
-        with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
-            runner.get_loop().set_exception_handler(_report_unless_stopped)
-            try:
+    before, inputs = run.config_path.read_text(encoding="utf-8"), run.fingerprint()
+    try:
+        pool = make_pool(run, observer.note)
+        task = make_task(config.task, config.seed, run.path)
+        for text in _check_task(config, task):
+            observer.note(text)
+        check_inputs(config, task, run, observer.note, accept_changed)
+        edited = run.config_changed()
+        if edited:
+            observer.note(
+                f"{run.config_path} was edited after hacrl wrote it; the run uses the edited settings."
+            )
+        if edited or config != run.config():
+            run.set_config(config)
+        with ExitStack() as stack:
+            executor = _executor(config.runtime.kind)(config, run, observer, hooks)
+            executor.open(stack, task, pool)
+            log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
+            stack.callback(log.close)
+            team = Team(config, run, pool, executor, log)
+            # pop_all: what was opened is closed before the signal handlers are restored.
+            with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
+                runner.get_loop().set_exception_handler(_report_unless_stopped)
                 runner.get_loop().run_until_complete(team.train())
-            except Exception as error:
-                on_disk.failed(error)
-                raise
+    except Exception as error:
+        if on_disk.trains:
+            on_disk.failed(error)
+        elif isinstance(error, UserError):  # a change that cannot be trained is not kept
+            write_config(run.config_path, before)
+            run.set_fingerprint(inputs)
+        raise
     observer.finished()
 
 

@@ -54,11 +54,12 @@ class NotesOnDisk(Observer):
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.run, self._done = run, -1
+        self.run, self._done = run, 0
+        self.trains = False  # whether training has started
         self._early: list[str] = []
 
     def started(self, config: Config, run: RunDirectory, step: int) -> None:
-        self._done = step
+        self._done, self.trains = step, True
         self.run.error_path.unlink(missing_ok=True)
         for text in self._early:
             self.note(text)
@@ -67,13 +68,13 @@ class NotesOnDisk(Observer):
         self._done = step + 1
 
     def note(self, text: str) -> None:
-        if self._done < 0:
-            self._early.append(text)
-        else:
+        if self.trains:
             self.run.add_note(self._done, text)
+        else:
+            self._early.append(text)
 
     def failed(self, error: Exception) -> None:
-        if self._done >= 0 and interruption(error) is None:
+        if interruption(error) is None:
             with suppress(OSError, UserError):  # a full disk
                 write_atomic(self.run.error_path, mask_text(describe(error)) + "\n")
 
