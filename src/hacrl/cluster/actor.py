@@ -103,26 +103,29 @@ class AgentActor:
         return agent
 
     def _policy(self, agent: AgentConfig) -> Any:
+        """The agent's weights. Without a store, its other ranks are processes started by this one."""
         from hacrl.policy.load import choose_device
-        from hacrl.policy.policy import Policy
-
-        config = self.spec.config
-        settings: dict[str, Any] = {
-            "temperature": config.temperature,
-            "beta": config.algorithm.beta,
-            "sampler": config.sampler_of(agent),
-        }
-        if agent.ranks == 1:
-            return Policy(agent, device=config.runtime.device, **settings)
+        from hacrl.policy.sharding.followers import LocalRanks
         from hacrl.policy.sharding.process_group import join_group
         from hacrl.policy.sharding.sharded import ShardedPolicy
 
+        config = self.spec.config
+        if self.store is None:
+            alone = config.model_copy(update={"agents": (agent,)})
+            return LocalRanks(alone, self.stack).policy(agent)
         device = choose_device(agent.device or config.runtime.device).type
         address = f"{self.store.host}:{self.store.port}"
         group = join_group(
             0, agent.ranks, address, device=device, agent=agent.name, store=self.store
         )
-        policy = ShardedPolicy(agent, group=group, device=device, **settings)
+        policy = ShardedPolicy(
+            agent,
+            group=group,
+            device=device,
+            temperature=config.temperature,
+            beta=config.algorithm.beta,
+            sampler=config.sampler_of(agent),
+        )
         self.stack.callback(policy.close)
         return policy
 

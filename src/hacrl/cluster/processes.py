@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from hacrl.cluster.actor import AgentActor, AgentSpec, Failed
-from hacrl.config import AgentConfig
 from hacrl.logs.observer import PHASES
 from hacrl.stopping import check, end_with_parent, start_python
 from hacrl.store.pool import Pool
@@ -114,16 +113,6 @@ class ProcessExecutor(Executor):
             process.end()
 
 
-class LocalActor(AgentActor):
-    """The agent in its process. The other ranks of a sharded agent are processes started by this one."""
-
-    def _policy(self, agent: AgentConfig) -> Any:
-        from hacrl.policy.sharding.followers import LocalRanks
-
-        alone = self.spec.config.model_copy(update={"agents": (agent,)})
-        return LocalRanks(alone, self.stack).policy(agent)
-
-
 def main() -> None:
     """Serve the calls of the run, until it closes the connection or ends."""
     descriptor, parent, bind = (int(argument) for argument in sys.argv[1:])
@@ -131,7 +120,7 @@ def main() -> None:
     connection = Connection(descriptor)
     paths, spec = connection.recv()
     sys.path.extend(path for path in paths if path not in sys.path)
-    actor = LocalActor(spec)
+    actor = AgentActor(spec)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             method, args = connection.recv()

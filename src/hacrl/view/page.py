@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -84,7 +85,7 @@ def _page(title: str, head: str, body: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
-        f"<title>{_escape(title)}</title>{head}</head>\n"
+        f"<title>{escape(title, quote=False)}</title>{head}</head>\n"
         '<body><div id="app"><noscript>This page needs JavaScript.</noscript></div>'
         f"{body}</body></html>\n"
     )
@@ -98,7 +99,3 @@ def _embedded(data: dict[str, Any]) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
