@@ -19,8 +19,8 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.validate import Checker
-from hacrl.trust.view import LateStep, View
-from hacrl.types import Problem, Sample, Snapshot, Status, Trajectory, Verdict
+from hacrl.trust.view import LateStep, View, read_verdicts
+from hacrl.types import Problem, Sample, Snapshot, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.text.render import Renderer
@@ -64,10 +64,7 @@ class LateBatches:
         sources: dict[int, set[str]] = defaultdict(set)
         for at, agent in stored["batches"]:
             sources[at].add(agent)
-        verdicts = {
-            (at, agent, problem, index): Verdict(reward or 0.0, Status(status))
-            for at, agent, problem, index, reward, status in stored["rows"]
-        }
+        verdicts = read_verdicts(stored["rows"])
         found = []
         for at, names in sorted(sources.items()):
             problems = self.problems_of(at)
@@ -83,7 +80,9 @@ class LateBatches:
         used = {
             (at, agent)
             for earlier in window
-            for at, agent in (self._stored(earlier) or {"batches": []})["batches"]
+            for at, agent in (
+                self.journal.read(KIND, earlier, self.pool.digest(earlier)) or {"batches": []}
+            )["batches"]
         }
         batches, rows, left = [], list[list[Any]](), self.most
         for at in (s for s in window if not self.pool.is_away(s)):
@@ -91,25 +90,10 @@ class LateBatches:
                 if (at, agent) not in used and len(late) <= left:
                     left -= len(late)
                     batches.append([at, agent])
-                    rows += self._judged(at, late)
+                    problems = self.problems_of(at)
+                    texts = [t for t in late if t.turns and t.problem_id in problems]
+                    rows += self.view.judge(texts, problems) if self.view.judges else []
         return {"batches": batches, "rows": rows}
-
-    def _stored(self, step: int) -> dict[str, Any] | None:
-        return self.journal.read(KIND, step, self.pool.digest(step))
-
-    def _judged(self, step: int, late: list[Trajectory]) -> list[list[Any]]:
-        """The learner's verdicts on the texts of a late batch, as the journal has them."""
-        problems = self.problems_of(step)
-        texts = (
-            [t for t in late if t.turns and t.problem_id in problems] if self.view.judges else []
-        )
-        verdicts = self.view.verifier.judge_all(
-            [(t.reply_start + t.text, problems[t.problem_id]) for t in texts]
-        )
-        return [
-            [*t.key, v.reward if v.judged else None, v.status]
-            for t, v in zip(texts, verdicts, strict=True)
-        ]
 
 
 def credit_late(

@@ -9,8 +9,9 @@ they are used, so a resumed step is not judged again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hacrl.config import AgentConfig, Config
 from hacrl.store.journal import LearnerJournal
@@ -20,6 +21,7 @@ from hacrl.trust.validate import Checker, Invalid
 from hacrl.types import Finish, Problem, Sample, Snapshot, Status, Trajectory, Verdict, make_groups
 from hacrl.verify import VerifierPool
 
+Key = tuple[Any, ...]  # `Trajectory.key`: step, agent, problem and index
 UNJUDGED = Verdict(0.0, Status.ERROR)
 
 
@@ -124,7 +126,7 @@ class View:
         step: int,
         problems: Mapping[str, Problem],
         rows: Sequence[Trajectory],
-        verdicts: Mapping[tuple[int, str, str, int], Verdict],
+        verdicts: Mapping[Key, Verdict],
     ) -> Seen:
         """A closed step with further rows, which came late. The counts are of these rows."""
         seen = self.at(step, problems).snapshot
@@ -135,41 +137,42 @@ class View:
             _compare(found, claim, verdicts.get(claim.key, UNJUDGED))
         return found
 
+    def judge(
+        self, texts: Sequence[Trajectory], problems: Mapping[str, Problem]
+    ) -> list[list[Any]]:
+        """The learner's verdicts on texts, as the journal has them: key, reward and status."""
+        items = [(t.reply_start + t.text, problems[t.problem_id]) for t in texts]
+        verdicts = zip(texts, self.verifier.judge_all(items), strict=True)
+        return [[*t.key, v.reward if v.judged else None, v.status] for t, v in verdicts]
+
     def _texts(self, snapshot: Snapshot) -> list[Trajectory]:
         """The peers' rows with a text."""
         return [t for t in snapshot.rows if t.agent != self.name and t.turns]
 
     def _verdicts(
         self, step: int, snapshot: Snapshot, problems: Mapping[str, Problem]
-    ) -> dict[tuple[int, str, str, int], Verdict]:
+    ) -> dict[Key, Verdict]:
         """The learner's verdict on every peer's text of a step, from the journal or judged now."""
         digest, texts = self.pool.digest(step), self._texts(snapshot)
         stored = self.journal.read("verdicts", step, digest)
         if stored is None:
-            verdicts = self.verifier.judge_all(
-                [(t.reply_start + t.text, problems[t.problem_id]) for t in texts]
-            )
-            rows = [
-                [t.agent, t.problem_id, t.index, v.reward if v.judged else None, v.status]
-                for t, v in zip(texts, verdicts, strict=True)
-            ]
-            self.journal.write("verdicts", step, digest, {"rows": rows})
-            stored = {"rows": rows}
-        known = {
-            (step, agent, problem, index): Verdict(reward or 0.0, Status(status))
-            for agent, problem, index, reward, status in stored["rows"]
-        }
+            stored = {"rows": [row[1:] for row in self.judge(texts, problems)]}  # without the step
+            self.journal.write("verdicts", step, digest, stored)
+        known = read_verdicts([step, *row] for row in stored["rows"])
         return {t.key: known.get(t.key, UNJUDGED) for t in texts}
 
-    def _judged(
-        self, t: Trajectory, verdicts: Mapping[tuple[int, str, str, int], Verdict]
-    ) -> Trajectory:
+    def _judged(self, t: Trajectory, verdicts: Mapping[Key, Verdict]) -> Trajectory:
         """A row with the learner's verdict. The claim on a text that is withheld counts if its source is
         trusted."""
         if t.key in verdicts and t.agent != self.name:
             return replace(t, verdict=verdicts[t.key])
         hidden = t.finish is Finish.WITHHELD and t.agent != self.name
         return replace(t, verdict=None) if hidden and not self.trust.trusts(t.agent) else t
+
+
+def read_verdicts(rows: Iterable[Sequence[Any]]) -> dict[Key, Verdict]:
+    """The verdicts of `View.judge` by key of the row."""
+    return {tuple(key): Verdict(reward or 0.0, Status(s)) for *key, reward, s in rows}
 
 
 def _compare(seen: Seen, claim: Trajectory, own: Verdict) -> None:
