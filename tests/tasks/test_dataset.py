@@ -165,7 +165,7 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
     task = task_of(tmp_path, [*data, data[0], data[0]], held_out_fraction=0)
     first = task.train[0].id
     assert [p.id for p in task.train] == [first, task.train[1].id, f"{first}-2", f"{first}-3"]
-    assert ["2 of the 4 rows" in note for note in task.notes] == [True]
+    assert ["2 rows of 4 in" in note for note in task.notes] == [True]
     assert task_of(tmp_path, data, held_out_fraction=0).notes == ()
 
 
