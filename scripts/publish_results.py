@@ -36,6 +36,8 @@ from hacrl.study.compare.results import Results
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Learning curves", "Runs")
+KEPT_BY = {"equal-updates": ("teams", "equal-updates")}
+"""The files of kept runs of a suite that uses runs of another one (default: its own file)."""
 COLOURS = {
     "hacpo": "C3",
     "naive": "C0",
@@ -51,7 +53,9 @@ def report(name: str) -> tuple[str, Results]:
     """report.md and the results of a suite, from the kept runs."""
     suite = DOCS.parent / "configs" / "suites" / f"{name}.toml"
     with tempfile.TemporaryDirectory() as folder:
-        kept = DOCS / "results" / f"{name}.jsonl"
+        kept = Path(folder) / "kept.jsonl"
+        files = [DOCS / "results" / f"{file}.jsonl" for file in KEPT_BY.get(name, (name,))]
+        kept.write_text("".join(file.read_text() for file in files))
         results = compare(suite, Path(folder), report_only=True, kept=kept)
         return (Path(folder) / "report.md").read_text(), results
 
