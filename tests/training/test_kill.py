@@ -47,6 +47,18 @@ def test_killed_and_resumed_equals_unbroken(
     assert leftovers == []
 
 
+def test_killed_in_half_precision(tmp_path: Path) -> None:
+    """A step that is learned again from the journal has its own ratios corrected for rounding, as in the
+    run that was not killed."""
+    config = team(member("wren", dtype="bfloat16"), member("finch"))
+    whole = hacrl.train(config, tmp_path / "whole")
+    assert "agreement/rounding" in whole.metric_rows("train")[0]
+    run_until_killed(config, tmp_path / "run", "between updates")
+    run = hacrl.resume(tmp_path / "run")
+    assert run.metrics_path.read_bytes() == whole.metrics_path.read_bytes()
+    assert weights(run) == weights(whole) and len(weights(run)) == 2
+
+
 def test_the_same_seed_is_the_same_run_and_another_is_not(
     unbroken: RunDirectory, tmp_path: Path
 ) -> None:

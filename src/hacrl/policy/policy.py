@@ -120,16 +120,14 @@ class Policy:
                 scores[i] = values[: len(sequences[i][1])]
         return merge_rows(self.ranks.gather(scores))
 
-    def keep_scores(self, step: int, rounding: float) -> None:
-        """Record that the step's own replies carry the scores of the present weights, and the standard
-        deviation of a token's rounding. Not called for replies read from a journal: other weights may
-        have scored them."""
-        self._scored_step, self._rounding = step, rounding
+    def keep_scores(self, step: int, rounding: float, same_weights: bool = True) -> None:
+        """Record the standard deviation of a token's rounding in the scores of the step's own replies,
+        and whether the present weights computed these scores."""
+        self._scored_step, self._rounding = step if same_weights else None, rounding
 
     def without_rounding(self, loss: Loss, step: int) -> Loss:
         """The loss for an update of the step. In half precision it ignores changes within rounding, and
-        all changes while the weights are those that scored. In float32 it is the loss itself: there a
-        resumed step, which is not scored again, gives the same numbers."""
+        all changes while the weights are those that scored. In float32 it is the loss itself."""
         if not self.half:
             return loss
         return WithoutRounding(loss, inf if self._scored_step == step else self._rounding)
@@ -210,9 +208,7 @@ class Policy:
         for name, parameter in self.model.named_parameters():
             master = self.master.get(name)
             if master is not None and master is not parameter:
-                if self.ranks.size > 1:  # gathered in the model's dtype
-                    master = self.ranks.full(master.to(parameter.dtype))
-                parameter.copy_(master)
+                parameter.copy_(self.ranks.full(master, parameter.dtype))
 
     def offload(self) -> None:
         """Drop gradients, and move what only updates need to the host if the agent's `offload` setting

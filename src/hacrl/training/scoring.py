@@ -9,6 +9,9 @@ from hacrl.policy.policy import Policy
 from hacrl.training.metrics import agreement_facts, token_rounding
 from hacrl.types import Rollout, Sample
 
+ROUNDING = "agreement/rounding"
+"""Standard deviation of the rounding of one token's log-probability, measured in half precision."""
+
 
 def score_rollouts(
     policy: Policy, config: Config, step: int, rollouts: Sequence[Rollout]
@@ -44,7 +47,7 @@ def score_rollouts(
             return list(rollouts), facts
         scored = _scored(policy, rollouts)
     policy.keep_scores(step, rounding)
-    return scored, facts
+    return scored, {**facts, **({ROUNDING: rounding} if policy.half else {})}
 
 
 def _tolerance(policy: Policy) -> float:

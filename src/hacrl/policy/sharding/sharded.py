@@ -90,8 +90,8 @@ class ShardedRanks(OneRank):
     def gather(self, value: T) -> list[T]:
         return self.group.all_gather(value)
 
-    def full(self, tensor: Tensor) -> Tensor:
-        return full_tensor(tensor)
+    def full(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return full_tensor(tensor if dtype is None else tensor.to(dtype))
 
     def shard(self, parameter: Tensor, full: Tensor) -> Tensor:
         assert isinstance(parameter, DTensor)
