@@ -220,7 +220,7 @@ class Team:
 def take_as_scored(agent: Agent, step: int) -> None:
     """Mark a new agent as the one that scored the step's rollouts, as in a run,
     which was done in this process, at weights that nothing here moves."""
-    agent.policy.keep_scores(step, 0.0)
+    agent.policy.mark_scored(step, 0.0)
 
 
 def choose_outside(scores: Mapping[Key, float], share: float) -> dict[Key, float]:

@@ -116,18 +116,18 @@ def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) ->
     batch = [s for s in scored(p) if s.is_own]
     start = p.checkpoint(0)
     at_scores, later = WithoutRounding(loss), WithoutRounding(loss, 0.1)
-    p.keep_scores(3, 0.1)
+    p.mark_scored(3, 0.1)
     assert p.without_rounding(loss, 3) == at_scores and p.without_rounding(loss, 4) == later
     broken = [replace(s, advantage=float("nan")) for s in batch]
     assert p.update(broken, p.without_rounding(loss, 3), update).skipped
     assert p.without_rounding(loss, 3) == at_scores
     assert not p.update(batch, p.without_rounding(loss, 3), update).skipped
     assert p.without_rounding(loss, 3) == later
-    p.keep_scores(3, 0.1)
+    p.mark_scored(3, 0.1)
     p.restore(start)
     assert p.without_rounding(loss, 3) == later
     exact = policy(llama)
-    exact.keep_scores(3, 0.1)
+    exact.mark_scored(3, 0.1)
     assert exact.without_rounding(loss, 3) is loss
 
 

@@ -121,7 +121,8 @@ def train(kind: type[LocalExecutor], settings: dict, place: Path, **attributes: 
     return run, notes.notes
 
 
-def test_a_member_lost_at_any_call_changes_no_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_member_lost_at_any_call_changes_no_number(dtype: str, tmp_path: Path) -> None:
     """In step 1 wren before learning, finch after its rollouts; in step 2 finch after learning and
     while it saves; wren while it evaluates. Each comes back from a checkpoint or the beginning."""
     lose = {
@@ -131,9 +132,10 @@ def test_a_member_lost_at_any_call_changes_no_number(tmp_path: Path) -> None:
         ("wren", "evaluate", "4"): "before",
         ("finch", "save", "2"): "before",
     }
-    run, notes = train(Losing, TEAM, tmp_path / "lost", lose=lose)
+    config = {**TEAM, "agents": [{**agent, "dtype": dtype} for agent in TEAM["agents"]]}
+    run, notes = train(Losing, config, tmp_path / "lost", lose=lose)
     assert not lose and len(notes) == 5
-    unbroken = hacrl.train(TEAM, tmp_path / "unbroken")
+    unbroken = hacrl.train(config, tmp_path / "unbroken")
     assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
     for name in ("wren", "finch"):
         mine, theirs = (Checkpoints(r.checkpoints(name), 2).load(4).model for r in (run, unbroken))

@@ -120,17 +120,21 @@ class Policy:
                 scores[i] = values[: len(sequences[i][1])]
         return merge_rows(self.ranks.gather(scores))
 
-    def keep_scores(self, step: int, rounding: float, same_weights: bool = True) -> None:
-        """Record the standard deviation of a token's rounding in the scores of the step's own replies,
-        and whether the present weights computed these scores."""
-        self._scored_step, self._rounding = step if same_weights else None, rounding
+    def has_scored(self, step: int) -> bool:
+        """Whether the scores of the step's own replies are those of the present weights."""
+        return self._scored_step == step
+
+    def mark_scored(self, step: int, rounding: float) -> None:
+        """Record that the step's own replies carry the scores of the present weights, and the standard
+        deviation of a token's rounding."""
+        self._scored_step, self._rounding = step, rounding
 
     def without_rounding(self, loss: Loss, step: int) -> Loss:
         """The loss for an update of the step. In half precision it ignores changes within rounding, and
         all changes while the weights are those that scored. In float32 it is the loss itself."""
         if not self.half:
             return loss
-        return WithoutRounding(loss, inf if self._scored_step == step else self._rounding)
+        return WithoutRounding(loss, inf if self.has_scored(step) else self._rounding)
 
     # ------------------------------------------------------------ learning
 

@@ -22,7 +22,7 @@ from hacrl.errors import RunStopped
 from hacrl.garbage import paused_gc
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
-from hacrl.store.checkpoint import Checkpoints, fingerprint_of
+from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
@@ -38,7 +38,7 @@ from hacrl.training.samples import (
     make_samples,
 )
 from hacrl.training.schedule import make_schedule
-from hacrl.training.scoring import ROUNDING, score_peers, score_rollouts
+from hacrl.training.scoring import recall_scores, score_peers, score_rollouts
 from hacrl.training.timing import Clock
 from hacrl.training.trajectories import make_trajectories
 from hacrl.trust.publish import count_texts, public_rows
@@ -83,7 +83,6 @@ class Agent:
         self.dynamic = config.problems_per_step > config.prompts_per_step
         self.clock = Clock()
         self.notes: list[str] = []
-        self._same_inputs = True  # relearning a journalled step gives the weights that scored it
         self.plan = self._plan(0) if agent.learns else None
         self.updates_per_step = len(self.plan.floors) if self.plan else 0
         self.learns_before = agent.learn_steps or max(agent.schedule_steps or 0, config.steps)
@@ -144,7 +143,6 @@ class Agent:
             self.journal.write(step, rollouts, facts)
         else:
             rollouts, facts = entry
-            self.policy.keep_scores(step, facts.get(ROUNDING, 0.0), self._same_inputs)
         with self.clock("publish"):
             level, private = self.agent.publish, self.config.trust.judge_again
             rows = self._rows(step, rollouts, problems, too_long)
@@ -168,6 +166,7 @@ class Agent:
         if self.plan is None or step >= self.learns_before:
             return {}
         plan = self._plan(step)
+        recall_scores(self.policy, self.journal, step)
         given = self._step_samples(step, plan)
         checked: dict[str, Any] = {}
         if self.diagnostics and step % self.config.diagnostics.every == 0:
@@ -202,8 +201,6 @@ class Agent:
         if found is None:
             return 0
         self.policy.restore(self.checkpoints.load(found))
-        inputs = fingerprint_of(self.run.checkpoints(self.name), found)
-        self._same_inputs = inputs in (None, self.run.digest())
         return found
 
     def evaluate(self, done: int) -> tuple[dict[str, Any], bool]:

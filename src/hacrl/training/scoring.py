@@ -6,6 +6,7 @@ from dataclasses import replace
 from hacrl.config import Config
 from hacrl.errors import RunStopped
 from hacrl.policy.policy import Policy
+from hacrl.store.journal import Journal
 from hacrl.training.metrics import agreement_facts, token_rounding
 from hacrl.types import Rollout, Sample
 
@@ -46,8 +47,18 @@ def score_rollouts(
         if facts["agreement/max_gap"] < config.algorithm.logprob_tolerance:
             return list(rollouts), facts
         scored = _scored(policy, rollouts)
-    policy.keep_scores(step, rounding)
+    policy.mark_scored(step, rounding)
     return scored, {**facts, **({ROUNDING: rounding} if policy.half else {})}
+
+
+def recall_scores(policy: Policy, journal: Journal, step: int) -> None:
+    """Half precision: if this process did not score the step's replies, take the rounding of their
+    scores from the journal. Relearned weights are those that scored: a resume with changed inputs
+    samples again."""
+    if policy.half and not policy.has_scored(step):
+        facts = (journal.read(step) or ([], {}))[1]
+        if ROUNDING in facts:
+            policy.mark_scored(step, facts[ROUNDING])
 
 
 def _tolerance(policy: Policy) -> float:
