@@ -135,6 +135,12 @@ def test_a_member_lost_at_any_call_changes_no_number(dtype: str, tmp_path: Path)
     config = {**TEAM, "agents": [{**agent, "dtype": dtype} for agent in TEAM["agents"]]}
     run, notes = train(Losing, config, tmp_path / "lost", lose=lose)
     assert not lose and len(notes) == 5
+    newest, first = (
+        " from its newest checkpoint.",
+        " from step 1, because it has no checkpoint yet.",
+    )
+    assert [note.endswith(newest) for note in notes] == [not note.endswith(first) for note in notes]
+    assert {note.endswith(first) for note in notes} == {True, False}
     unbroken = hacrl.train(config, tmp_path / "unbroken")
     assert run.metrics_path.read_bytes() == unbroken.metrics_path.read_bytes()
     for name in ("wren", "finch"):

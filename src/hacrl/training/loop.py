@@ -27,7 +27,7 @@ from hacrl.tasks import Task
 from hacrl.training.hooks import Hooks
 from hacrl.training.repair import damaged_batches, first_step, present
 
-MAX_LOSSES = 5  # an agent that is lost this often in one step is not restarted again
+MAX_LOSSES = 5  # the 5th loss without a finished step stops the run or removes the agent
 
 START = -1  # the barrier before the first step: every agent is loaded
 
@@ -54,7 +54,7 @@ class Executor(ABC):
 
     @abstractmethod
     def open(self, stack: ExitStack, task: Task, pool: Pool) -> None:
-        """Prepare the agents; `stack` closes what this opens. Other processes than this one open their
+        """Prepare the agents; `stack` closes what this opens. Agents in other processes open their
         own task and pool."""
 
     @abstractmethod
@@ -71,15 +71,16 @@ class Executor(ABC):
 
 @dataclass
 class Barrier:
-    """Where agents wait until a step is closed.
+    """Where agents wait until a step is closed. Then the agents are released: they continue.
 
     Example: Barrier(arrived={"wren"}) waits for the other agents of the step
     """
 
     arrived: set[str] = field(default_factory=set)
-    is_open: bool = False
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set just after `is_open`, so that all agents continue in the order of their arrival."""
+    released: bool = False  # whether agents may continue
+    release_event: asyncio.Event = field(default_factory=asyncio.Event)
+    """What agents wait for. It is set just after `released`, so that all agents continue in the
+    order of their arrival."""
     overdue: bool = False  # whether the deadline has passed
 
 
@@ -101,11 +102,13 @@ class Team:
         self.active = set(self.names)
         """Agents that still take part; one that is lost too often leaves."""
         self.saved = {n: {self.first} if self.first else set[int]() for n in self.learners}
-        """Checkpoints of this run's history, which an agent may restart from."""
+        """Steps saved by this process, and the one it resumed from. An agent may restart from them."""
         self.improved: dict[str, set[int]] = defaultdict(set)
-        """Steps after which an agent was better than ever before; they are saved."""
+        """Steps with a new best held-out accuracy; each gets a checkpoint."""
         self.pruned = dict.fromkeys(self.learners, self.first)
-        self.done = dict.fromkeys(self.names, self.first)  # steps that an agent has finished
+        """The step up to which an agent's older checkpoints were removed."""
+        self.steps_done = dict.fromkeys(self.names, self.first)
+        """How many steps an agent has finished."""
         self.losses = dict.fromkeys(self.names, 0)
         """How often an agent was lost since it last finished a step."""
         self.barriers: dict[int, Barrier] = defaultdict(Barrier)
@@ -126,7 +129,8 @@ class Team:
         """One agent, from its newest checkpoint to the last step."""
         call, steps = self.executor.call, self.config.steps
         restored = await call(name, "restore", sorted(self.saved.get(name, ())))
-        step = self.done[name] if restored is None else restored
+        # A frozen agent has no checkpoint: it continues where it was.
+        step = self.steps_done[name] if restored is None else restored
         for damaged in self.damaged[name]:
             await call(name, "republish", damaged)
         await self.barrier(name, START)
@@ -134,7 +138,8 @@ class Team:
             await self.evaluate(name, 0)
         while step < steps:
             row: dict[str, Any] = ABSENT
-            # A restarted agent repeats steps. One with a row is published; it is only learned again.
+            # A restarted agent repeats steps. If the step has a metrics row, its batch is published:
+            # learn only.
             if self.takes_part(name, step) and not self.log.has("train", step, name):
                 row = await call(name, "rollout", step)
             await self.barrier(name, step)
@@ -167,8 +172,8 @@ class Team:
             self.saved[name].add(done)
 
     async def prune(self, name: str) -> None:
-        """Remove old checkpoints once all learners have saved a newer step. A step that every
-        learner has saved exists at every moment, so that the run can always be resumed."""
+        """Remove old checkpoints once all learners have saved a newer step. At least one checkpoint
+        step common to all learners always remains, so that the run can always be resumed."""
         if name not in self.learners:
             return
         common = max(set.intersection(*self.saved.values()), default=0)
@@ -184,8 +189,8 @@ class Team:
             seconds["wait"], self.pool.waited = self.pool.waited, 0.0
         if seconds:
             self.run.add_times({"step": done - 1, "agent": name, **seconds})
-        if done > self.done[name]:
-            self.done[name], self.losses[name] = done, 0
+        if done > self.steps_done[name]:
+            self.steps_done[name], self.losses[name] = done, 0
 
     def to_evaluate(self, done: int) -> list[str]:
         """The agents to evaluate after this many steps. A frozen agent is evaluated once."""
@@ -207,55 +212,64 @@ class Team:
             try:
                 return await self.run_agent(name)
             except AgentLost as lost:
-                if self.barriers[self.config.steps].is_open:
+                if self.barriers[self.config.steps].released:
                     return  # the run is complete
                 self.lost(name, str(lost))
 
     def lost(self, name: str, reason: str) -> None:
         """Note the loss. An agent that is lost too often stops the run, or leaves the team."""
         self.losses[name] += 1
-        count, step = self.losses[name], self.done[name]
+        count, step = self.losses[name], self.steps_done[name]
         what = f"agent {name!r} was lost in step {step + 1} ({reason})"
         if count < MAX_LOSSES:
-            return self.observer.note(f"{what}. It restarts from its newest checkpoint.")
+            return self.observer.note(f"{what}. It restarts{self.restarts_from(name)}.")
         what += f" for the {MAX_LOSSES}th time"
         others = (self.active & set(self.learners)) - {name}
-        loading = not self.barriers[START].is_open
+        loading = not self.barriers[START].released
         if self.config.runtime.late == "wait" or not others or loading:
             raise RunStopped(f"{what}. Fix the cause, then run `hacrl resume {self.run.path}`.")
         self.observer.note(f"{what}. The other agents continue without it.")
         self.active.remove(name)
         self.log.release([name])
         for step in list(self.barriers):
-            self.open_if_complete(step)
+            self.release_if_complete(step)
+
+    def restarts_from(self, name: str) -> str:
+        """Where a lost agent continues, as the end of a sentence."""
+        if name not in self.learners:
+            return ""
+        if self.saved[name]:
+            return " from its newest checkpoint"
+        return " and learns again from step 1, because it has no checkpoint yet"
 
     # ------------------------------------------------------------ barriers
 
     async def barrier(self, name: str, step: int) -> None:
         """Wait until the step is closed. Returns at once for a step that is closed already.
 
-        The first agent that is expected also waits for the deadline."""
+        The first expected agent to arrive starts the deadline timer."""
         barrier = self.barriers[step]
         barrier.arrived.add(name)
-        self.open_if_complete(step)
+        self.release_if_complete(step)
         first = step != START and barrier.arrived & set(self.expected(step)) == {name}
         try:
             async with asyncio.timeout(self.config.runtime.deadline if first else None):
-                await barrier.opened.wait()
+                await barrier.release_event.wait()
         except TimeoutError:
             self.deadline_passed(step)
-            await barrier.opened.wait()
+            await barrier.release_event.wait()
 
-    def open_if_complete(self, step: int) -> None:
-        """Open the barrier if all expected agents have arrived, or need not be waited for."""
+    def release_if_complete(self, step: int) -> None:
+        """Release the agents at the barrier if no other agent must be waited for."""
         barrier = self.barriers[step]
-        if barrier.is_open or not barrier.arrived:
+        if barrier.released or not barrier.arrived:
             return
-        go_on = barrier.overdue and self.config.runtime.late == "go_on"
-        without = go_on and barrier.arrived & set(self.learners) & set(self.expected(step))
-        complete = barrier.arrived >= set(self.expected(step))
-        if complete or without or (0 <= step < self.config.steps and self.pool.closed(step)):
-            self.open(step)
+        expected = set(self.expected(step))
+        a_learner_is_here = bool(barrier.arrived & expected & set(self.learners))
+        skip_missing = barrier.overdue and self.config.runtime.late == "go_on" and a_learner_is_here
+        complete = barrier.arrived >= expected or skip_missing
+        if complete or (0 <= step < self.config.steps and self.pool.closed(step)):
+            self.release(step)
 
     def expected(self, step: int) -> list[str]:
         """The agents that the barrier waits for: at the ends of a run all, else those not away."""
@@ -267,12 +281,12 @@ class Team:
         """Report who is missing. With late = "go_on" the step continues without them as soon as
         one learner has arrived."""
         barrier = self.barriers[step]
-        if barrier.is_open:
+        if barrier.released:
             return
         barrier.overdue = True
         if self.config.runtime.late == "wait":
             self.note_missing(step, "is still waiting for")
-        self.open_if_complete(step)
+        self.release_if_complete(step)
 
     def note_missing(self, step: int, verb: str) -> None:
         missing = ", ".join(sorted(set(self.expected(step)) - self.barriers[step].arrived))
@@ -282,8 +296,8 @@ class Team:
             "seconds after the first agent)."
         )
 
-    def open(self, step: int) -> None:
-        """Let the agents that wait at the barrier continue."""
+    def release(self, step: int) -> None:
+        """Close the step, then let the agents that wait at its barrier continue."""
         barrier = self.barriers[step]
         if step == START:
             for old in range(self.first):
@@ -299,8 +313,8 @@ class Team:
             self.log.release(stragglers)
             for name in stragglers:
                 self.tasks[name].cancel()
-        barrier.is_open = True
-        asyncio.get_running_loop().call_soon(barrier.opened.set)
+        barrier.released = True
+        asyncio.get_running_loop().call_soon(barrier.release_event.set)
 
     # ------------------------------------------------------------ snapshots
 
@@ -315,7 +329,7 @@ class Team:
         return name in self.pool.members(step) if self.pool.closed(step) else True
 
     def close(self, step: int) -> None:
-        """Commit the step's snapshot, unless a run before this one did, and check its members."""
+        """Write the step's snapshot unless it exists, and check its members."""
         self.check_pool(max(step - 1, 0), step)
         expected, arrived = self.expected(step), self.barriers[step].arrived
         if not self.pool.closed(step):
@@ -333,10 +347,10 @@ class Team:
         members = self.pool.members(step)
         if self.config.hub is None:  # a hub decides who is in a step
             self.check_members(step, members)
-        late = [n for n in expected if n not in members]
-        self.log.release(late)
+        absent = [n for n in expected if n not in members]
+        self.log.release(absent)
         self.log.expect("train", step, [n for n in self.names if n in members])
-        evaluated = [n for n in self.to_evaluate(step + 1) if n in self.active and n not in late]
+        evaluated = [n for n in self.to_evaluate(step + 1) if n in self.active and n not in absent]
         self.log.expect("evaluation", step + 1, evaluated)
 
     def check_members(self, step: int, members: Sequence[str]) -> None:
