@@ -84,10 +84,24 @@ def test_a_data_path_may_begin_at_home(path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("algoritm.alpha=1", ["algoritm", "did you mean 'algorithm'"]),
-        ("agents.0.learning_rat=1e-6", ["agents.0.learning_rat", "'learning_rate'"]),
-        ("steps=many", ["steps", "integer", "'many'"]),
-        ("steps=0", ["steps", "greater than or equal to 1"]),
+        (
+            "algoritm.alpha=1",
+            ["override algoritm.alpha=1: algoritm: unknown key", "did you mean 'algorithm'"],
+        ),
+        (
+            "agents.0.learning_rat=1e-6",
+            ["override agents.0.learning_rat=1e-6: unknown key; did you mean 'learning_rate'"],
+        ),
+        ("step=2", ["override step=2: unknown key; did you mean 'steps'"]),
+        ("steps=many", ["override steps=many: steps = 'many' is not a whole number"]),
+        ("steps=1.5", ["override steps=1.5: steps = 1.5 is not a whole number"]),
+        ("agents.finch.threads=x", ["override agents.finch.threads=x: agents.1.threads"]),
+        (
+            "agents.*.max_grad_norm=x",
+            ["override agents.*.max_grad_norm=x: agents.0.", "is not a number"],
+        ),
+        ("evaluation.problems=many", ["override evaluation.problems=many: evaluation.problems"]),
+        ("steps=0", ["override steps=0: ", "greater than or equal to 1"]),
         ("agents.0.name=finch", ["'finch' is used twice"]),
         ("agents.7.learn=false", ["agents.7", "'7'", "0 to 1", "wren"]),
         ("agents.0.name=a/b", ["agents.0.name"]),
@@ -99,14 +113,17 @@ def test_a_data_path_may_begin_at_home(path: Path, monkeypatch: pytest.MonkeyPat
         ("nonsense", ["key=value"]),
         ("algorithm.name=hocpo", ["algorithm.name = 'hocpo'", "did you mean 'hacpo'", "overlap"]),
         ("algorithm.name=3", ["algorithm.name = 3 is unknown"]),
-        ("algorithm.alhpa=2", ["algorithm.alhpa: unknown key; did you mean 'alpha'"]),
+        ("algorithm.alhpa=2", ["override algorithm.alhpa=2: unknown key; did you mean 'alpha'"]),
         ("algorithm.tis_cap=3", ["algorithm.tis_cap belongs to f-tis, not hacpo"]),
         ("algorithm.last_floor=1.0", ["algorithm: ", "= 1.0", "floor <= last_floor < 1"]),
         ("algorithm.ratio_min=20", ["algorithm: ratio_min = 20 is above ratio_max = 10"]),
-        ("algorithm.overlap_power=1", ["algorithm.overlap_power: write algorithm.power"]),
+        (
+            "algorithm.overlap_power=1",
+            ["override algorithm.overlap_power=1: write algorithm.power"],
+        ),
         # FAULTS D13-20: these were tracebacks, or took for ever.
         ("agents.0.template_args.x=[nan]", ["agents.0.template_args.x.0: nan is not a finite"]),
-        (f"seed={2**63}", ["seed: the number is too large"]),
+        (f"seed={2**63}", ["override seed=", "seed: the number is too large"]),
         (f"runtime.threads={10**30}", ["runtime.threads: the number is too large"]),
         ("runtime.threads=100000", ["runtime.threads", "less than or equal to 1024"]),
         (f"prompts_per_step={2**53}", ["prompts_per_step", "less than or equal to 1000000"]),
@@ -115,9 +132,12 @@ def test_a_data_path_may_begin_at_home(path: Path, monkeypatch: pytest.MonkeyPat
         ("algorithm.name=[1]", ["algorithm.name = [1] is unknown"]),
         ("algorithm.name=json:loads", ["json:loads' is not an algorithm"]),
         ("a." * 2000 + "=1", ["levels of tables"]),
-        ("x=" + "[" * 3000, ["x: unknown key"]),
+        ("x=" + "[" * 3000, ["override x=[[[", "...: unknown key"]),
         ('task.gym=[{name="a", lable="b"}]', ["lable: unknown key; did you mean 'label'"]),
-        ("sampler.cache_share=0.3", ["sampler.cache_share: write sampler.cache_fraction"]),
+        (
+            "sampler.cache_share=0.3",
+            ["override sampler.cache_share=0.3: write sampler.cache_fraction"],
+        ),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> None:
@@ -125,6 +145,17 @@ def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> 
         load_config(path, [override])
     for word in words:
         assert word in str(error.value)
+
+
+def test_a_mistake_in_the_file_names_the_file(path: Path) -> None:
+    """Also beside one in an override, and beside an override of another key."""
+    path.write_text(f"stepz = 2\n{TEXT}")
+    with pytest.raises(UserError, match=rf"^{path}: stepz: unknown key; did you mean 'steps'\?$"):
+        load_config(path, ["seed=3"])
+    with pytest.raises(UserError) as error:
+        load_config(path, ["seed=x"])
+    assert f"{path}: stepz: unknown key" in str(error.value)
+    assert "override seed=x: seed = 'x' is not a whole number" in str(error.value)
 
 
 def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> None:
@@ -176,7 +207,9 @@ def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path) -> None:
     (tmp_path / "y" / "config.toml").write_text(path.read_text())
     other = load_config(tmp_path / "y" / "config.toml", options)
     assert other.verifier.options == {"path": f"{tmp_path}/x/my_rule:f"}
-    with pytest.raises(UserError, match=r"algorithm\.cup: unknown key; did you mean 'cap'"):
+    with pytest.raises(
+        UserError, match=r"override algorithm\.cup=3: unknown key; did you mean 'cap'"
+    ):
         load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cup=3"])
 
 

@@ -1,7 +1,9 @@
 """The presets of the paper: every one parses with every arm, and its step plan is the paper's."""
 
+import re
 import tomllib
 from pathlib import Path
+from shutil import rmtree
 from typing import get_args
 
 import pytest
@@ -147,6 +149,10 @@ def test_an_unknown_arm_is_told(small: Path) -> None:
     for wrong in ("+short", "+", "+../small", "+arms/long"):
         with pytest.raises(UserError, match=r"there is no file .*; there are: \+long"):
             load_config(small, [wrong])
+    rmtree(small.parent / "arms")
+    folder = re.escape(str(small.parent / "arms"))
+    with pytest.raises(UserError, match=rf"'\+long': the folder {folder} does not exist"):
+        load_config(small, ["+long"])
 
 
 def test_a_wrong_key_in_an_arm_is_told(small: Path) -> None:

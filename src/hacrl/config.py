@@ -23,6 +23,7 @@ from hacrl.algorithms import AlgorithmSettings, make_settings
 from hacrl.algorithms.base import DynamicSettings
 from hacrl.config_agent import AgentConfig, Table
 from hacrl.config_file import (
+    Overrides,
     apply_overrides,
     check_values,
     explain,
@@ -295,18 +296,24 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     resolve paths against the file's folder."""
     tree = read_toml(path)
     apply_overrides(tree, overrides, path.parent)
-    return parse_config(tree, str(path), path.parent)
+    return parse_config(tree, str(path), path.parent, overrides)
 
 
-def parse_config(tree: dict[str, Any], source: str = "config", base: Path | None = None) -> Config:
-    """Validate a plain dict. Data paths and import paths start at `base` (default: current folder)."""
+def parse_config(
+    tree: dict[str, Any],
+    source: str = "config",
+    base: Path | None = None,
+    overrides: Overrides = (),
+) -> Config:
+    """Validate a plain dict. Data paths and import paths start at `base` (default: current folder).
+    `overrides` are in the tree already; an error names the one that caused it, else `source`."""
     base = (base or Path.cwd()).resolve()
-    check_values(tree, source)
+    check_values(tree, source, overrides)
     tree = resolve_imports(tree, base)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, Config, tree)}") from error
+        raise UserError(explain(error, Config, tree, source, overrides)) from error
     return resolve_paths(config, base)
 
 

@@ -234,4 +234,4 @@ def _changed(config: Config, overrides: Overrides) -> Config:
         return config
     tree = config.model_dump(mode="json", exclude_none=True)
     apply_overrides(tree, overrides, Path.cwd())
-    return parse_config(tree)
+    return parse_config(tree, overrides=overrides)

@@ -210,10 +210,15 @@ def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: 
     out, err = accepted("resume", copy, "steps=3")
     assert "step 2 is corrupted" in err
     assert "using step 1 instead" in err
+    assert "continues from the checkpoint after step 1; replies that are in the journals" in err
     assert "step 3 of 3" in out
+    _, err = accepted("resume", copy)
+    assert "All 3 steps are done; `" in err
+    assert f"hacrl resume {copy} steps=6` adds more" in err
     assert (copy / "metrics.jsonl").read_text().startswith(before)
     assert "seed: 0 -> 1. Restore" in refused("resume", copy, "seed=1")
     assert "is not of the form key=value" in refused("resume", copy, "seed")
+    assert "override step=9: unknown key; did you mean 'steps'" in refused("resume", copy, "step=9")
     assert "is not a run directory" in refused("resume", tmp_path)
 
 
@@ -264,7 +269,7 @@ def test_a_benchmark(tmp_path: Path) -> None:
     [
         ("agents.0.learning_rat=1e-4", ["agents.0.learning_rat", "did you mean 'learning_rate'"]),
         ("algorithm.alhpa=1", ["algorithm.alhpa", "did you mean 'alpha'"]),
-        ("steps=many", ["steps", "'many'", "integer"]),
+        ("steps=many", ["override steps=many: steps = 'many' is not a whole number"]),
         ("agents.1.name=wren", ["agents", "'wren'", "used twice"]),
         ("minibatch_samples=3", ["minibatch_samples = 3", "at least 4"]),
         ("algorithm.last_floor=1.0", ["last_floor", "below 1", "0.875"]),

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_helpers import ROOT, start, write
+from cli_helpers import ROOT, hacrl, start, write
 from process_table import wait_until
 
 HEAVY = {"torch", "transformers", "numpy", "matplotlib", "ray"}
@@ -84,4 +84,8 @@ def test_stopping_says_how_to_continue(tmp_path: Path, number: int, code: int) -
     last = err.splitlines()[-1]
     assert last.startswith("stopped; continue with `")
     assert last.endswith(f"hacrl resume {tmp_path / 'run'}`")
+    code, out, err = hacrl("show", tmp_path / "run")
+    assert code == 0, err
+    assert out.splitlines()[-1].endswith(f"hacrl resume {tmp_path / 'run'}`")
+    assert out.splitlines()[-1].startswith("stopped; continue with `")
     assert "Traceback" not in err

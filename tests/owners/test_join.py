@@ -45,7 +45,7 @@ def test_members_train_what_the_team_in_one_process_trains(
     assert len(heads) == 1 and heads.pop() in team[0].log
     team[1].start()
     team[1].wait()
-    assert "has done its 4 steps" in team[1].log
+    assert "All 4 steps are done" in team[1].log
     assert "Continue it with `hacrl join" in refused("resume", team[1].run)
 
 

@@ -76,6 +76,9 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert (agent.best.step, agent.best.accuracy.mean) == (0, 0.75)
     assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
     assert agent.gain.count == 4
+    caption = str(summary_table(summary).caption)
+    assert "reward: mean of the first and last 2 steps" in caption
+    assert "peers used: " in caption and "time: " in caption
 
 
 def printed(table: Table, width: int) -> str:

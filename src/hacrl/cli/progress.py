@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from hacrl.cli.terminal import program
 from hacrl.logs.observer import Observer
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_counts, judged_text, score_name
@@ -61,12 +62,17 @@ class ProgressLine(Observer):
         self._last_line = time.monotonic()
         names = ", ".join(agent.name for agent in config.agents)
         if step >= config.steps:
-            return self._print(f"{run.path} has done its {plural(config.steps, 'step')}.")
+            return self._print(_all_done(config, run))
         steps = plural(config.steps, "step")
         if step:
             one = step + 1 == config.steps
             steps = f"step {config.steps}" if one else f"steps {step + 1} to {config.steps}"
         self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
+        if step:
+            self._print(
+                f"It continues from the checkpoint after step {step}; replies that are in the journals "
+                "are not sampled again."
+            )
 
     def phase(self, text: str) -> None:
         now = time.monotonic()
@@ -133,3 +139,12 @@ class ProgressLine(Observer):
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _all_done(config: Config, run: RunDirectory) -> str:
+    """What a resume of a finished run says. The charter sets the steps of a team across owners."""
+    steps = config.steps
+    done = f"All {steps} steps are done" if steps > 1 else "The only step is done"
+    if config.hub is not None:
+        return f"{done} ({run.path})."
+    return f"{done}; `{program()} resume {run.path} steps={2 * steps}` adds more."

@@ -17,6 +17,7 @@ from hacrl.cli.terminal import (
     errors_as_messages,
     note,
     print_json,
+    program,
 )
 from hacrl.errors import UserError
 
@@ -45,6 +46,10 @@ def show(
             out.print(summary_table(summary))
             out.print(reward_lines(summary))
             out.print(notes_text(summary))
+            if summary.state in ("stopped", "failed"):
+                join = f"the same `{program()} join` command"
+                again = join if summary.config.hub else f"`{program()} resume {run}`"
+                typer.echo(f"{summary.state}; continue with {again}")
         if png is not None:
             run_figure(summary).savefig(png, dpi=150, format="png")
             note(f"curves: {png}")

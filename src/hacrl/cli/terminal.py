@@ -20,6 +20,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings of the config to override, e.g. steps=100"),
 ]
+OverridesAndArms = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE|+ARM",
+        help="Settings of the config to override, e.g. steps=100. +ARM applies all settings of "
+        "arms/ARM.toml, in the folder of the config.",
+    ),
+]
 SETTINGS = {"ignore_unknown_options": True}
 """For commands with overrides: `--steps 3` reaches them, and the error says to write steps=3."""
 Checkpoint = Annotated[

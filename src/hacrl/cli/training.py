@@ -11,6 +11,7 @@ from hacrl.cli.terminal import (
     SETTINGS,
     Json,
     Overrides,
+    OverridesAndArms,
     Run,
     TrustCode,
     errors_as_messages,
@@ -30,7 +31,7 @@ commands = typer.Typer()
 @commands.command(context_settings=SETTINGS)
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Config of the team (TOML).")],
-    overrides: Overrides = None,
+    overrides: OverridesAndArms = None,
     run: Annotated[
         Path | None,
         typer.Option(

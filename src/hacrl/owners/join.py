@@ -95,7 +95,7 @@ class Membership:
             "agents": [{**tree.pop("agent"), "name": self.name, "publish": self.member().publish}],
             "hub": hub,
         }
-        return parse_config(tree, str(mine), mine.parent)
+        return parse_config(tree, str(mine), mine.parent, overrides)
 
     def _refuse_common(self, tree: dict[str, Any], source: str) -> None:
         agent = tree.get("agent")

@@ -100,8 +100,10 @@ def summary_table(summary: RunSummary) -> Table:
     caption = [
         f"before, after, best: {name}{' in percent' if unit else ''}, with 95 % interval",
         "gain: after minus before, paired by problem",
-        "reward: mean over the first and over the last training steps",
-        "peers used: fraction with a gradient, of peers' samples with advantage A != 0 in all steps",
+        _reward_caption(summary),
+        "peers used: of peers' samples with an advantage other than 0, the fraction that clipping left "
+        "a gradient",
+        "time: sum of the agent's phases, from sampling to saving; loading is not counted",
     ]
     if checks is not None:
         caption.append(
@@ -123,6 +125,13 @@ def summary_table(summary: RunSummary) -> Table:
     for agent in summary.agents:
         table.add_row(*_agent_row(agent))
     return table
+
+
+def _reward_caption(summary: RunSummary) -> str:
+    edge = max((agent.edge for agent in summary.agents), default=1)
+    if edge == 1:
+        return "reward: mean of the first step and of the last"
+    return f"reward: mean of the first and last {edge} steps"
 
 
 def _agent_row(agent: AgentSummary) -> list[str]:

@@ -68,9 +68,13 @@ class AgentSummary:
     @property
     def reward_edges(self) -> tuple[float, float] | None:
         """Mean reward of the first and of the last few steps."""
-        values = [value for _, value in self.rewards]
-        edge = max(1, min(EDGE, len(values) // 2))
+        values, edge = [value for _, value in self.rewards], self.edge
         return (fmean(values[:edge]), fmean(values[-edge:])) if values else None
+
+    @property
+    def edge(self) -> int:
+        """Number of steps in each mean of `reward_edges`."""
+        return max(1, min(EDGE, len(self.rewards) // 2))
 
 
 @dataclass(frozen=True)
