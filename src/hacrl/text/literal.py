@@ -58,7 +58,7 @@ class LiteralCoder:
 
     def continuations(self, pairs: Iterable[tuple[Sequence[int], str]]) -> list[Ids | None]:
         """For each (prompt ids, text): the ids of the text after that prompt, or None if this
-        tokenizer cannot follow the rendering law."""
+        tokenizer cannot keep the rendering law."""
         work = [(tuple(p), t) for p, t in pairs]
         before = self._decode_prompts([p for p, _ in work])
         result: list[Ids | None] = [None] * len(work)
