@@ -34,12 +34,14 @@ class Needs:
     samples whose source published a mean log-probability. tokens: samples with the source's token
     log-probabilities, from peers with the learner's vocabulary only."""
     score_peers: ScorePeers = "never"
-    """When the learner scores peers' samples (`Sample.old_logprobs`): all before `credit`, or those that
-    `credit` keeps, after which `credit` runs again on them. Own samples always have them."""
+    """When the learner scores peers' samples, i.e. computes their `Sample.old_logprobs`. Own samples
+    always have them. before_credit: all peers' samples, then `credit` runs. after_credit: `credit` runs,
+    the samples that it returns are scored, and `credit` runs again on these."""
     updates: Updates = "own_first"
     """How samples become updates. own_first, peers_first: separate updates for own and peers' samples.
-    mixed: own and peers' samples of a problem in one update. with_own: as many updates as the learner
-    makes alone; peers' samples join them, and problems with peers' samples only come last."""
+    mixed: own and peers' samples of a problem in one update. with_own: the learner makes as many updates
+    as alone, and peers' samples join the update of their problem. Problems that have only peers' samples
+    come last."""
 
     def __post_init__(self) -> None:
         for field, kind in (("peers", Peers), ("score_peers", ScorePeers), ("updates", Updates)):
@@ -145,8 +147,8 @@ class FreeSettings(PeerSettings):
 class Algorithm(ABC):
     """Base class of all algorithms.
 
-    A row with advantage 0 is not trained on: the trainer leaves it out of the forward pass. So a loss
-    must add nothing for such a row (except the KL term), and other rows must not depend on it.
+    A row with advantage 0 does not go through the model, unless there is a KL term. So a loss must add
+    nothing for such a row (except the KL term), and other rows must not depend on it.
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = FreeSettings

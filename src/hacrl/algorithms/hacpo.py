@@ -9,6 +9,10 @@ Learner k, source j, n agents. Lines of code below carry the number of their equ
     peers:  t = clip(s, floor(m), 1);  J = t * stopgrad(t)^alpha * w(j,k) * A       (10, 12-14, 50-52)
     loss    = - mean over the samples of the minibatch of J   [+ beta * KL, own samples only]
 
+w(a,b) is the capability of agent a divided by that of b, between ratio_min and ratio_max (8;
+capability.py). floor(m) is the lower clip bound in update m of a step: it rises in equal steps from
+`floor` to `last_floor` (14; training/plan.py).
+
 A peer's sample outside [floor, 1] has exactly zero gradient. With one agent hacpo equals gspo. A prompt
 whose rewards are all equal gives no signal.
 """
@@ -32,15 +36,16 @@ class HacpoSettings(CapabilitySettings, PeerSettings, GspoSettings):
     alpha: float = Field(1.0, ge=0)
     """Exponent of the importance weight of peers, t * stopgrad(t)^alpha (eq. 12)."""
     floor: float = Field(0.8, gt=0, lt=1)
-    """Clip of peers' ratios below at the first update of a step: 1 - delta (eq. 13). The paper's Table
-    5 prints this floor, 0.8 or 0.9, as delta."""
+    """Lower clip bound of peers' ratios at the first update of a step: 1 - delta (eq. 13). The paper's
+    Table 5 prints this floor, 0.8 or 0.9, as delta."""
     last_floor: float = Field(0.875, gt=0)
-    """Floor of the last planned update; floors rise in equal steps (eq. 14; the paper: 0.025)."""
+    """Lower clip bound of peers' ratios at the last planned update. The bound rises in equal steps
+    (eq. 14; the paper: 0.025)."""
     floor_for: Literal["all", "failures"] = "all"
     """Whose ratios the floor clips. failures: only those of samples with a negative advantage. A success
     that the learner finds unlikely then counts by its ratio, J = s * stopgrad(s)^alpha * w * A."""
     ceiling: float = Field(1.0, ge=1)
-    """Clip of peers' ratios above (eq. 13: 1). Far above 1, with a floor near 0: no clipping."""
+    """Upper clip bound of peers' ratios (eq. 13: 1). Far above 1, with a floor near 0: no clipping."""
     peer_advantage: Literal["learner", "source"] = "learner"
     """Advantage of a peer's sample: the learner's A_k (published codes) or the source's A_j (eq. 10)."""
     capability_baseline: bool = True

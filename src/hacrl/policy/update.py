@@ -51,18 +51,20 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class WithoutRounding:
-    """A loss whose ratios ignore changes that rounding explains, with the gradient of the forward.
+    """A loss for half precision. Rounding does not change its ratios.
 
-    In half precision a forward rounds differently as soon as one weight changes by one bit. The mean
-    log-probability of a sequence then moves by more than GSPO's clip range, although the policy is the
-    same. Here the changes since scoring are multiplied by the part of their mean square that rounding
-    does not explain (a Wiener filter over the rows of the micro-batch):
+    In half precision, one changed bit of one weight changes the rounding of the whole forward pass. The
+    mean log-probability of a sequence then moves by more than GSPO's clip range, although the policy is
+    practically the same. So each change since scoring is multiplied by a factor, `kept`. It is the
+    fraction of the mean square change that rounding does not explain (a Wiener filter over the rows of
+    the micro-batch):
 
         kept = max(0, 1 - mean of rounding^2 / mean of change^2),   rounding = noise / sqrt(tokens)
 
-    At the weights that scored, `noise` is infinite: all is rounding. Rows that were not scored are not
-    changed. The log-probabilities at the start weights, of the same micro-batch, are shifted too, so
-    that the KL term is that of the forward.
+    At the weights that scored, `noise` is infinite: the whole change is rounding, and kept = 0. Rows
+    without scores keep their log-probabilities. Only values are shifted: the gradient is that of the
+    forward pass. The log-probabilities at the start weights get the same shift, so the KL term does not
+    change.
 
     Example: changes of 0.4 and -0.2 in rows of 4 tokens, noise 0.4: kept = 1 - 0.04 / 0.1 = 0.6
     """

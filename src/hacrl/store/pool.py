@@ -106,7 +106,7 @@ class Pool:
     def close(self, step: int, members: Sequence[str]) -> None:
         """Write the step's snapshot: the batches of `members` that are published now.
 
-        The first call decides, whichever process makes it. Later calls change nothing.
+        The first call for a step writes it, in whichever process. Later calls change nothing.
         """
         assert not self.read_only, f"{self.folder} is opened read-only"
         if self.closed(step):
@@ -130,7 +130,7 @@ class Pool:
         return {}
 
     def team(self, config: Config, step: int) -> Config:
-        """Return the config with the agents of all owners in the step. Here the run has all."""
+        """Return the config with all agents of the step. The pool of a hub adds other owners'."""
         return config
 
     def closed(self, step: int) -> bool:
@@ -146,7 +146,7 @@ class Pool:
         return True
 
     def damaged(self, step: int) -> UserError | None:
-        """Return the error of reading the step's snapshot, without its batches; None if it is whole."""
+        """Read the step's snapshot file, not its batches. Return the error; None if there is none."""
         try:
             self._record(step)
         except UserError as error:
@@ -219,8 +219,8 @@ class Pool:
         return record
 
     def _read(self, step: int, agent: str, digest: str) -> tuple[list[Trajectory], list[str]]:
-        """Verify the digest of a batch. Return its trajectories, and the reasons why further rows are
-        none: a row that an agent published in a wrong form must not stop the other agents."""
+        """Verify the digest of a batch. Return its trajectories, and one reason for each row that cannot
+        be read. Such a row is no error: it must not stop the other agents."""
         rows, unreadable = [], []
         for number, line in enumerate(self._lines(step, agent, digest).splitlines(), start=1):
             try:

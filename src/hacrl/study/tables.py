@@ -101,8 +101,8 @@ def summary_table(summary: RunSummary) -> Table:
         f"before, after, best: {name}{' in percent' if unit else ''}, with 95 % interval",
         "gain: after minus before, paired by problem",
         _reward_caption(summary),
-        "peers used: of peers' samples with an advantage other than 0, the fraction that clipping left "
-        "a gradient",
+        "peers used: of peers' samples with an advantage other than 0, the fraction with a gradient "
+        "after clipping",
         "time: sum of the agent's phases, from sampling to saving; loading is not counted",
     ]
     if checks is not None:

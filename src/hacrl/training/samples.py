@@ -98,8 +98,8 @@ class SampleReport:
     compared: Counter[str] = field(default_factory=Counter)
     """Kept samples whose source has the learner's tokenizer."""
     other_split: Counter[str] = field(default_factory=Counter)
-    """Those of them that were tokenised differently: compared by ids if the trajectory has them,
-    else by the number of tokens (a lower bound)."""
+    """Those of `compared` whose tokens differ from the source's. The ids are compared if the trajectory
+    has them, else only the numbers of tokens, so the count is a lower bound."""
 
     def leave_out(self, samples: Mapping[tuple[str, str], int]) -> None:
         """Count samples that were made and are not used, by source and reason."""
@@ -206,7 +206,7 @@ class _Maker:
         return self.needs.include("tokens")
 
     def kept(self, t: Trajectory, made: T | DropReason) -> list[T]:
-        """[made]; for a DropReason [], and the drop is counted."""
+        """A list with the one thing made. If `made` is a DropReason: count the drop and return []."""
         if isinstance(made, DropReason):
             self.report.drops[t.agent, made] += 1
             return []
@@ -271,7 +271,7 @@ class _Maker:
             return DropReason.NOT_RENDERABLE if whole is None else DropReason.EMPTY
         finish, reply = t.finish, whole
         if len(reply) > self.limits.max_response_tokens:
-            # A truncated reply would be masked at once if mask_truncated is set.
+            # With mask_truncated a truncated reply is not trained on, so it is dropped here.
             if self.limits.too_long == "drop" or self.mask_truncated:
                 return DropReason.TOO_LONG
             body = whole[:-1] if finish is Finish.STOP else whole

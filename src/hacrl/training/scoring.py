@@ -1,5 +1,6 @@
 """The trainer's log-probabilities of rollouts, and their agreement with the sampler's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ def score_rollouts(
     facts = agreement_facts(probe, scored)
     facts |= getattr(policy.sampler, "facts", dict)()  # of a sampler with a copy of the weights
     gap, allowed = facts["agreement/mean_gap"], settings.tolerance or _tolerance(policy)
-    if gap != gap:
+    if math.isnan(gap):
         raise RunStopped(
             f"agent {name!r}: log-probabilities are not numbers (nan): the weights have "
             "diverged. Lower the learning rate and start again, or resume from an older checkpoint."
