@@ -49,7 +49,13 @@ def test_the_steps_to_train_are_named(steps: int, first: int, words: str) -> Non
     screen = io.StringIO()
     with progress.ProgressLine(Console(file=screen, width=200)) as line:
         line.started(parse_config({**CONFIG, "steps": steps}), RunDirectory(Path("x")), first)
-    assert screen.getvalue() == f"Training wren, finch with hacpo for {words} -> x\n"
+    lines = [f"Training wren, finch with hacpo for {words} -> x"]
+    if first:
+        lines.append(
+            f"It continues from the checkpoint after step {first}; replies that are in the journals are "
+            "not sampled again."
+        )
+    assert screen.getvalue().splitlines() == lines
 
 
 def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
