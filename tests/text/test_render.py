@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from small_tokenizers import ASK, FIXTURES, SMALL, decoded, small
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from hacrl.errors import UserError
 from hacrl.text import render
@@ -231,6 +232,17 @@ def test_errors_name_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a fast tokenizer"):
         Renderer(object(), RenderSettings())
     with pytest.raises(UserError, match="has no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_bpe_tokenizer_that_became_unigram_is_refused(tmp_path: Path) -> None:
+    """As in a wrong conversion: the scores are ranks of merges. The shortest tokens rank first, so the
+    sum is largest for "th" + "e", whereas BPE would merge them."""
+    vocabulary = [("<unk>", 0.0), ("th", -500.0), ("e", -501.0), ("the", -1200.0)]
+    backend = Tokenizer(models.Unigram(vocabulary, 0))
+    assert backend.encode("the").tokens == ["th", "e"]
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"scores are no log-probabilities \(median -500\)"):
         load_tokenizer(tmp_path)
     no_system = Renderer(load_tokenizer(FIXTURES / "spaces"), RenderSettings(system="Be brief."))
     with pytest.raises(UserError, match=r"only user and assistant turns.*system"):

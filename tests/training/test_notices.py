@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import hacrl
 from hacrl.cli import app
+from hacrl.errors import RunStopped
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory
 
@@ -57,6 +58,13 @@ def test_first_hour_13_export_best_is_the_start_if_training_made_it_worse(
     exported = load_file(tmp_path / "best" / "model.safetensors")
     original = load_file(pocket_path("wren") / "model.safetensors")
     assert all((exported[name] == tensor).all() for name, tensor in original.items())
+
+
+def test_an_agent_for_which_every_prompt_is_too_long_stops_the_run(tmp_path: Path) -> None:
+    short = {**member("finch"), "max_prompt_tokens": 2}
+    config = team(member("wren"), short, steps=1, **NO_EVALUATION)
+    with pytest.raises(RunStopped, match=r"agent 'finch': all 4 prompts .* max_prompt_tokens = 2;"):
+        train({**config, "prompts_per_step": 4}, tmp_path / "run")
 
 
 def test_first_hour_13_an_agent_without_signal_is_named(

@@ -26,7 +26,14 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
-from hacrl.training.evaluate import attempt, evaluate, judge, split_by_length, stop_if_unjudged
+from hacrl.training.evaluate import (
+    attempt,
+    evaluate,
+    judge,
+    refuse_long_prompts,
+    split_by_length,
+    stop_if_unjudged,
+)
 from hacrl.training.late import credit_late, late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
@@ -129,6 +136,8 @@ class Agent:
         prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
         entry = self.journal.read(step)
         if entry is None:
+            if step == 0 and not prompts:
+                refuse_long_prompts(self.policy, too_long, self.limits.max_prompt_tokens)
             rollouts = sample_rounds(
                 prompts, self.config.prompts_per_step, partial(self._attempt, step, problems)
             )

@@ -121,6 +121,16 @@ def split_by_length(
     return prompts, too_long
 
 
+def refuse_long_prompts(policy: Policy, problems: Sequence[Problem], prompt_limit: int) -> None:
+    """Raise RunStopped because no prompt of the first step fits: the agent would take no part."""
+    shortest = min(len(policy.renderer.prompt(p.messages)) for p in problems)
+    raise RunStopped(
+        f"agent {policy.agent.name!r}: all {len(problems)} prompts of the first step are longer than "
+        f"max_prompt_tokens = {prompt_limit}; the shortest has {shortest} tokens. Raise "
+        "max_prompt_tokens, or check the agent's template and tokenizer."
+    )
+
+
 def attempt(
     policy: Policy,
     prompts: dict[str, tuple[int, ...]],
