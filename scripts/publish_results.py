@@ -6,11 +6,14 @@
     python scripts/publish_results.py cosines ablations
     python scripts/publish_results.py curves stability
     python scripts/publish_results.py stored
+    python scripts/publish_results.py sizes
+    python scripts/publish_results.py exchange equal-updates-three
 
 `page` builds the report of a suite from its kept runs and puts its tables behind the line MARK; what
 stands before it is written by hand. `figures` draws docs/images/forest.svg and exchange.svg. `baselines`
 and `cosines` print tables of the checks in docs/results/theory.md, `curves` the accuracy at every
-evaluation, `stored` what live and stored peers add.
+evaluation, `stored` what live and stored peers add, `sizes` what a fourth and a fifth agent add,
+`exchange` the exchange rates of suites at equal updates beside those of teams.toml.
 """
 
 from __future__ import annotations
@@ -29,14 +32,17 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from hacrl.statistics import Estimate, t_interval
+from hacrl.statistics import LEVEL, Estimate, holm, t_interval
 from hacrl.study.compare import compare
-from hacrl.study.compare.results import Results
+from hacrl.study.compare.finished import with_finished
+from hacrl.study.compare.reading import AgentRun
+from hacrl.study.compare.results import Difference, Results, difference
+from hacrl.study.compare.suite import load_suite, make_runs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Learning curves", "Runs")
-KEPT_BY = {"equal-updates": ("teams", "equal-updates")}
+KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three")}
 """The files of kept runs of a suite that uses runs of another one (default: its own file)."""
 COLOURS = {
     "hacpo": "C3",
@@ -156,6 +162,66 @@ def stored() -> str:
     return "\n".join(lines)
 
 
+def sizes() -> str:
+    """Agents in teams of four and five minus the same agents in the team of three, paired by seed and
+    problem; bold: significant after Holm's correction for all comparisons of the table."""
+    suite = load_suite(DOCS.parent / "configs" / "suites" / "teams.toml")
+    found: dict[tuple[str, str, str], list[AgentRun]] = defaultdict(list)
+    for run in with_finished(DOCS / "results" / "teams.jsonl", make_runs(suite, Path("runs")))[0]:
+        for agent in run.stored or ():
+            found[run.team, agent.agent, run.arm].append(agent)
+    rules = ("naive", "overlap", "hacpo", "open-level")
+    agents = sorted({agent for team, agent, _ in found if team == "three"})
+    rows = [(team, agent) for team in ("four", "five") for agent in agents]
+    pairs = [
+        difference(found[team, agent, rule], found["three", agent, rule])
+        for team, agent in rows
+        for rule in rules
+    ]
+    cells = [_cell(pair, p) for pair, p in zip(pairs, holm([d.p for d in pairs]), strict=True)]
+    lines = [f"| team / agent | {' | '.join(rules)} |", "|---" * 5 + "|"]
+    for i, (team, agent) in enumerate(rows):
+        lines.append(f"| {team} / {agent} | {' | '.join(cells[4 * i : 4 * i + 4])} |")
+    return "\n".join(lines)
+
+
+def exchange(*names: str) -> str:
+    """Exchange rates and differences to double rollouts at equal updates, beside the rates at equal
+    steps; counts; and the accuracies alone."""
+    at_steps = {(r.team, r.agent, r.arm): r.exchange for r in report("teams")[1].rows}
+    lines = [
+        "| team / agent | rule | % | minus double rollouts"
+        " | f at equal updates | f >= n | f at equal steps | f >= n |",
+        "|---" * 8 + "|",
+    ]
+    counts: Counter[str] = Counter()
+    alone: dict[str, list[str]] = defaultdict(list)
+    for row in (row for name in names for row in report(name)[1].rows):
+        if row.arm.startswith("gspo"):
+            alone[row.name].append(f"{100 * row.after.mean:.1f}")
+        if not row.exchange:
+            continue
+        rates = {"updates": row.exchange, "steps": at_steps[row.team, row.agent, row.arm]}
+        minus = _cell(row.difference, row.difference.corrected)
+        cells = [row.name, row.arm, f"{100 * row.after.mean:.1f}", minus]
+        for equal, rate in rates.items():
+            cells += [rate.text, rate.parity]
+            counts[f"{row.team}, equal {equal}: f >= n {rate.parity}"] += 1
+            counts[f"{row.team}, equal {equal}: f > 1 shown"] += rate.low >= 1 and not rate.flat
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *(f"- {key} for {count}" for key, count in sorted(counts.items()))]
+    lines += ["", "| team / agent alone | x1 | x2 | x4 |", "|---" * 4 + "|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in alone.items()]
+    return "\n".join(lines)
+
+
+def _cell(found: Difference, corrected: float) -> str:
+    """A difference in points, bold if it is significant after a correction."""
+    e = found.interval
+    text = _points(Estimate(100 * e.mean, 100 * e.low, 100 * e.high, e.count))
+    return f"**{text}**" if corrected <= LEVEL and found.side != "open" else text
+
+
 def _two(e: Estimate | None) -> str:
     return f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}]" if e else ""
 
@@ -258,7 +324,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["page"]:
         for given in sys.argv[2:]:
             write_page(given)
-    elif sys.argv[1:2] in ([table.__name__] for table in (baselines, cosines, curves, stored)):
+    elif sys.argv[1:2] in (
+        [table.__name__] for table in (baselines, cosines, curves, stored, sizes, exchange)
+    ):
         print(globals()[sys.argv[1]](*sys.argv[2:]))
     else:
         draw_forest()
