@@ -253,7 +253,8 @@ def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
 
 
 def draw_forest() -> None:
-    """Differences by agent and rule; the pretrained pair from three seeds on."""
+    """Differences by agent and rule; the pair of real-pair.md, whose Gemma had a wrong tokenizer, from
+    three seeds on."""
     panels = {"gspo-half": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
     rows = tuned()
     if (DOCS / "results" / "real-pair.jsonl").is_file():
@@ -261,7 +262,7 @@ def draw_forest() -> None:
             if row.arm in COLOURS and row.difference and len(row.seeds) > 2:
                 e = row.difference.interval
                 interval = (100 * e.mean, 100 * e.low, 100 * e.high)
-                rows.append((f"pretrained / {row.agent}", row.arm, "gspo_x2", interval))
+                rows.append((f"wrong tokenizer / {row.agent}", row.arm, "gspo_x2", interval))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.3 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
