@@ -1,5 +1,5 @@
 """Runs without memory: which are retried, and how many train at a time. The training processes are
-replaced by ones that sleep and exit with a code."""
+replaced by ones that sleep and exit with a code. Notes of the runs."""
 
 import subprocess
 import sys
@@ -9,8 +9,9 @@ import pytest
 
 from hacrl.config import load_config
 from hacrl.pocket import POCKET_CONFIG
+from hacrl.store.rundir import RunDirectory
 from hacrl.study.compare import runner
-from hacrl.study.compare.runner import Process, train_runs
+from hacrl.study.compare.runner import Process, SuiteProgress, train_runs
 from hacrl.study.compare.suite import Run
 
 OK, FULL, KILLED = (0.1, 0), (0.1, 4), (0.1, -9)
@@ -86,3 +87,15 @@ def test_which_runs_are_retried(
     if KILLED in ends[-1]:
         expected = "killed (by the system" if failed else "killed: team/gspo/seed-2. It continues"
         assert expected in said
+
+
+def test_notes_of_the_runs_are_shown_once_per_kind(tmp_path: Path, capfd) -> None:
+    config = load_config(POCKET_CONFIG)
+    runs = [Run("team", "gspo", n, tmp_path / str(n), config) for n in (1, 2)]
+    progress = SuiteProgress(runs, runs, 1)
+    for run in runs:
+        run.folder.mkdir()
+        RunDirectory(run.folder).add_note(1, f"agent 'wren' left out {run.seed} of 4 problems")
+        progress.finished(run)
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note")]
+    assert notes == ["note of team/gspo/seed-1: agent 'wren' left out 1 of 4 problems"]

@@ -10,8 +10,10 @@ import pytest
 from team import member, team
 
 from hacrl.config import parse_config
+from hacrl.errors import UserError
 from hacrl.statistics import Estimate
 from hacrl.study.compare.checks import theory_checks
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, mean_metrics
 from hacrl.study.compare.report import as_json, render, render_page, verdicts
 from hacrl.study.compare.results import Difference, Results, _corrected, _row, difference
@@ -269,3 +271,14 @@ def test_the_section_of_the_report() -> None:
     assert [w["peer"] for w in row["theory"]["warnings"]] == ["bee"]
     without = results(replace(checked(1), checks=()), reference="hacpo")
     assert "diagnostics.every is 0" in render(without)
+
+
+def test_kept_runs_from_other_files_of_a_model_are_refused(tmp_path: Path) -> None:
+    """The third run has another tokenizer, for example; the first is from before models were kept."""
+    models = [{}, {"models": {"wren": "1f"}}, {"models": {"wren": "2e"}}]
+    rows = [{"run": f"team/gspo/seed-{n}", **found} for n, found in enumerate(models)]
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        UserError, match=r"seed-1 and .*seed-2 .* different files of the model 'wren'"
+    ):
+        FinishedRuns(tmp_path / "runs.jsonl")

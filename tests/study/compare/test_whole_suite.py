@@ -18,7 +18,7 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.store.rows import RowLog
 from hacrl.study.compare import compare
-from hacrl.study.compare.finished import FinishedRuns, with_finished
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, verdicts
@@ -279,14 +279,16 @@ def test_only_the_runs_that_are_not_in_the_file_are_trained(kept: Path, tmp_path
     assert all(run["source"] == runs[0]["source"] and run["environment"]["torch"] for run in runs)
 
 
-def test_two_commands_add_a_run_to_one_file_once(kept: Path, tmp_path: Path) -> None:
+def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path) -> None:
     """Both commands have read the empty file before either adds the run."""
-    path, out = tmp_path / "runs.jsonl", tmp_path / "out"
-    [run], _ = with_finished(kept, make_runs(load_suite(write_suite(tmp_path, **ALONE)), out))
+    path = tmp_path / "runs.jsonl"
+    run, *_ = make_runs(load_suite(finished / "tiny.toml"), finished / "out")
     commands = [FinishedRuns(path), FinishedRuns(path)]
     for command in commands:
         command.add(run)
-    assert path.read_text() == kept.read_text()
+    problems, row = map(json.loads, path.read_text().splitlines())
+    assert (row["run"], row["agents"]["wren"]["problems"]) == (run.name, problems["id"])
+    assert list(row["models"]) == ["wren"]
 
 
 @pytest.mark.parametrize(

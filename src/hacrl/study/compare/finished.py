@@ -1,9 +1,9 @@
 """`hacrl compare --kept FILE`: finished runs as one small file.
 
 FILE has JSON lines. A run takes a few kilobytes: learning curves, the scores of the last evaluation by
-problem, mean metrics, theory checks, settings and versions. A run in FILE is finished for `compare`: it
-is not trained again, and the report reads it from there. So a suite can be trained in several sittings
-or on several machines; `cat A B > FILE` merges two files.
+problem, mean metrics, theory checks, settings, versions and hashes of the models. A run in FILE is
+finished for `compare`: it is not trained again, and the report reads it from there. So a suite can be
+trained in several sittings or on several machines; `cat A B > FILE` merges two files.
 """
 
 import fcntl
@@ -36,6 +36,7 @@ class FinishedRuns:
         """Read the file, if it exists."""
         self.path = path
         self._runs: dict[str, dict[str, Any]] = {}
+        self._models: dict[str, tuple[str, str]] = {}  # model: (digest of its files, a run with it)
         self._problems: dict[str, list[str]] = {}
         self._read()
 
@@ -47,12 +48,25 @@ class FinishedRuns:
                 if "problems" in row:
                     self._problems[row["id"]] = row["problems"]
                 else:
-                    self._runs[row["run"]] = row
+                    self._include(row)
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f"--kept {self.path}: line {number} is not a run of `hacrl compare` ({error}). "
                     "Delete the line, or choose another file."
                 ) from error
+
+    def _include(self, row: dict[str, Any]) -> None:
+        """UserError if a model of the run is not the one that another run calls the same."""
+        run = row["run"]
+        for model, digest in row.get("models", {}).items():
+            known, other = self._models.setdefault(model, (digest, run))
+            if digest != known:
+                raise UserError(
+                    f"--kept {self.path}: {other} and {run} were trained from different files "
+                    f"of the model {model!r} (weights or tokenizer), so they cannot be compared. "
+                    "Choose another file, or delete the lines of one kind."
+                )
+        self._runs[run] = row
 
     def add(self, run: Run) -> None:
         """Append a finished run that is not in the file yet."""
@@ -71,9 +85,10 @@ class FinishedRuns:
                 "settings": settings(run.config),
                 "environment": run.environment,
                 "source": source_digest(),
+                "models": model_digests(run),
                 "agents": {a.agent: self._stored(a, rows) for a in agents},
             }
-            self._runs[run.name] = row
+            self._include(row)
             lines = (json.dumps(r, separators=(",", ":")) for r in [*rows, row])
             out.writelines(f"{line}\n" for line in lines)
 
@@ -125,6 +140,19 @@ def with_finished(
         return list(runs), lambda run: None
     finished = FinishedRuns(path)
     return [*map(finished.with_results, runs)], finished.add
+
+
+def model_digests(run: Run) -> dict[str, str]:
+    """The hash of the weights and the tokenizer of each model folder of a run, by the folder's name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in sorted(run.reader.fingerprint().get("inputs", {}).get("files", {}).items()):
+        path = Path(name)
+        if path.suffix == ".safetensors" or path.name == "tokenizer.json":
+            found.setdefault(path.parent.name, []).append((path.name, entry["sha256"]))
+    return {
+        model: hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
+        for model, files in found.items()
+    }
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,7 +160,7 @@ def _command(run: Run) -> list[str]:
 
 class SuiteProgress:
     """Progress with the time left: a bar in a terminal, lines elsewhere. Work is measured in rollouts,
-    which take most of the time and differ between arms."""
+    which take most of the time and differ between arms. Notes of the runs are shown once per kind."""
 
     def __init__(self, runs: Sequence[Run], waiting: Sequence[Run], parallel: int) -> None:
         self.console = PlainConsole(stderr=True)
@@ -170,6 +171,7 @@ class SuiteProgress:
         self._done = dict(self._before)
         self._start = self._last_line = time.monotonic()
         self._last_read = 0.0
+        self._noted: set[str] = set()
         columns = (TextColumn("{task.description}"), BarColumn(30))
         self._bar = Progress(*columns, console=self.console, transient=True)
         self._task = self._bar.add_task("", total=max(1, sum(self._total.values())))
@@ -191,6 +193,11 @@ class SuiteProgress:
         self._finished += 1
         self._done[run.name] = self._total[run.name]
         self._print(f"finished: {run.name}; {self._state()}")
+        for text in (row["text"] for row in run.reader.notes()):
+            kind = re.sub(r"\d+", "0", text)  # a note with other numbers is of the same kind
+            if kind not in self._noted:
+                self._print(f"note of {run.name}: {text}")
+            self._noted.add(kind)
 
     def failed(self, run: Run, last: str) -> None:
         for counts in (self._total, self._before, self._done):
