@@ -42,7 +42,7 @@ from hacrl.study.compare.suite import load_suite, make_runs
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Learning curves", "Runs")
-KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three")}
+KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three", "-four")}
 """The files of kept runs of a suite that uses runs of another one (default: its own file)."""
 COLOURS = {
     "hacpo": "C3",

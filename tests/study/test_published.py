@@ -6,7 +6,7 @@ from publish_results import report
 
 @pytest.mark.parametrize(
     ("suite", "size", "cases"),
-    [("equal-updates", 2, 20), ("equal-updates-three", 3, 12)],
+    [("equal-updates", 2, 20), ("equal-updates-three", 3, 12), ("equal-updates-four", 4, 12)],
 )
 def test_all_arms_of_equal_updates_make_as_many_updates(suite: str, size: int, cases: int) -> None:
     """Four rules and the agents of the teams, with GSPO alone at 1, 2 and 4 times the rollouts."""
