@@ -10,6 +10,7 @@ from hacrl.config import parse_config
 from hacrl.errors import UserError
 from hacrl.pocket import DEMO_SUITE
 from hacrl.runs import start
+from hacrl.study.compare import compare
 from hacrl.study.compare.results import _unequal
 from hacrl.study.compare.runner import run_environment
 from hacrl.study.compare.suite import Run, load_suite, make_runs
@@ -249,3 +250,15 @@ def test_parallel_runs_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(CORES, "16")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a value set by the user stays
     assert run_environment(4)["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_missing_data_file_is_found_before_the_first_run(tmp_path: Path) -> None:
+    task = {"kind": "jsonl", "train": "nowhere.jsonl", "held_out": "nowhere.jsonl"}
+    base = {**BASE, "task": task, "agents": [{"name": "wren", "model": "pocket:wren"}]}
+    (tmp_path / "base.toml").write_text(tomli_w.dumps(base))
+    arms = [{"name": "gspo", "overrides": ["algorithm.name=gspo"]}]
+    suite = {"base": "base.toml", "seeds": [1], "reference": "gspo", "arms": arms}
+    (tmp_path / "suite.toml").write_text(tomli_w.dumps(suite))
+    with pytest.raises(UserError, match=r"nowhere\.jsonl: no such file"):
+        compare(tmp_path / "suite.toml", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

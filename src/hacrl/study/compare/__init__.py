@@ -21,7 +21,8 @@ from hacrl.store.files import write_config
 from hacrl.study.compare.benchmarks import check_data, evaluate_runs
 from hacrl.study.compare.finished import with_finished
 from hacrl.study.compare.runner import Failed, train_runs
-from hacrl.study.compare.suite import load_suite, make_runs
+from hacrl.study.compare.suite import Run, load_suite, make_runs
+from hacrl.tasks import make_task
 
 if TYPE_CHECKING:
     from hacrl.study.compare.results import Results
@@ -58,6 +59,7 @@ def compare(
     if not report_only:
         if suite.benchmarks:
             check_data(suite.benchmarks)
+        check_tasks([run for run in wanted if not run.finished])
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
         failed = train_runs(wanted, parallel or suite.parallel, keep)
         if suite.benchmarks:
@@ -81,6 +83,13 @@ def compare(
             f"{_text(failed)} The same command tries them again"
         )
     return results
+
+
+def check_tasks(runs: Sequence[Run]) -> None:
+    """Build each task of the runs once: a missing data file is an error before the first run starts."""
+    tasks = {run.config.task.model_dump_json(): run.config for run in runs}
+    for config in tasks.values():
+        make_task(config.task, config.seed, Path.cwd())
 
 
 def _text(failed: Sequence[Failed]) -> str:
