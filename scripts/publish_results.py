@@ -253,8 +253,7 @@ def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
 
 
 def draw_forest() -> None:
-    """Differences by agent and rule; the pair of real-pair.md, whose Gemma had a wrong tokenizer, from
-    three seeds on."""
+    """Differences by agent and rule; the pretrained pair, if it has runs of three seeds."""
     panels = {"gspo-half": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
     rows = tuned()
     if (DOCS / "results" / "real-pair.jsonl").is_file():
@@ -262,13 +261,15 @@ def draw_forest() -> None:
             if row.arm in COLOURS and row.difference and len(row.seeds) > 2:
                 e = row.difference.interval
                 interval = (100 * e.mean, 100 * e.low, 100 * e.high)
-                rows.append((f"wrong tokenizer / {row.agent}", row.arm, "gspo_x2", interval))
+                rows.append((f"pretrained / {row.agent}", row.arm, "gspo_x2", interval))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
+    rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
+    apart = 0.6 / len(rules)
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.3 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
         for agent, rule, reference, (mean, low, high) in rows:
             if reference == against:
-                y = -agents.index(agent) - 0.2 * (list(COLOURS).index(rule) - 1.5)
+                y = -agents.index(agent) - apart * (rules.index(rule) - (len(rules) - 1) / 2)
                 axis.plot([low, high], [y, y], color=COLOURS[rule], linewidth=1.2)
                 axis.plot(mean, y, "o", color=COLOURS[rule], markersize=3)
         axis.axvline(0, color="grey", linewidth=0.8)
@@ -276,7 +277,7 @@ def draw_forest() -> None:
         axis.set_xlabel("points of held-out accuracy, 95 % interval", fontsize=8)
         axis.tick_params(labelsize=8)
     axes[0].set_yticks([-i for i in range(len(agents))], agents)
-    _legend(figure, {rule for _, rule, *_ in rows})
+    _legend(figure, set(rules))
     _save(figure, "forest.svg")
 
 
