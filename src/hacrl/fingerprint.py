@@ -117,11 +117,9 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
         versions["verifier"] = ", ".join(labels)
     files = _data_and_code(config)
     for model in [agent.model for agent in config.agents if agent.model]:
-        is_pocket, name = model.startswith("pocket:"), model.removeprefix("pocket:")
-        folder = pocket_path(name) if is_pocket else Path(model).expanduser()
-        if folder.is_dir():
+        if folder := model_folder(model):
             files += sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES)
-        elif model.count("/") == 1 and not folder.is_absolute():
+        elif model.count("/") == 1 and not Path(model).expanduser().is_absolute():
             versions[f"hub revision of {model}"] = hub_revision(model)
     for agent in config.agents:
         if agent.replay:
@@ -133,6 +131,13 @@ def read_inputs(config: Config, task: Task, known: dict[str, Any]) -> Inputs:
         "versions": versions,
         "problems": {"training": _training(config, task), "held-out": _hash(held_out)},
     }
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder of a model; None for a hub name."""
+    is_pocket, name = model.startswith("pocket:"), model.removeprefix("pocket:")
+    folder = pocket_path(name) if is_pocket else Path(model).expanduser()
+    return folder if folder.is_dir() else None
 
 
 def changed_files(run: RunReader) -> list[str]:

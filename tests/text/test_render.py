@@ -233,6 +233,9 @@ def test_errors_name_the_way_out(tmp_path: Path) -> None:
         Renderer(object(), RenderSettings())
     with pytest.raises(UserError, match="has no tokenizer"):
         load_tokenizer(tmp_path)
+    no_system = Renderer(load_tokenizer(FIXTURES / "spaces"), RenderSettings(system="Be brief."))
+    with pytest.raises(UserError, match=r"only user and assistant turns.*system"):
+        no_system.prompt(ASK)
 
 
 def test_a_bpe_tokenizer_that_became_unigram_is_refused(tmp_path: Path) -> None:
@@ -244,9 +247,6 @@ def test_a_bpe_tokenizer_that_became_unigram_is_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"scores are no log-probabilities \(median -500\)"):
         load_tokenizer(tmp_path)
-    no_system = Renderer(load_tokenizer(FIXTURES / "spaces"), RenderSettings(system="Be brief."))
-    with pytest.raises(UserError, match=r"only user and assistant turns.*system"):
-        no_system.prompt(ASK)
 
 
 def test_tokenizer_json_is_loaded_as_it_is(tmp_path: Path) -> None:

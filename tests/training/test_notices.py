@@ -61,9 +61,13 @@ def test_first_hour_13_export_best_is_the_start_if_training_made_it_worse(
 
 
 def test_an_agent_for_which_every_prompt_is_too_long_stops_the_run(tmp_path: Path) -> None:
+    """Prompts of one agent may be too long in one step; here they are in the first eight."""
     short = {**member("finch"), "max_prompt_tokens": 2}
     config = team(member("wren"), short, steps=1, **NO_EVALUATION)
-    with pytest.raises(RunStopped, match=r"agent 'finch': all 4 prompts .* max_prompt_tokens = 2;"):
+    message = (
+        r"agent 'finch': every prompt of the first 32 problems is longer than max_prompt_tokens = 2"
+    )
+    with pytest.raises(RunStopped, match=message):
         train({**config, "prompts_per_step": 4}, tmp_path / "run")
 
 

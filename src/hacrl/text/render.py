@@ -52,7 +52,7 @@ _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 """Private-use characters around placeholders for control strings while a template is rendered."""
 TEMPLATE_SECONDS = 10.0
 LEAST_SCORE = -100.0
-"""Log-probabilities of a Unigram model's tokens are far above this."""
+"""The median log-probability of a Unigram model's tokens is far above this."""
 _DAY = datetime(2024, 7, 26)
 """The date for templates that write one: a prompt must not change with the day of the run."""
 

@@ -26,14 +26,7 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.files import changed
 from hacrl.store.journal import WAY_OUT, Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
-from hacrl.training.evaluate import (
-    attempt,
-    evaluate,
-    judge,
-    refuse_long_prompts,
-    split_by_length,
-    stop_if_unjudged,
-)
+from hacrl.training.evaluate import attempt, evaluate, judge, step_prompts, stop_if_unjudged
 from hacrl.training.late import credit_late, late_metrics, open_peers
 from hacrl.training.metrics import learning_metrics, rollout_metrics, sample_rows
 from hacrl.training.plan import Plan, minibatch, plan_of, replaced
@@ -116,6 +109,13 @@ class Agent:
             reply_start=agent.reply_start,
             with_tokens=needs.include("tokens"),
         )
+        self._step_prompts = partial(
+            step_prompts,
+            policy,
+            self.task,
+            config.problems_per_step,
+            self.limits.max_prompt_tokens,
+        )
         self.make_samples = partial(
             make_samples,
             renderer=policy.renderer,
@@ -132,12 +132,9 @@ class Agent:
 
     def rollout(self, step: int) -> dict[str, Any]:
         """Publish the step's trajectories and return metrics. A journalled step is not sampled again."""
-        problems = self.task.batch(step, self.config.problems_per_step)
-        prompts, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
+        problems, prompts, too_long = self._step_prompts(step)
         entry = self.journal.read(step)
         if entry is None:
-            if step == 0 and not prompts:
-                refuse_long_prompts(self.policy, too_long, self.limits.max_prompt_tokens)
             rollouts = sample_rounds(
                 prompts, self.config.prompts_per_step, partial(self._attempt, step, problems)
             )
@@ -266,8 +263,7 @@ class Agent:
         """The complete rows of a journalled step."""
         if (entry := self.journal.read(step)) is None:
             return None
-        problems = self.task.batch(step, self.config.problems_per_step)
-        _, too_long = split_by_length(self.policy, problems, self.limits.max_prompt_tokens)
+        problems, _, too_long = self._step_prompts(step)
         return self._rows(step, entry[0], problems, too_long)
 
     def _own_rollouts(self, step: int, snapshot: Snapshot) -> list[Rollout]:

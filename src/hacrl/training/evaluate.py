@@ -17,9 +17,11 @@ from hacrl.replies import Evaluation, Row, count, failure_text, judged_counts
 from hacrl.sampling.base import Request
 from hacrl.stopping import stoppable
 from hacrl.store.rows import write_object, write_rows
+from hacrl.tasks import Task
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
 
+FIRST_STEPS = 8
 EVALUATION = -1  # stands for the step in the noise streams of evaluations
 
 
@@ -121,14 +123,23 @@ def split_by_length(
     return prompts, too_long
 
 
-def refuse_long_prompts(policy: Policy, problems: Sequence[Problem], prompt_limit: int) -> None:
-    """Raise RunStopped because no prompt of the first step fits: the agent would take no part."""
-    shortest = min(len(policy.renderer.prompt(p.messages)) for p in problems)
-    raise RunStopped(
-        f"agent {policy.agent.name!r}: all {len(problems)} prompts of the first step are longer than "
-        f"max_prompt_tokens = {prompt_limit}; the shortest has {shortest} tokens. Raise "
-        "max_prompt_tokens, or check the agent's template and tokenizer."
-    )
+def step_prompts(
+    policy: Policy, task: Task, count: int, limit: int, step: int
+) -> tuple[list[Problem], dict[str, tuple[int, ...]], list[Problem]]:
+    """The `count` problems of a step, split as by `split_by_length`. RunStopped if no prompt of the
+    first steps has at most `limit` tokens: the agent would take no part."""
+    problems = task.batch(step, count)
+    prompts, too_long = split_by_length(policy, problems, limit)
+    if step == 0 and not prompts:
+        first = [problem for s in range(FIRST_STEPS) for problem in task.batch(s, count)]
+        shortest = min(len(policy.renderer.prompt(problem.messages)) for problem in first)
+        if shortest > limit:
+            raise RunStopped(
+                f"agent {policy.agent.name!r}: every prompt of the first {len(first)} problems is "
+                f"longer than max_prompt_tokens = {limit}; the shortest has {shortest} tokens. Raise "
+                "max_prompt_tokens, or check the agent's template and tokenizer."
+            )
+    return problems, prompts, too_long
 
 
 def attempt(

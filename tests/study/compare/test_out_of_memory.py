@@ -90,12 +90,18 @@ def test_which_runs_are_retried(
 
 
 def test_notes_of_the_runs_are_shown_once_per_kind(tmp_path: Path, capfd) -> None:
+    """Numbers do not make a new kind, names of agents do. A damaged file of notes stops nothing."""
     config = load_config(POCKET_CONFIG)
-    runs = [Run("team", "gspo", n, tmp_path / str(n), config) for n in (1, 2)]
+    runs = [Run("team", "gspo", n, tmp_path / str(n), config) for n in (1, 2, 3)]
     progress = SuiteProgress(runs, runs, 1)
-    for run in runs:
+    for run, agent in zip(runs, ("a-1b", "a-1b", "a-3b"), strict=True):
         run.folder.mkdir()
-        RunDirectory(run.folder).add_note(1, f"agent 'wren' left out {run.seed} of 4 problems")
+        RunDirectory(run.folder).add_note(1, f"agent '{agent}' left out {run.seed} of 4\nproblems")
         progress.finished(run)
+    (runs[0].folder / "notes.jsonl").write_text("{}\n")
+    progress.finished(runs[0])
     notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note")]
-    assert notes == ["note of team/gspo/seed-1: agent 'wren' left out 1 of 4 problems"]
+    assert notes == [
+        "note of team/gspo/seed-1: agent 'a-1b' left out 1 of 4 problems",
+        "note of team/gspo/seed-3: agent 'a-3b' left out 3 of 4 problems",
+    ]

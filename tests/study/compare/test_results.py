@@ -13,7 +13,7 @@ from hacrl.config import parse_config
 from hacrl.errors import UserError
 from hacrl.statistics import Estimate
 from hacrl.study.compare.checks import theory_checks
-from hacrl.study.compare.finished import FinishedRuns
+from hacrl.study.compare.finished import FinishedRuns, model_digests
 from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, mean_metrics
 from hacrl.study.compare.report import as_json, render, render_page, verdicts
 from hacrl.study.compare.results import Difference, Results, _corrected, _row, difference
@@ -274,11 +274,27 @@ def test_the_section_of_the_report() -> None:
 
 
 def test_kept_runs_from_other_files_of_a_model_are_refused(tmp_path: Path) -> None:
-    """The third run has another tokenizer, for example; the first is from before models were kept."""
-    models = [{}, {"models": {"wren": "1f"}}, {"models": {"wren": "2e"}}]
-    rows = [{"run": f"team/gspo/seed-{n}", **found} for n, found in enumerate(models)]
-    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(
-        UserError, match=r"seed-1 and .*seed-2 .* different files of the model 'wren'"
-    ):
-        FinishedRuns(tmp_path / "runs.jsonl")
+    """Folders a and b have equal files; c has another tokenizer. The file also has a run from before
+    models were kept."""
+    runs, rows = {}, [{"run": "pair/gspo/seed-0"}]
+    for seed, (place, tokenizer) in enumerate(("a1", "b1", "c2"), start=1):
+        folder = tmp_path / place / "final"
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text(tokenizer)
+        agents = [{**member("ant"), "model": str(folder)}, member("bee", "wren", learn=False)]
+        config = parse_config(team(*agents, steps=9))
+        runs[place] = Run("pair", "gspo", seed, tmp_path / "out" / place, config)
+    rows.append({"run": runs["a"].name, "models": model_digests(runs["a"])})
+    assert set(rows[1]["models"]) == {"pair/ant/final", "pair/bee/wren"}
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    FinishedRuns(path).check_models([runs["b"]])
+    message = (
+        r"^--kept \S+: pair/gspo/seed-1 and pair/gspo/seed-3 have different files of the model "
+    )
+    with pytest.raises(UserError, match=message + "pair/ant/final"):
+        FinishedRuns(path).check_models([runs["c"]])
+    rows.append({"run": runs["c"].name, "models": model_digests(runs["c"])})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=message + "pair/ant/final"):
+        FinishedRuns(path)

@@ -288,7 +288,7 @@ def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path)
         command.add(run)
     problems, row = map(json.loads, path.read_text().splitlines())
     assert (row["run"], row["agents"]["wren"]["problems"]) == (run.name, problems["id"])
-    assert list(row["models"]) == ["wren"]
+    assert list(row["models"]) == ["team/wren/wren"]
 
 
 @pytest.mark.parametrize(

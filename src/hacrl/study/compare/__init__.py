@@ -22,7 +22,7 @@ from hacrl.study.compare.benchmarks import check_data, evaluate_runs
 from hacrl.study.compare.finished import with_finished
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import Run, load_suite, make_runs
-from hacrl.tasks import make_task
+from hacrl.tasks import TASKS, make_task
 
 if TYPE_CHECKING:
     from hacrl.study.compare.results import Results
@@ -48,7 +48,7 @@ def compare(
     suite = load_suite(path, changes)
     if against:
         suite.check_reference(against)
-    runs, keep = with_finished(kept, make_runs(suite, out, changes))
+    runs, keep, check_models = with_finished(kept, make_runs(suite, out, changes))
     for run in runs:
         run.check_stored()
     wanted = suite.wanted(runs, only, teams)
@@ -59,7 +59,9 @@ def compare(
     if not report_only:
         if suite.benchmarks:
             check_data(suite.benchmarks)
-        check_tasks([run for run in wanted if not run.finished])
+        unfinished = [run for run in wanted if not run.finished]
+        check_tasks(unfinished)
+        check_models(unfinished)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
         failed = train_runs(wanted, parallel or suite.parallel, keep)
         if suite.benchmarks:
@@ -86,10 +88,12 @@ def compare(
 
 
 def check_tasks(runs: Sequence[Run]) -> None:
-    """Build each task of the runs once: a missing data file is an error before the first run starts."""
+    """Build each built-in task of the runs once: a missing data file is an error before the first run
+    starts. Custom tasks are built in their run only, because they may use its directory."""
     tasks = {run.config.task.model_dump_json(): run.config for run in runs}
     for config in tasks.values():
-        make_task(config.task, config.seed, Path.cwd())
+        if config.task.kind in TASKS:
+            make_task(config.task, config.seed, Path.cwd())
 
 
 def _text(failed: Sequence[Failed]) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ import hacrl
 from hacrl.config import Config
 from hacrl.config_file import first_difference
 from hacrl.errors import UserError
-from hacrl.fingerprint import change_kind, config_by_key
+from hacrl.fingerprint import change_kind, config_by_key, model_folder
+from hacrl.store.checkpoint import sha256
 from hacrl.study.compare.reading import AgentRun, Point, read_run
 from hacrl.study.compare.suite import Run
 
 _AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
 """Fields of AgentRun that are stored as they are."""
+_WEIGHTS = (".safetensors",)
+_TOKENIZER = "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
 
 
 class FinishedRuns:
@@ -36,7 +40,9 @@ class FinishedRuns:
         """Read the file, if it exists."""
         self.path = path
         self._runs: dict[str, dict[str, Any]] = {}
-        self._models: dict[str, tuple[str, str]] = {}  # model: (digest of its files, a run with it)
+        self._models: dict[
+            str, tuple[str, str]
+        ] = {}  # model of a team: (its digest, a run with it)
         self._problems: dict[str, list[str]] = {}
         self._read()
 
@@ -49,6 +55,8 @@ class FinishedRuns:
                     self._problems[row["id"]] = row["problems"]
                 else:
                     self._include(row)
+            except UserError:
+                raise
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f"--kept {self.path}: line {number} is not a run of `hacrl compare` ({error}). "
@@ -56,17 +64,28 @@ class FinishedRuns:
                 ) from error
 
     def _include(self, row: dict[str, Any]) -> None:
-        """UserError if a model of the run is not the one that another run calls the same."""
         run = row["run"]
         for model, digest in row.get("models", {}).items():
-            known, other = self._models.setdefault(model, (digest, run))
-            if digest != known:
-                raise UserError(
-                    f"--kept {self.path}: {other} and {run} were trained from different files "
-                    f"of the model {model!r} (weights or tokenizer), so they cannot be compared. "
-                    "Choose another file, or delete the lines of one kind."
-                )
+            self._check(model, digest, run)
+            self._models.setdefault(model, (digest, run))
         self._runs[run] = row
+
+    def _check(self, model: str, digest: str, run: str) -> None:
+        """UserError if another run was trained from other files of the same model."""
+        known, other = self._models.get(model, (digest, run))
+        if digest != known:
+            raise UserError(
+                f"--kept {self.path}: {other} and {run} have different files of the model {model} "
+                "(weights or tokenizer), so they cannot be compared. Restore the files, choose "
+                "another file and --out, or delete the lines of one kind."
+            )
+
+    def check_models(self, runs: Sequence[Run]) -> None:
+        """UserError if a run that is not in the file would be trained from other files of a model."""
+        for run in runs:
+            if run.name not in self._runs:
+                for model, digest in model_digests(run).items():
+                    self._check(model, digest, run.name)
 
     def add(self, run: Run) -> None:
         """Append a finished run that is not in the file yet."""
@@ -134,25 +153,32 @@ class FinishedRuns:
 
 def with_finished(
     path: Path | None, runs: Sequence[Run]
-) -> tuple[list[Run], Callable[[Run], None]]:
-    """The runs with their stored results, and a function that stores a finished run."""
+) -> tuple[list[Run], Callable[[Run], None], Callable[[Sequence[Run]], None]]:
+    """The runs with their stored results, a function that stores a finished run, and one that checks the
+    models of runs before they are trained."""
     if path is None:
-        return list(runs), lambda run: None
+        return list(runs), lambda run: None, lambda runs: None
     finished = FinishedRuns(path)
-    return [*map(finished.with_results, runs)], finished.add
+    return [*map(finished.with_results, runs)], finished.add, finished.check_models
 
 
 def model_digests(run: Run) -> dict[str, str]:
-    """The hash of the weights and the tokenizer of each model folder of a run, by the folder's name."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name, entry in sorted(run.reader.fingerprint().get("inputs", {}).get("files", {}).items()):
-        path = Path(name)
-        if path.suffix == ".safetensors" or path.name == "tokenizer.json":
-            found.setdefault(path.parent.name, []).append((path.name, entry["sha256"]))
-    return {
-        model: hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
-        for model, files in found.items()
-    }
+    """The hash of the weights and the tokenizer of each model folder of a run, by team, agent and the
+    folder's name. Models of a hub are not included."""
+    found = {}
+    for agent in run.config.agents:
+        if folder := model_folder(agent.model) if agent.model else None:
+            files = sorted(
+                p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name in _TOKENIZER
+            )
+            found[f"{run.team}/{agent.name}/{folder.name}"] = _digest(tuple(files))
+    return found
+
+
+@cache
+def _digest(files: tuple[Path, ...]) -> str:
+    parts = [(path.name, sha256(path)) for path in files]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def make_plan(
 ) -> list[PlanRow]:
     """One row per team and arm, of the runs that `compare` with the same arguments would train."""
     suite = load_suite(path, changes)
-    runs, _ = with_finished(kept, make_runs(suite, out, changes))
+    runs, *_ = with_finished(kept, make_runs(suite, out, changes))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in suite.wanted(runs, only, teams):
         if not run.finished:

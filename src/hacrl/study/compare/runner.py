@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hacrl.config import dump_config
-from hacrl.errors import EXIT_OUT_OF_MEMORY, Terminated
+from hacrl.errors import EXIT_OUT_OF_MEMORY, Terminated, UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.safe_text import plural
 from hacrl.stopping import check, stoppable
@@ -35,6 +36,7 @@ from hacrl.verify.settings import CORES, usable_cores
 LINE_EVERY = 30.0  # seconds between two lines of progress outside a terminal
 READ_EVERY = 2.0  # seconds between two readings of the runs' metrics
 POLL_EVERY = 0.2  # seconds between two checks of the training processes
+_NUMBER = re.compile(r"(?<![\w.'-])\d+(?![\w-])")  # not one in the name of an agent, as in llama-3b
 _NO_MEMORY = {EXIT_OUT_OF_MEMORY: "out of memory", -signal.SIGKILL: "killed"}
 """Exit codes of a run without memory: it reports so itself, or the system kills it."""
 
@@ -109,8 +111,8 @@ def _ended(
 ) -> list[Failed]:
     run, log = process.run, process.run.folder.with_suffix(".log")
     if process.popen.returncode == 0 and run.finished:
-        progress.finished(run)
         on_finish(run)
+        progress.finished(run)
         return []
     last = (read_whole_lines(log) or ["(the log is empty)"])[-1]
     if process.popen.returncode == -signal.SIGKILL:
@@ -193,11 +195,12 @@ class SuiteProgress:
         self._finished += 1
         self._done[run.name] = self._total[run.name]
         self._print(f"finished: {run.name}; {self._state()}")
-        for text in (row["text"] for row in run.reader.notes()):
-            kind = re.sub(r"\d+", "0", text)  # a note with other numbers is of the same kind
-            if kind not in self._noted:
-                self._print(f"note of {run.name}: {text}")
-            self._noted.add(kind)
+        with suppress(UserError):  # a damaged file of notes
+            for row in run.reader.notes():
+                kind = _NUMBER.sub("0", row["text"])  # with other numbers it is the same kind
+                if kind not in self._noted:
+                    self._print(f"note of {run.name}: {' '.join(row['text'].split())}")
+                self._noted.add(kind)
 
     def failed(self, run: Run, last: str) -> None:
         for counts in (self._total, self._before, self._done):
