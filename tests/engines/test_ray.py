@@ -129,7 +129,7 @@ def test_a_driver_that_ends_while_ray_starts_leaves_no_process(
     wait_until(lambda: child.poll() is not None or "raylet" in str(marked(mark)), every=0.02)
     child.send_signal(number)
     assert child.wait(timeout=30) == code
-    wait_until(lambda: not marked(mark), 20)
+    wait_until(lambda: not marked(mark), 60)
 
 
 # ---------------------------------------------------------------- errors
