@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import hacrl
 from hacrl.cli import app
-from hacrl.errors import RunStopped
+from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory
 
@@ -67,7 +67,7 @@ def test_an_agent_for_which_every_prompt_is_too_long_stops_the_run(tmp_path: Pat
     message = (
         r"agent 'finch': every prompt of the first 32 problems is longer than max_prompt_tokens = 2"
     )
-    with pytest.raises(RunStopped, match=message):
+    with pytest.raises(UserError, match=message):
         train({**config, "prompts_per_step": 4}, tmp_path / "run")
 
 

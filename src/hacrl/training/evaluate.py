@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hacrl.config import Config
-from hacrl.errors import RunStopped
+from hacrl.errors import RunStopped, UserError
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, Row, count, failure_text, judged_counts
@@ -21,7 +21,7 @@ from hacrl.tasks import Task
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
 
-FIRST_STEPS = 8
+FIRST_STEPS = 8  # steps whose prompts are measured if none of the first step fits
 EVALUATION = -1  # stands for the step in the noise streams of evaluations
 
 
@@ -126,15 +126,16 @@ def split_by_length(
 def step_prompts(
     policy: Policy, task: Task, count: int, limit: int, step: int
 ) -> tuple[list[Problem], dict[str, tuple[int, ...]], list[Problem]]:
-    """The `count` problems of a step, split as by `split_by_length`. RunStopped if no prompt of the
-    first steps has at most `limit` tokens: the agent would take no part."""
+    """The `count` problems of a step, the prompts of at most `limit` tokens by problem id, and the problems
+    with longer prompts. UserError if every prompt of the first steps is longer: the agent would take no
+    part in the run."""
     problems = task.batch(step, count)
     prompts, too_long = split_by_length(policy, problems, limit)
     if step == 0 and not prompts:
         first = [problem for s in range(FIRST_STEPS) for problem in task.batch(s, count)]
         shortest = min(len(policy.renderer.prompt(problem.messages)) for problem in first)
         if shortest > limit:
-            raise RunStopped(
+            raise UserError(
                 f"agent {policy.agent.name!r}: every prompt of the first {len(first)} problems is "
                 f"longer than max_prompt_tokens = {limit}; the shortest has {shortest} tokens. Raise "
                 "max_prompt_tokens, or check the agent's template and tokenizer."

@@ -26,7 +26,6 @@ from hacrl.study.compare.suite import Run
 
 _AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
 """Fields of AgentRun that are stored as they are."""
-_WEIGHTS = (".safetensors",)
 _TOKENIZER = "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
 
 
@@ -168,10 +167,9 @@ def model_digests(run: Run) -> dict[str, str]:
     found = {}
     for agent in run.config.agents:
         if folder := model_folder(agent.model) if agent.model else None:
-            files = sorted(
-                p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name in _TOKENIZER
-            )
-            found[f"{run.team}/{agent.name}/{folder.name}"] = _digest(tuple(files))
+            files = {*folder.glob("*.safetensors"), *(folder / name for name in _TOKENIZER)}
+            present = sorted(path for path in files if path.is_file())
+            found[f"{run.team}/{agent.name}/{folder.name}"] = _digest(tuple(present))
     return found
 
 
