@@ -126,9 +126,9 @@ def split_by_length(
 def step_prompts(
     policy: Policy, task: Task, count: int, limit: int, step: int
 ) -> tuple[list[Problem], dict[str, tuple[int, ...]], list[Problem]]:
-    """The `count` problems of a step, the prompts of at most `limit` tokens by problem id, and the problems
-    with longer prompts. UserError if every prompt of the first steps is longer: the agent would take no
-    part in the run."""
+    """The `count` problems of a step, their prompts of at most `limit` tokens by problem id, and the
+    problems with longer prompts. UserError if every prompt of the first steps is longer: the agent would
+    take no part in the run."""
     problems = task.batch(step, count)
     prompts, too_long = split_by_length(policy, problems, limit)
     if step == 0 and not prompts:
