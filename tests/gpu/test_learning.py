@@ -199,3 +199,15 @@ def test_offloaded_tensors_leave_the_device_and_come_back(llama: Path) -> None:
     assert {n: t.data_ptr() for n, t in moving.model.named_parameters()} == where
     for name, master in moving.master.items():
         assert torch.allclose(master, staying.master[name].cpu(), atol=1e-4)
+
+
+def test_a_restored_policy_continues_like_the_original(llama: Path) -> None:
+    """Fused AdamW needs its step counter on the device; a checkpoint has it on the host."""
+    original, restored = (policy(llama) for _ in range(2))
+    rows = samples(original)
+    original.update(rows, LOSS, UPDATE)
+    restored.restore(original.checkpoint(step=0))
+    one, two = (p.update(rows, LOSS, UPDATE) for p in (original, restored))
+    assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-3)
+    for name, master in original.master.items():
+        assert torch.allclose(master, restored.master[name], rtol=0, atol=1e-6), name

@@ -72,7 +72,8 @@ class Policy:
             lr=agent.learning_rate,
             betas=agent.betas,
             weight_decay=agent.weight_decay,
-            foreach=False,  # tensor by tensor: no temporaries of the model's size
+            foreach=False,  # it would need temporaries of the model's size
+            fused=self.device.type == "cuda",  # one kernel for many tensors
         )
         self.sampler: Sampler = make_sampler(self, sampler or SamplerConfig())
         self.offloader = Offloader(
@@ -263,8 +264,11 @@ class Policy:
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 stored = checkpoint.optimizer.get(f"{key}/{name}")
                 if stored is not None:
-                    counts = key == "step"  # a scalar on the host
-                    state[key] = stored.clone() if counts else self.ranks.shard(parameter, stored)
+                    state[key] = (
+                        stored.to(self.device, copy=True)
+                        if key == "step"
+                        else self.ranks.shard(parameter, stored)
+                    )
             if state:
                 self.optimizer.state[parameter] = state
         self._weights_changed()
