@@ -51,7 +51,7 @@ class Evaluation:
             "accuracy/low": self.avg.low if self.avg else None,
             "accuracy/high": self.avg.high if self.avg else None,
             "problems": self.avg.count if self.avg else 0,
-            **{_task_key(task): value for task, value in self.by_task.items()},
+            **{f"accuracy/{t}": v for t, v in self.by_task.items() if t not in ("low", "high")},
             **{f"reward/{name}": mean for name, mean in self.rewards.items()},
             **{f"verdict/{status}": n for status, n in self.verdicts.items()},
             **({FIRST_FAILURE: self.first_failure} if self.first_failure else {}),
@@ -59,11 +59,6 @@ class Evaluation:
             "reply_tokens": self.reply_tokens,
             "truncated": self.truncated,
         }
-
-
-def _task_key(task: str) -> str:
-    """Column of a task's accuracy. accuracy/low and accuracy/high are the ends of the interval."""
-    return f"accuracy/{task}" + (" (task)" if task in ("low", "high") else "")
 
 
 def count(

@@ -233,8 +233,9 @@ def _evaluate_benchmarks(
     chosen: dict[str, Any],
 ) -> Path:
     """Evaluate on benchmarks, print the table and return the folder with the replies."""
+    from hacrl.study.benchmarks.catalogue import BenchmarkSettings
     from hacrl.study.benchmarks.results import summary_table
-    from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
+    from hacrl.study.benchmarks.run import evaluate_target
     from hacrl.study.tables import console
 
     settings = BenchmarkSettings(**limits)

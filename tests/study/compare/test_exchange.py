@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hacrl.config import Config, parse_config
 from hacrl.study.compare.exchange import Exchange, exchange_rate, invert, isotonic, solve
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, render, results_table
-from hacrl.study.compare.results import Results, _row
+from hacrl.study.compare.results import Results, make_rows
 from hacrl.study.compare.suite import Run, Suite
 from hacrl.study.tables import console
 
@@ -145,18 +146,15 @@ def test_a_curve_without_rise_is_seldom_taken_for_one() -> None:
 
 
 def test_the_report_has_the_rates() -> None:
-    arms = {"team": runs("team", 64, 50, 50, algorithm="hacpo"), "top": runs("top", 64, 90, 90)}
+    together = [*runs("team", 64, 50, 50, algorithm="hacpo"), *runs("top", 64, 90, 90)]
     names = ["x1", "x2", "x4"]
     tables = [{"name": name, "factor": 2.0**i} for i, name in enumerate(names)]
     suite = Suite.model_validate(
         {"base": {}, "seeds": [1], "reference": "x1", "alone": names}
         | {"arms": [*tables, {"name": "team"}, {"name": "top"}]}
     )
-    rows = [_row(mine, None, 1.0, 0.5, Path("out")) for mine in ALONE]
-    for mine in arms.values():
-        row = _row(mine, None, 1.0, 0.5, Path("out"))
-        rows.append(replace(row, exchange=exchange_rate(mine, ALONE)))
-    found = Results(suite, "x1", (), tuple(rows), {}, (), 100, 1, 0.0, {})
+    rows = make_rows(suite, [*chain(*ALONE), *together], "x1", Path("out"))
+    found = Results(suite, "x1", (), tuple(rows), (), 100, 1, {})
     stored = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"]
     assert [row["exchange"] and row["exchange"]["parity"] for row in stored] == [
         *[None] * 3,

@@ -1,7 +1,7 @@
 """Results of benchmarks: result.json of each one, and the summary of all agents."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,6 @@ from hacrl.errors import UserError
 from hacrl.replies import Evaluation, Row, count, judged_counts, judged_text
 from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
-from hacrl.store.reader import read_replies
 from hacrl.store.rows import read_object, write_object
 from hacrl.study.benchmarks.catalogue import Headline
 from hacrl.study.tables import plain_table
@@ -52,7 +51,7 @@ _RESULT = TypeAdapter(BenchmarkResult)
 class Summary:
     """All results, benchmark by benchmark.
 
-    Example: read_summary(Path("runs/benchmarks-wren")).mean("wren")
+    Example: Summary((result,)).mean("wren")
     """
 
     results: tuple[BenchmarkResult, ...]
@@ -101,24 +100,6 @@ def write_summary(out: Path, summary: Summary) -> None:
     write_atomic(
         out / "summary.md", render("benchmarks/summary.md.j2", summary=summary, lines=lines)
     )
-
-
-def read_summary(out: Path) -> Summary:
-    """Read summary.json."""
-    path = out / "summary.json"
-    if not path.is_file():
-        raise UserError(f"{out} has no summary.json: no benchmark evaluation was finished there")
-    return Summary(tuple(map(_RESULT.validate_python, read_object(path, REPEAT)["results"])))
-
-
-def recount(out: Path) -> Summary:
-    """The same summary with all figures counted again from the replies on disk."""
-    results = []
-    for result in read_summary(out).results:
-        folder = out / result.benchmark / result.agent
-        figures, score = count_headline(read_replies(folder, REPEAT), result.headline)
-        results.append(replace(result, figures=figures, score=score))
-    return Summary(tuple(results))
 
 
 def summary_table(summary: Summary) -> Table:

@@ -6,9 +6,9 @@ replies are asked again. Other settings in the same folder are refused.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from hacrl.replies import Row
 from hacrl.store.files import append_line, sweep, to_json
 from hacrl.store.rows import RowLog, read_object, write_object, write_rows
 from hacrl.study.benchmarks.catalogue import (
-    PROMPT,
     Benchmark,
+    BenchmarkSettings,
     choose_benchmarks,
     load_problems,
 )
@@ -35,37 +35,14 @@ from hacrl.study.benchmarks.results import (
 from hacrl.study.evaluation import Candidate, find_candidates, output_folder
 from hacrl.training.evaluate import ask
 from hacrl.types import Problem
-from hacrl.verify import VerifierConfig, VerifierPool
+from hacrl.verify import VerifierPool
 
 CHUNK_ROUNDS = 4  # replies are written to disk after this many times the agent's sampler_rows
 
 Report = Callable[[str], None]
 
-OF_AGENT = ("model", "step", "system", "template", "template_args", "reply_start")
-"""Settings in which agents may differ and still be compared."""
-
-
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """How benchmarks are run. The defaults follow arXiv 2603.02604 as far as it says.
-
-    Example: BenchmarkSettings(problems=200, max_response_tokens=1024)
-    """
-
-    problems: int | None = None
-    """Most problems of each benchmark: a fixed sample of the larger ones."""
-    samples: Mapping[str, int] = field(default_factory=dict)
-    """Replies per problem of some benchmarks, e.g. {"aime25": 8}."""
-    temperature: float | None = None
-    """0 is greedy. None: greedy with one reply per problem, else 1. (The paper does not say; the
-    authors' later code validates greedily.)"""
-    max_response_tokens: int = 8196
-    """Longest reply; shorter where prompt and reply would not fit the model's context."""
-    max_prompt_tokens: int = 4096
-    """A problem with a longer prompt is not attempted and counts as not solved."""
-    prompt: str = PROMPT  # template of the user's message
-    seed: int = 0  # seed of the samples of problems and of the sampling noise
-    verifier: VerifierConfig = field(default_factory=lambda: VerifierConfig(kind="math"))
+OF_AGENT = {"system", "template", "template_args", "reply_start"}
+"""Settings of an agent that change its replies."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +96,8 @@ def evaluate_benchmarks(
             for job in missing:
                 _run(job, policy, verifier, settings, report)
             del policy  # free the memory for the next agent
-    summary = Summary(tuple(_side_by_side(list(jobs.values()))))
+    by_benchmark = [job for same in zip(*jobs.values(), strict=True) for job in same]
+    summary = Summary(tuple(read_result(job.folder) for job in by_benchmark))
     write_summary(out, summary)
     return summary
 
@@ -143,24 +121,6 @@ def evaluate_target(
     return evaluate_benchmarks(candidates, benchmarks, data, folder, settings, report), folder
 
 
-def _side_by_side(by_agent: Sequence[Sequence[_Job]]) -> Iterator[BenchmarkResult]:
-    """Benchmark by benchmark: the agents of this call, then agents that earlier calls evaluated into
-    the same folder with the same settings."""
-    for jobs in zip(*by_agent, strict=True):
-        folders = [job.folder for job in jobs]
-        yield from map(read_result, folders)
-        for path in sorted(folders[0].parent.glob("*/result.json")):
-            if path.parent not in folders:
-                found = read_result(path.parent)
-                if _comparable(found.settings) == _comparable(jobs[0].settings):
-                    yield found
-
-
-def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that must be equal for two agents to be compared."""
-    return {k: v for k, v in settings.items() if k not in OF_AGENT}
-
-
 def _job(
     candidate: Candidate, benchmark: Benchmark, data: Path, out: Path, settings: BenchmarkSettings
 ) -> _Job:
@@ -180,7 +140,7 @@ def _job(
     wanted = {
         "model": agent.model,
         "step": candidate.step,
-        **agent.model_dump(include=set(OF_AGENT[2:])),
+        **agent.model_dump(include=OF_AGENT),
         "prompt": settings.prompt,
         "problems": len(problems),
         "problems_sha256": sha256(json.dumps(content).encode()).hexdigest(),

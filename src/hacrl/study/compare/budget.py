@@ -6,30 +6,23 @@ from hacrl.errors import UserError
 RULES = {
     "rollouts": "each agent draws equally many own rollouts in total, times the arm's factor",
     "updates": "each agent makes equally many parameter updates, times the arm's factor",
-    "time": "each arm is read at its last evaluation within the reference run's training time "
-    "(same team, same seed)",
 }
 
 
-def limited_by(rule: str, config: Config) -> str | None:
-    """The field of an evaluation's `Point` at which a run is read, if its steps do not determine what it
-    spends: its time, or its rollouts with dynamic sampling."""
-    if rule == "time":
-        return "seconds"
-    dynamic = config.problems_per_step > config.prompts_per_step
-    return "rollouts" if rule == "rollouts" and dynamic else None
+def is_open(rule: str, config: Config) -> bool:
+    """Whether the number of steps does not determine what a run spends: rollouts with dynamic sampling.
+    It is then read at its last evaluation within the budget."""
+    return rule == "rollouts" and config.problems_per_step > config.prompts_per_step
 
 
 def match_steps(rule: str, config: Config, reference: Config, ratio: float, where: str) -> int:
     """The number of steps for which every learner of `config` spends `ratio` times what it spends
     under `reference`."""
-    if limited_by(rule, config) and config.evaluation.every == 0:
+    if is_open(rule, config) and config.evaluation.every == 0:
         raise UserError(
             f'{where}: budget = "{rule}" needs evaluations during training; set evaluation.every'
         )
-    if rule == "time":
-        return config.steps
-    if rule == "rollouts" and reference.problems_per_step > reference.prompts_per_step:
+    if is_open(rule, reference):
         raise UserError(
             f'{where}: budget = "rollouts" needs a reference with a fixed number of rollouts, not '
             f"algorithm.name = {reference.algorithm.name!r}. Choose another reference"
@@ -38,16 +31,15 @@ def match_steps(rule: str, config: Config, reference: Config, ratio: float, wher
     if mine.keys() != theirs.keys():
         raise UserError(f"{where}: the learners differ from those of the reference arm")
     wanted = {agent: ratio * reference.steps * theirs[agent] for agent in mine}
-    steps = {agent: round(wanted[agent] / mine[agent]) for agent in mine}
-    first = next(iter(steps.values()))
+    steps = round(next(wanted[agent] / mine[agent] for agent in mine))
     for agent, count in wanted.items():
-        if first < 1 or abs(first * mine[agent] - count) > 1e-6 * count:
+        if steps < 1 or abs(steps * mine[agent] - count) > 1e-6 * count:
             raise UserError(
                 f'{where}: budget = "{rule}" asks for {count:g} {rule} of {agent!r}, and a step '
                 f"makes {mine[agent]}: no number of steps fits every agent. Change steps, "
                 "samples_per_prompt or the arm's factor"
             )
-    return first
+    return steps
 
 
 def per_step(config: Config, rule: str) -> dict[str, int]:
@@ -59,5 +51,4 @@ def per_step(config: Config, rule: str) -> dict[str, int]:
     from hacrl.training.plan import plan_of
 
     algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
-    plans = {a.name: plan_of(config, a, algorithm) for a in learners}
-    return {name: len(plan.floors) for name, plan in plans.items()}
+    return {a.name: len(plan_of(config, a, algorithm).floors) for a in learners}

@@ -14,9 +14,8 @@ import rich.table
 
 from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
-from hacrl.study.compare.benchmarks import chosen
 from hacrl.study.compare.budget import per_step
-from hacrl.study.compare.finished import with_finished
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.suite import Run, Suite, load_suite, make_runs
 from hacrl.study.doctor.doctor import agent_need, memory_findings
 from hacrl.study.doctor.memory import named_parameters
@@ -54,7 +53,7 @@ def make_plan(
 ) -> list[PlanRow]:
     """One row per team and arm, of the runs that `compare` with the same arguments would train."""
     suite = load_suite(path, changes)
-    runs, *_ = with_finished(kept, make_runs(suite, out, changes))
+    runs = FinishedRuns(kept).with_results(make_runs(suite, out, changes))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in suite.wanted(runs, only, teams):
         if not run.finished:
@@ -91,7 +90,7 @@ def run_seconds(suite: Suite, config: Config) -> float | None:
     asked = evaluations * held_out * config.evaluation.samples
     if settings := suite.benchmarks:
         most = settings.problems or 10**9
-        for b in chosen(settings):
+        for b in settings.chosen:
             asked += min(most, SOURCES[b.name].rows) * settings.samples.get(b.name, b.samples)
     total = 0.0
     for agent in config.agents:
