@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from hacrl.safe_text import printable
@@ -38,7 +38,6 @@ class Evaluation:
     not_attempted: int  # problems whose prompt was too long
     unjudged: int  # problems without a judged reply, left out of all means
     reply_tokens: float  # mean length of a reply
-    reply_tokens_median: float
     truncated: float  # fraction of replies truncated at the limit
     first_failure: str = ""  # status and message of the first reply that was not judged
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +93,6 @@ def count(
         not_attempted=len({r["problem"] for r in rows if r["finish"] == Finish.NOT_ATTEMPTED}),
         unjudged=len(problems) - len(judged),
         reply_tokens=fmean(lengths),
-        reply_tokens_median=float(median(lengths)),
         truncated=fmean([row["finish"] == Finish.LENGTH for row in attempted] or [0]),
         first_failure=next(
             (f"{r['status']}: {r['detail']}" for r in attempted if r["reward"] is None), ""

@@ -15,7 +15,6 @@ from hacrl.config import AgentConfig, dump_config, parse_config
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import count
-from hacrl.runs import start
 from hacrl.statistics import estimate_scores
 from hacrl.store.rows import RowLog, read_rows
 from hacrl.study.benchmarks.catalogue import (
@@ -115,7 +114,6 @@ def test_figures_by_hand() -> None:
     assert found.verdicts == {"ok": 2, "wrong": 3, "unparsed": 2, "timeout": 4, "error": 1}
     assert (found.not_attempted, found.unjudged) == (1, 1)
     assert found.reply_tokens == pytest.approx((4 + 8 + 10 * 10) / 12)
-    assert found.reply_tokens_median == 10
     assert found.truncated == pytest.approx(1 / 12)
 
 
@@ -176,7 +174,7 @@ def test_finished_benchmarks_are_not_run_again(done: tuple[Summary, Path], data:
     agents = [never("wren"), never("finch")]
     assert evaluate_benchmarks(agents, SUMS, data, out, SETTINGS) == result
     other = SETTINGS.model_copy(update={"max_response_tokens": 25})
-    with pytest.raises(UserError, match="max_response_tokens = 24; this one has 25"):
+    with pytest.raises(UserError, match="max_response_tokens is 24 there and 25 here"):
         evaluate_benchmarks(agents, SUMS, data, out, other)
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("re*.json*")}
 
@@ -254,7 +252,6 @@ def test_math7_is_the_papers() -> None:
     ("change", "message"),
     [
         ({"samples": {"medium": 2}}, "'medium' is not one of the benchmarks easy, hard"),
-        ({"temperature": 0.0}, "Hard: temperature 0 gives 4 equal replies"),
         ({"prompt": "Hello"}, "names no column"),
     ],
 )
@@ -302,16 +299,3 @@ def test_a_model_with_the_settings_of_an_agent(
         evaluate_held_out("pocket:wren", config=config, agent="three")
     with pytest.raises(UserError, match="has no checkpoints"):
         evaluate_held_out("pocket:wren", config=config, best=True)
-
-
-def test_the_agents_of_a_run(data: Path, tmp_path: Path) -> None:
-    """A learner at its checkpoint and a frozen member, side by side."""
-    run = tmp_path / "run"
-    agents = [member("pupil", "wren"), member("teacher", "finch", learn=False)]
-    start(team(*agents, steps=1, evaluation={"problems": 0}), run)
-    both = find_candidates(str(run), ["runtime.device=cpu"])
-    assert [(c.agent.name, c.step) for c in both] == [("pupil", 1), ("teacher", 0)]
-    result = evaluate_benchmarks(both, [EASY], data, tmp_path / "out", SETTINGS)
-    assert result.agents == ["pupil", "teacher"]
-    assert [r.settings["step"] for r in result.results] == [1, 0]
-    assert [c.agent.name for c in find_candidates(str(run), agent="teacher")] == ["teacher"]

@@ -103,11 +103,9 @@ def test_the_report_agrees_with_the_runs(finished: Path) -> None:
 def test_the_report_is_one_file_without_a_network(finished: Path) -> None:
     html = (finished / "out" / "report.html").read_text()
     text = (finished / "out" / "report.md").read_text()
-    for sign in ("<script src", '<link rel="stylesheet"', "@import", "url(", "<img"):
+    for sign in ("<script src", '<link rel="stylesheet"', "@import", "url(", "<img", "connect-src"):
         assert sign not in html
-    assert (
-        "default-src 'none'" in html and "connect-src" not in html
-    )  # the policy allows no request
+    assert "default-src 'none'" in html  # the policy allows no request
     start = html.index('id="data">') + len('id="data">')
     found = json.loads(html[start : html.index("</script>", start)])["answers"]["suite"]
     assert found["links"]["team/gspo/1"] == "runs/team/gspo/seed-1"
@@ -116,31 +114,25 @@ def test_the_report_is_one_file_without_a_network(finished: Path) -> None:
     for page in (found["report"], text):
         assert "An arm is one way of training" in page and "A run is one training run" in page
         assert "is open: the interval contains zero" in page
-        assert 'Budget rule "rollouts"' in page
         assert f"torch {torch.__version__}" in page
 
 
-def test_finished_runs_are_never_trained_again(finished: Path) -> None:
+def test_finished_runs_are_never_trained_again(finished: Path, tmp_path: Path) -> None:
+    """The same command again, and --report of a suite with a third seed that has no run."""
     out = finished / "out"
-    before = content(out)
-    reports = [(out / name).read_bytes() for name in ("report.md", "report.html")]
+    before, names = content(out), ("report.md", "report.html")
+    reports = [(out / name).read_bytes() for name in names]
     compare(finished / "tiny.toml", out)
-    assert content(out) == before
-    assert [(out / name).read_bytes() for name in ("report.md", "report.html")] == reports
-
-
-def test_report_only_trains_nothing(finished: Path, tmp_path: Path) -> None:
-    """A suite with a third seed that has no run: the report covers the two finished ones."""
-    out = tmp_path / "out"
-    suite = write_suite(tmp_path, seeds=[1, 2, 3])
+    assert content(out) == before and [(out / name).read_bytes() for name in names] == reports
+    suite, copy = write_suite(tmp_path, seeds=[1, 2, 3]), tmp_path / "out"
     with pytest.raises(UserError, match=r"no run is finished, so there is no report\.$"):
-        compare(suite, out, report_only=True)
-    assert not out.exists()  # a mistyped folder is not created
-    shutil.copytree(finished / "out", out)
-    before = content(out)
+        compare(suite, copy, report_only=True)
+    assert not copy.exists()  # a mistyped folder is not created
+    shutil.copytree(out, copy)
+    before = content(copy)
     done = subprocess.run(command(tmp_path, "--report"), capture_output=True, text=True, check=True)
     assert "+0.0 [+0.0, +0.0]" in done.stdout and "started" not in done.stderr
-    assert content(out) == before
+    assert content(copy) == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -169,9 +161,7 @@ def test_another_reference_has_its_own_report(finished: Path) -> None:
     assert one["seeds"]["mean"] == pytest.approx(-two["seeds"]["mean"])
     assert one["p"] == pytest.approx(two["p"])
     text = (place / "report.md").read_text()
-    assert "The suite's reference is gspo" in text and "--against hacpo" in text
-    assert "(../../runs/team/gspo/seed-1)" in text
-    assert "The suite's reference is" not in (out / "report.md").read_text()
+    assert "The suite's reference is gspo" in text and "(../../runs/team/gspo/seed-1)" in text
 
 
 def test_other_settings_and_wrong_names_are_refused(finished: Path, tmp_path: Path) -> None:
@@ -279,7 +269,6 @@ def test_only_the_runs_that_are_not_in_the_file_are_trained(kept: Path, tmp_path
     problems, *runs = (json.loads(line) for line in both.read_text().splitlines())
     assert len(problems["problems"]) == 10
     assert [run["run"] for run in runs] == ["team/gspo/seed-1", "team/gspo/seed-2"]
-    assert all(run["source"] == runs[0]["source"] and run["environment"]["torch"] for run in runs)
 
 
 def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path) -> None:
@@ -294,19 +283,10 @@ def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path)
     assert list(row["models"]) == ["team/wren/wren"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            "agents.wren.learning_rate=1e-3",
-            "agents.wren.learning_rate is 0.0002 there and 0.001 here",
-        ),
-        ("evaluation.problems=9", "evaluation.problems is 10 there and 9 here"),
-    ],
-)
-def test_other_settings_are_refused(kept: Path, tmp_path: Path, change: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        compare(write_suite(tmp_path, **ALONE), tmp_path / "out", [change], kept=kept)
+def test_other_settings_are_refused(kept: Path, tmp_path: Path) -> None:
+    change = ["agents.wren.learning_rate=1e-3"]
+    with pytest.raises(UserError, match=r"learning_rate is 0\.0002 there and 0\.001 here"):
+        compare(write_suite(tmp_path, **ALONE), tmp_path / "out", change, kept=kept)
 
 
 def test_a_run_from_before_a_setting_existed_has_its_default(kept: Path, tmp_path: Path) -> None:

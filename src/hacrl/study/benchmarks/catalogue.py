@@ -113,10 +113,9 @@ def load_problems(
 
 def _file(benchmark: Benchmark, data: Path) -> Path:
     names = [f"{benchmark.name}.jsonl", f"{benchmark.name}.jsonl.gz"]
-    for name in names:
-        if (data / name).is_file():
-            return data / name
+    if found := [data / name for name in names if (data / name).is_file()]:
+        return found[0]
     raise UserError(
-        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: fetch it with `hacrl data "
-        f"fetch {benchmark.name} --out {data}`, or leave the benchmark out"
+        f"{data} has no {' or '.join(names)} for {benchmark.title}: fetch it with `hacrl data fetch "
+        f"{benchmark.name} --out {data}`, or leave the benchmark out"
     )

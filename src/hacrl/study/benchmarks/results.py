@@ -15,7 +15,7 @@ from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
 from hacrl.store.rows import read_object, write_object
 from hacrl.study.benchmarks.catalogue import Headline
-from hacrl.study.tables import plain_table
+from hacrl.study.tables import percent, plain_table
 from hacrl.study.templates import render
 
 REPEAT = "Delete the file's folder and repeat the `hacrl eval` command"
@@ -64,9 +64,9 @@ class Summary:
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(result.benchmark for result in self.results))
 
-    def result(self, benchmark: str, agent: str) -> BenchmarkResult | None:
+    def result(self, benchmark: str, agent: str) -> BenchmarkResult:
         wanted = (benchmark, agent)
-        return next((r for r in self.results if (r.benchmark, r.agent) == wanted), None)
+        return next(r for r in self.results if (r.benchmark, r.agent) == wanted)
 
     def mean(self, agent: str) -> float:
         """Mean of the agent's headline figures; every benchmark counts once."""
@@ -114,15 +114,7 @@ def summary_table(summary: Summary) -> Table:
 def _headlines(summary: Summary) -> Iterator[list[str]]:
     for name in summary.benchmarks:
         found = [summary.result(name, agent) for agent in summary.agents]
-        first = next(result for result in found if result is not None)
-        scores = [
-            _score_text(r.score) + judged_text(*judged_counts(r.figures.metrics())) if r else "-"
-            for r in found
-        ]
-        yield [first.title, first.label, str(first.figures.problems), *scores]
+        judged = [judged_text(*judged_counts(r.figures.metrics())) for r in found]
+        scores = [percent(r.score) + text for r, text in zip(found, judged, strict=True)]
+        yield [found[0].title, found[0].label, str(found[0].figures.problems), *scores]
     yield ["mean", "", "", *(f"{100 * summary.mean(agent):.1f}" for agent in summary.agents)]
-
-
-def _score_text(e: Estimate) -> str:
-    """e.g. 10.0 [1.8, 40.4]"""
-    return f"{100 * e.mean:.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]"

@@ -7,7 +7,7 @@ numbers of results.json as figures, and the text.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,6 @@ from hacrl.safe_text import mask_override, plural
 from hacrl.statistics import LEVEL
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.benchmarks import table_lines
-from hacrl.study.compare.budget import RULES
 from hacrl.study.compare.exchange import Exchange, Parity
 from hacrl.study.compare.results import Results, Row
 from hacrl.study.tables import duration, percent, plain_table, points_text
@@ -27,6 +26,8 @@ from hacrl.study.templates import render as render_template
 from hacrl.view.suite import report_page
 
 Line = dict[str, str]  # one row of a table: column -> text
+NOT_PRINTED = ("seeds", "seeds above/below", "p (Holm)", "alone (fitted)")
+"""Columns of report.md that the terminal does not show."""
 DIAGNOSTICS = {
     "peers/used": "used",
     "peers/below_floor": "below floor",
@@ -54,7 +55,6 @@ def as_json(results: Results) -> dict[str, Any]:
         "suite": suite.path.name,
         "changes": [*map(mask_override, results.changes)],
         "budget": suite.budget,
-        "rule": RULES[suite.budget],
         "reference": results.reference,
         "score": results.score,
         "seeds": suite.seeds,
@@ -69,7 +69,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "rows": [
             asdict(row)
             | {"verdict": row.difference.verdict if row.difference else None}
-            | {"exchange": _exchange_json(row.exchange)}
+            | ({"exchange": _exchange_json(row.exchange)} if row.exchange else {})
             for row in results.rows
         ],
     }
@@ -82,7 +82,6 @@ def render(results: Results, up: str = "") -> str:
         "compare/report.md.j2",
         results=results,
         suite=results.suite,
-        rule=RULES[results.suite.budget],
         level=LEVEL,
         unit=_unit(results),
         verdicts=list(verdicts(results)),
@@ -104,51 +103,32 @@ def render_page(results: Results, up: str = "") -> str:
     return report_page(title, as_json(results), render(results, up), up)
 
 
-def results_table(results: Results) -> rich.table.Table:
-    """The main numbers for the terminal, one line per agent and arm."""
-    several = len(results.suite.all_teams) > 1
+def tables(results: Results) -> Iterator[rich.table.Table]:
+    """The main numbers for the terminal: held-out scores, exchange rates and benchmarks."""
     seeds = len({seed for row in results.rows for seed in row.seeds})
-    title = f"\n{results.suite.path.stem}: held-out {results.score} {_unit(results)}"
-    caption = (
+    scores = (
         f"{results.problems} problems x {results.replies} replies, mean over "
-        f"{plural(seeds, 'seed')}\n"
-        f"minus {results.reference}: difference paired by seed and problem, with 95 % interval"
+        f"{plural(seeds, 'seed')} with 95 % interval\n"
+        f"minus {results.reference}: difference paired by seed and problem"
         + ("" if seeds > 1 else "\nOne seed allows no verdict: the interval covers problems only.")
     )
-    numbers = ("rollouts", "updates", "time", "before", "after", f"minus {results.reference}")
-    table = plain_table(title, ["agent", "arm"], numbers, caption)
-    table.add_column("verdict")
-    if results.suite.alone:
-        table.add_column("exchange rate f", justify="right")
-        table.add_column("f >= n", no_wrap=True)
-    for row in results.rows:
-        found, rate = row.difference, row.exchange
-        table.add_row(
-            row.name if several else row.agent,
-            row.arm,
-            f"{row.rollouts:,.0f}",
-            f"{row.updates:,.0f}",
-            duration(row.seconds),
-            f"{100 * row.before.mean:.1f}{row.judged[0]}",
-            f"{100 * row.after.mean:.1f}{row.judged[1]}",
-            points_text(found.interval) if found else "",
-            found.verdict if found else "",
-            *([rate.text, f"{rate.parity} (n = {rate.n:.3g})"] if rate else []),
-        )
-    return table
+    published = "in brackets: published figures" if results.suite.published else None
+    accuracies = [_accuracy_line(results, row) for row in results.rows]
+    exchange = [_exchange_line(row, row.exchange) for row in results.rows if row.exchange]
+    name = results.suite.path.stem
+    yield from _table(f"{name}: held-out {results.score} {_unit(results)}", accuracies, scores)
+    yield from _table("exchange rate f", exchange, "n: rollouts of the team for one own rollout")
+    benchmarks = table_lines(results.suite, results.benchmarks)
+    yield from _table("benchmarks in percent, mean over seeds", benchmarks, published)
 
 
-def benchmark_table(results: Results) -> rich.table.Table | None:
-    """The benchmarks for the terminal; None without benchmarks."""
-    lines = table_lines(results.suite, results.benchmarks)
-    if not lines:
-        return None
-    title, (agent, arm, *numbers) = "\nbenchmarks in percent, mean over seeds", lines[0]
-    caption = "in brackets: published figures" if results.suite.published else None
-    table = plain_table(title, [agent, arm], numbers, caption)
-    for line in lines:
-        table.add_row(*line.values())
-    return table
+def _table(title: str, lines: Sequence[Line], caption: str | None) -> Iterator[rich.table.Table]:
+    if lines:
+        agent, arm, *numbers = (name for name in lines[0] if name not in NOT_PRINTED)
+        table = plain_table(f"\n{title}", [agent, arm], numbers, caption)
+        for line in lines:
+            table.add_row(*(text for name, text in line.items() if name not in NOT_PRINTED))
+        yield table
 
 
 # ---------------------------------------------------------------- verdicts
@@ -184,12 +164,27 @@ def _verdict(row: Row, results: Results) -> str:
 
 def _scores(results: Results) -> list[Line]:
     """Per arm: for how many agents it is better, open or worse."""
-    found: dict[str, Counter[str]] = {}
-    for row in results.rows:
-        if row.difference:
-            found.setdefault(row.arm, Counter())[row.difference.verdict] += 1
+    found = _by_arm((row.arm, row.difference.verdict) for row in results.rows if row.difference)
     names = ("better", "open", "worse")
     return [{"arm": arm} | {v: str(counts[v]) for v in names} for arm, counts in found.items()]
+
+
+def _parity_counts(results: Results) -> list[str]:
+    """Per arm: for how many agents f >= n is shown, open, refuted and not identifiable."""
+    found = _by_arm((row.arm, row.exchange.parity) for row in results.rows if row.exchange)
+    return [
+        f"{arm}: f >= n is "
+        + ", ".join(f"{verdict} for {counts[verdict]}" for verdict in get_args(Parity))
+        + f" of {plural(counts.total(), 'agent')}."
+        for arm, counts in found.items()
+    ]
+
+
+def _by_arm(verdicts: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for arm, verdict in verdicts:
+        found.setdefault(arm, Counter())[verdict] += 1
+    return found
 
 
 # ---------------------------------------------------------------- lines of the tables
@@ -217,8 +212,8 @@ def _accuracy_line(results: Results, row: Row) -> Line:
     }
 
 
-def _exchange_json(found: Exchange | None) -> dict[str, Any] | None:
-    return asdict(found) | {"text": found.text, "parity": found.parity} if found else None
+def _exchange_json(found: Exchange) -> dict[str, Any]:
+    return asdict(found) | {"text": found.text, "parity": found.parity}
 
 
 def _exchange_line(row: Row, found: Exchange) -> Line:
@@ -233,20 +228,6 @@ def _exchange_line(row: Row, found: Exchange) -> Line:
         "n": f"{found.n:.3g}",
         "f >= n": found.parity,
     }
-
-
-def _parity_counts(results: Results) -> list[str]:
-    """Per arm: for how many agents f >= n is shown, open, refuted and not identifiable."""
-    found: dict[str, Counter[str]] = {}
-    for row in results.rows:
-        if row.exchange:
-            found.setdefault(row.arm, Counter())[row.exchange.parity] += 1
-    return [
-        f"{arm}: f >= n is "
-        + ", ".join(f"{verdict} for {counts[verdict]}" for verdict in get_args(Parity))
-        + f" of {plural(counts.total(), 'agent')}."
-        for arm, counts in found.items()
-    ]
 
 
 def _diagnostics_line(row: Row) -> Line:

@@ -20,10 +20,9 @@ from hacrl.errors import UserError
 from hacrl.replies import judged_text, score_name
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
-from hacrl.study.compare.budget import is_open
 from hacrl.study.compare.exchange import Exchange, exchange_rate
 from hacrl.study.compare.reading import CHECKS, AgentRun, Point, mean_metrics, read_run
-from hacrl.study.compare.suite import Run, Suite, make_config, uses_peers
+from hacrl.study.compare.suite import Run, Suite, is_dynamic, make_config, uses_peers
 
 Verdict = Literal["better", "worse", "open"]
 
@@ -195,7 +194,7 @@ def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
     spent: dict[tuple[str, int], dict[str, int]] = {}
     for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != suite.reference):
         pair = run.team, run.seed
-        if not is_open(suite.budget, run.config):
+        if not is_dynamic(run.config):
             found += (agent_runs := read_run(run))
             if run.arm == suite.reference:
                 spent[pair] = {r.agent: r.last.rollouts for r in agent_runs}

@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hacrl.config import dump_config
 from hacrl.errors import Terminated, UserError
@@ -89,7 +88,7 @@ def _ended(
     last = (read_whole_lines(log) or ["(the log is empty)"])[-1]
     if code == -signal.SIGKILL:
         last = f"killed (by the system if memory ran out); last line: {last}"
-    progress.failed(run, last)
+    progress.print(f"failed: {run.name}: {last}")
     return [(run.name, last, log)]
 
 
@@ -137,17 +136,16 @@ class SuiteProgress:
 
     def __init__(self, runs: Sequence[Run], waiting: Sequence[Run], parallel: int) -> None:
         self.console = PlainConsole(stderr=True)
-        self.runs = runs
-        self._finished = len(runs) - len(waiting)
-        self._total = {run.name: _rollouts(run, run.config.steps) for run in waiting}
+        self.runs, self._finished = runs, len(runs) - len(waiting)
         self._done = {run.name: _rollouts(run, run.reader.steps_done()) for run in waiting}
-        self._before = sum(self._done.values())
-        self._start = time.monotonic()
         self._last_read = 0.0
         self._noted: set[str] = set()
-        columns = (TextColumn("{task.description}"), BarColumn(30))
-        self._bar = Progress(*columns, console=self.console, transient=True)
-        self._task = self._bar.add_task("", total=None)
+        columns = (TextColumn("{task.description}"), BarColumn(30), TimeRemainingColumn())
+        self._bar = Progress(
+            *columns, console=self.console, transient=True, speed_estimate_period=3600
+        )
+        total = sum(_rollouts(run, run.config.steps) for run in waiting)
+        self._task = self._bar.add_task("", total=total, completed=sum(self._done.values()))
         before = f", {self._finished} already finished" if self._finished else ""
         self.print(f"{plural(len(runs), 'run')}{before}; {parallel} at a time")
 
@@ -164,18 +162,13 @@ class SuiteProgress:
 
     def finished(self, run: Run) -> None:
         self._finished += 1
-        self._done[run.name] = self._total[run.name]
-        self.print(f"finished: {run.name}; {self._state()}")
+        self.print(f"finished: {run.name}; {self._finished} of {len(self.runs)} runs")
         with suppress(UserError):  # a damaged file of notes
             for row in run.reader.notes():
                 kind = _NUMBER.sub("0", row["text"])  # with other numbers it is the same kind
                 if kind not in self._noted:
                     self.print(f"note of {run.name}: {' '.join(row['text'].split())}")
                 self._noted.add(kind)
-
-    def failed(self, run: Run, last: str) -> None:
-        self._total[run.name] = self._done[run.name]  # nothing is left of it
-        self.print(f"failed: {run.name}: {last}")
 
     def interrupted(self) -> None:
         report = "; --report builds the report from the finished runs" if self._finished else ""
@@ -185,22 +178,12 @@ class SuiteProgress:
         )
 
     def update(self, active: Sequence[Run]) -> None:
-        """Read how far the active runs are and show it."""
-        if not self.console.is_terminal or time.monotonic() - self._last_read < READ_EVERY:
-            return
-        self._last_read = time.monotonic()
-        for run in active:
-            self._done[run.name] = _rollouts(run, run.reader.steps_done())
-        done, total = sum(self._done.values()), sum(self._total.values())
-        self._bar.update(self._task, completed=done, total=total, description=self._state())
-
-    def _state(self) -> str:
-        """Runs and time left, estimated from the work of this process only."""
-        done = sum(self._done.values())
-        left, passed = sum(self._total.values()) - done, time.monotonic() - self._start
-        seconds = passed / (done - self._before) * left if done > self._before else 0
-        text = f"{timedelta(seconds=round(seconds))} left" if seconds else "time left unknown"
-        return f"{self._finished} of {len(self.runs)} runs, {text}"
+        """Read how far the active runs are and show it in a terminal."""
+        if self.console.is_terminal and time.monotonic() - self._last_read >= READ_EVERY:
+            self._last_read = time.monotonic()
+            self._done |= {r.name: _rollouts(r, r.reader.steps_done()) for r in active}
+            text = f"{self._finished} of {len(self.runs)} runs"
+            self._bar.update(self._task, completed=sum(self._done.values()), description=text)
 
 
 def _rollouts(run: Run, steps: int) -> int:

@@ -31,7 +31,6 @@ from hacrl.errors import UserError
 from hacrl.fingerprint import changed_files, config_by_key
 from hacrl.store.reader import RunReader
 from hacrl.study.benchmarks.catalogue import Benchmark, BenchmarkSettings, choose_benchmarks
-from hacrl.study.compare.budget import match_steps
 
 if TYPE_CHECKING:
     from hacrl.study.compare.reading import AgentRun
@@ -91,9 +90,9 @@ class Suite(Table):
     """Seeds on which settings of this suite were chosen; `seeds` must not contain any of them."""
     parallel: int = Field(1, ge=1)
     """Number of runs to train at a time."""
-    budget: Literal["rollouts", "updates"] = "rollouts"
-    """What is equal across arms, through the number of steps: each agent's own rollouts, or its
-    parameter updates."""
+    budget: Literal["rollouts"] = "rollouts"
+    """What is equal across arms, through the number of steps: each agent's own rollouts in total, times
+    the arm's factor."""
     reference: str
     """The arm that all others are compared with."""
     alone: list[str] = Field(default_factory=list)
@@ -130,15 +129,11 @@ class Suite(Table):
         for arm in self.arms:
             if unknown := set(arm.teams or ()) - {t.name for t in self.all_teams}:
                 raise ValueError(f"arms: {arm.name!r} has the unknown team {min(unknown)!r}")
-        if unknown := set(self.alone) - set(named["arms"]):
-            raise ValueError(f"alone: {min(unknown)!r} is not an arm; arms: {named['arms']}")
-        factors = [self.arm(name).factor for name in self.alone]
+        factors = [self.arm(name, "alone:").factor for name in self.alone]
         if len(factors) == 1 or any(a >= b for a, b in pairwise(factors)):
             raise ValueError(
                 f"alone = {self.alone} needs two arms or more with growing factors, not {factors}"
             )
-        if self.alone and self.budget != "rollouts":
-            raise ValueError(f'alone needs budget = "rollouts", not {self.budget!r}')
         return self
 
     @property
@@ -163,11 +158,11 @@ class Suite(Table):
 
     def wanted(self, runs: Sequence[Run], only: Sequence[str], teams: Sequence[str]) -> list[Run]:
         """The runs of these arms and teams; an empty list means all."""
+        known = [team.name for team in self.all_teams]
         for name in only:
             self.arm(name, "--only")
-        names = [team.name for team in self.all_teams]
-        if unknown := [name for name in teams if name not in names]:
-            raise UserError(f"--teams {unknown[0]}: no such team; teams: {', '.join(names)}")
+        for name in set(teams) - set(known):
+            raise UserError(f"--teams {name}: no such team; teams: {', '.join(known)}")
         return [r for r in runs if r.arm in (only or [r.arm]) and r.team in (teams or [r.team])]
 
 
@@ -287,14 +282,49 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
                         f"{where}: {changed} (there: the reference). Arms that are evaluated in "
                         "different ways cannot be compared"
                     )
-                ratio = arm.factor / reference.factor
-                steps = match_steps(suite.budget, config, against, ratio, where)
+                steps = match_steps(config, against, arm.factor / reference.factor, where)
                 agents = [_with_stored_run(a, out, seed) for a in config.agents]
                 config = config.model_copy(update={"steps": steps, "agents": agents})
                 folder = out / "runs" / team.name / arm.name / f"seed-{seed}"
                 runs.append(Run(team.name, arm.name, seed, folder, config))
     _check_agent_names(suite, runs)
     return runs
+
+
+def is_dynamic(config: Config) -> bool:
+    """Whether the rollouts of a step vary: the report reads the run within the budget."""
+    return config.problems_per_step > config.prompts_per_step
+
+
+def match_steps(config: Config, reference: Config, ratio: float, where: str) -> int:
+    """The number of steps in which every learner of `config` draws `ratio` times the rollouts that it
+    draws under `reference`."""
+    if is_dynamic(config) and config.evaluation.every == 0:
+        raise UserError(
+            f"{where}: {config.algorithm.name!r} draws more rollouts in some steps, so it needs "
+            "evaluations during training; set evaluation.every"
+        )
+    if is_dynamic(reference):
+        raise UserError(
+            f"{where}: the reference needs a fixed number of rollouts, not algorithm.name = "
+            f"{reference.algorithm.name!r}. Choose another reference"
+        )
+    mine, theirs = (
+        {a.name: c.prompts_per_step * c.samples_of(a) for a in c.agents if a.learns}
+        for c in (config, reference)
+    )
+    if mine.keys() != theirs.keys():
+        raise UserError(f"{where}: the learners differ from those of the reference arm")
+    wanted = {agent: ratio * reference.steps * theirs[agent] for agent in mine}
+    steps = round(next(wanted[agent] / mine[agent] for agent in mine))
+    for agent, count in wanted.items():
+        if steps < 1 or abs(steps * mine[agent] - count) > 1e-6 * count:
+            raise UserError(
+                f"{where}: the budget is {count:g} rollouts of {agent!r}, and a step makes "
+                f"{mine[agent]}: no number of steps fits every agent. Change steps, "
+                "samples_per_prompt or the arm's factor"
+            )
+    return steps
 
 
 def _with_stored_run(agent: AgentConfig, out: Path, seed: int) -> AgentConfig:
@@ -322,10 +352,10 @@ def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
     """A misspelled name in an arm's `agents` would change nothing, without a warning."""
     for arm in suite.arms:
         known = {agent.name for run in runs if run.arm == arm.name for agent in run.config.agents}
-        if unknown := arm.agents.keys() - known:
+        for name in arm.agents.keys() - known:
             raise UserError(
-                f"{suite.path}: arm {arm.name!r} changes agent {min(unknown)!r}, but its teams have "
-                f"only {sorted(known)}"
+                f"{suite.path}: arm {arm.name!r} changes agent {name!r}, but its teams have only "
+                f"{sorted(known)}"
             )
 
 
@@ -355,10 +385,8 @@ def _change_agents(agents: Any, arm: Arm) -> None:
     """Apply the arm's changes to single agents. A value that is not a list of agents stays: the
     config's own check reports it."""
     for agent in agents if isinstance(agents, list) else []:
-        for name, changed in arm.agents.items():
-            if isinstance(agent, dict) and agent.get("name") == name:
-                merge(agent, deepcopy(changed))
-                break  # the change may include the name
+        if isinstance(agent, dict) and isinstance(name := agent.get("name"), str):
+            merge(agent, deepcopy(arm.agents.get(name, {})))
 
 
 def _agent(tree: dict[str, Any], agent: str | dict[str, Any], team: SuiteTeam) -> dict[str, Any]:
