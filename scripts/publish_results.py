@@ -34,14 +34,14 @@ from matplotlib import pyplot as plt
 
 from hacrl.statistics import LEVEL, Estimate, holm, t_interval
 from hacrl.study.compare import compare
-from hacrl.study.compare.finished import with_finished
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.reading import AgentRun
 from hacrl.study.compare.results import Difference, Results, difference
 from hacrl.study.compare.suite import load_suite, make_runs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
-LEFT_OUT = ("Learning curves", "Runs")
+LEFT_OUT = ("Runs",)
 KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three", "-four")}
 """The files of kept runs of a suite that uses runs of another one (default: its own file)."""
 COLOURS = {
@@ -109,14 +109,15 @@ def cosines(name: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in report(name)[1].rows:
-        figures = row.theory.figures if row.theory else {}
-        own = figures.get(f"cosine/{row.agent}")
-        for source in row.theory.sources(row.agent)[1:] if row.theory else ():
-            found = figures.get(f"cosine/{source}")
+        own = row.theory.get(f"cosine/{row.agent}")
+        for key, found in row.theory.items():
+            kind, _, source = key.partition("/")
+            if kind != "cosine" or source == row.agent:
+                continue
             cells = (
                 row.name,
                 row.arm,
-                found.count if found else 0,
+                found.count,
                 source,
                 *map(_two, (found, own)),
             )
@@ -167,7 +168,8 @@ def sizes() -> str:
     problem; bold: significant after Holm's correction for all comparisons of the table."""
     suite = load_suite(DOCS.parent / "configs" / "suites" / "teams.toml")
     found: dict[tuple[str, str, str], list[AgentRun]] = defaultdict(list)
-    for run in with_finished(DOCS / "results" / "teams.jsonl", make_runs(suite, Path("runs")))[0]:
+    kept = FinishedRuns(DOCS / "results" / "teams.jsonl")
+    for run in kept.with_results(make_runs(suite, Path("runs"))):
         for agent in run.stored or ():
             found[run.team, agent.agent, run.arm].append(agent)
     rules = ("naive", "overlap", "hacpo", "open-level")

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from hacrl.safe_text import printable
@@ -38,7 +38,6 @@ class Evaluation:
     not_attempted: int  # problems whose prompt was too long
     unjudged: int  # problems without a judged reply, left out of all means
     reply_tokens: float  # mean length of a reply
-    reply_tokens_median: float
     truncated: float  # fraction of replies truncated at the limit
     first_failure: str = ""  # status and message of the first reply that was not judged
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Evaluation:
             "accuracy/low": self.avg.low if self.avg else None,
             "accuracy/high": self.avg.high if self.avg else None,
             "problems": self.avg.count if self.avg else 0,
-            **{_task_key(task): value for task, value in self.by_task.items()},
+            **{f"accuracy/{t}": v for t, v in self.by_task.items() if t not in ("low", "high")},
             **{f"reward/{name}": mean for name, mean in self.rewards.items()},
             **{f"verdict/{status}": n for status, n in self.verdicts.items()},
             **({FIRST_FAILURE: self.first_failure} if self.first_failure else {}),
@@ -59,11 +58,6 @@ class Evaluation:
             "reply_tokens": self.reply_tokens,
             "truncated": self.truncated,
         }
-
-
-def _task_key(task: str) -> str:
-    """Column of a task's accuracy. accuracy/low and accuracy/high are the ends of the interval."""
-    return f"accuracy/{task}" + (" (task)" if task in ("low", "high") else "")
 
 
 def count(
@@ -99,7 +93,6 @@ def count(
         not_attempted=len({r["problem"] for r in rows if r["finish"] == Finish.NOT_ATTEMPTED}),
         unjudged=len(problems) - len(judged),
         reply_tokens=fmean(lengths),
-        reply_tokens_median=float(median(lengths)),
         truncated=fmean([row["finish"] == Finish.LENGTH for row in attempted] or [0]),
         first_failure=next(
             (f"{r['status']}: {r['detail']}" for r in attempted if r["reward"] is None), ""

@@ -67,8 +67,6 @@ def bootstrap(values: Sequence[float]) -> Estimate:
 def estimate_scores(values: Sequence[float]) -> Estimate:
     """Mean of scores in [0, 1], one per problem: Wilson's interval if every score is 0 or 1, else
     bootstrap below 100 problems and normal from 100 on."""
-    if not values:
-        raise UserError("no problem was judged, so there is no score to average")
     if all(v in (0.0, 1.0) for v in values):
         return wilson(round(sum(values)), len(values))
     return bootstrap(values) if len(values) < FEW else estimate(values)

@@ -239,8 +239,8 @@ def test_the_demo_compares_both_arms(tmp_path: Path) -> None:
     command = ("demo", *small, "--steps", "1", "--run", tmp_path / "demo")
     out, _ = accepted(*command)
     agents = ("wren", "finch", "heron")
-    rows = [line.split() for line in out.splitlines() if line.startswith(agents)]
-    assert [row[:3] for row in rows] == [[a, arm, "32"] for a in agents for arm in ARMS]
+    rows = [line.split() for line in out.splitlines() if line.startswith("team / ")]
+    assert [row[2:5] for row in rows[1:]] == [[a, arm, "32"] for a in agents for arm in ARMS]
     for arm, algorithm in ARMS.items():
         config = load_config(tmp_path / "demo/runs/team" / arm / "seed-0/config.toml")
         assert config.algorithm.name == algorithm

@@ -233,12 +233,18 @@ def _evaluate_benchmarks(
     chosen: dict[str, Any],
 ) -> Path:
     """Evaluate on benchmarks, print the table and return the folder with the replies."""
+    from hacrl.study.benchmarks.catalogue import BenchmarkSettings, choose_benchmarks
     from hacrl.study.benchmarks.results import summary_table
-    from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
+    from hacrl.study.benchmarks.run import evaluate_benchmarks
+    from hacrl.study.evaluation import find_candidates, output_folder
     from hacrl.study.tables import console
 
-    settings = BenchmarkSettings(**limits)
-    summary, folder = evaluate_target(target, overrides, benchmarks, data, out, settings, **chosen)
+    if data is None:
+        raise UserError("--benchmarks needs --data DIR, the folder with the data files")
+    wanted, settings = choose_benchmarks(benchmarks), BenchmarkSettings(**limits)
+    candidates = find_candidates(target, overrides, **chosen)
+    folder = out or output_folder(target, "benchmarks")
+    summary = evaluate_benchmarks(candidates, wanted, data, folder, settings, chosen["report"])
     print_json(asdict(summary)) if as_json else console().print(summary_table(summary))
     return folder
 

@@ -177,12 +177,10 @@ def _print_plan(rows: Sequence[PlanRow], as_json: bool) -> None:
 
 def _print_results(results: Results, out: Path, against: str = "") -> None:
     """Print the table of a suite, its report, and the command that shows its first run."""
-    from hacrl.study.compare.report import benchmark_table, results_table
+    from hacrl.study.compare.report import tables
     from hacrl.study.tables import console
 
-    console().print(results_table(results))
-    if (table := benchmark_table(results)) is not None:
-        console().print(table)
+    console().print(*tables(results))
     report = out / "against" / against if against else out
     typer.echo(f"\nreport: {report / 'report.html'} (also report.md and results.json)")
     row = results.rows[0]

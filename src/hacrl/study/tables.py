@@ -97,10 +97,11 @@ def summary_table(summary: RunSummary) -> Table:
     """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
     config, checks = summary.config, summary.checks
     name, unit = score_name(config.verifier.kind)
+    edge = max((agent.edge for agent in summary.agents), default=1)
     caption = [
         f"before, after, best: {name}{' in percent' if unit else ''}, with 95 % interval",
         "gain: after minus before, paired by problem",
-        _reward_caption(summary),
+        f"reward: mean of the first and last {'step' if edge == 1 else f'{edge} steps'}",
         "peers used: of peers' samples with an advantage other than 0, the fraction with a gradient "
         "after clipping",
         "time: sum of the agent's phases, from sampling to saving; loading is not counted",
@@ -125,13 +126,6 @@ def summary_table(summary: RunSummary) -> Table:
     for agent in summary.agents:
         table.add_row(*_agent_row(agent))
     return table
-
-
-def _reward_caption(summary: RunSummary) -> str:
-    edge = max((agent.edge for agent in summary.agents), default=1)
-    if edge == 1:
-        return "reward: mean of the first step and of the last"
-    return f"reward: mean of the first and last {edge} steps"
 
 
 def _agent_row(agent: AgentSummary) -> list[str]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
+from hacrl.config import Table
 from hacrl.errors import UserError
 from hacrl.tasks.dataset import to_problems
 from hacrl.tasks.deck import hash_number
@@ -15,6 +18,7 @@ from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import read_rows
 from hacrl.tasks.settings import ColumnsConfig
 from hacrl.types import Problem
+from hacrl.verify.settings import VerifierConfig
 
 PROMPT = "{question}\nReason step by step and put the final answer in \\boxed{{}}."
 
@@ -32,6 +36,31 @@ class Benchmark:
     title: str
     samples: int = 1  # k: replies to each problem
     headline: Headline = "avg"  # the figure reported: avg@k or best@k
+
+
+class BenchmarkSettings(Table):
+    """How benchmarks are run. The defaults follow arXiv 2603.02604 as far as it says.
+
+    Example: BenchmarkSettings(problems=200, max_response_tokens=1024)
+    """
+
+    problems: int | None = Field(None, ge=1)
+    """Most problems of each benchmark: a fixed sample of the larger ones."""
+    samples: dict[str, int] = Field(default_factory=dict)
+    """Replies per problem of some benchmarks, e.g. { aime25 = 8 }."""
+    temperature: float | None = Field(None, ge=0)
+    """0 is greedy. None: greedy with one reply per problem, else 1. (The paper does not say; the
+    authors' later code validates greedily.)"""
+    max_response_tokens: int = Field(8196, ge=1)
+    """Longest reply; shorter where prompt and reply would not fit the model's context."""
+    max_prompt_tokens: int = Field(4096, ge=1)
+    """A problem with a longer prompt is not attempted and counts as not solved."""
+    prompt: str = PROMPT
+    """Template of the user's message."""
+    seed: int = 0
+    """Seed of the samples of problems and of the sampling noise."""
+    verifier: VerifierConfig = Field(default_factory=lambda: VerifierConfig(kind="math"))
+    """Judges the replies."""
 
 
 MATH7 = (
@@ -76,8 +105,6 @@ def load_problems(
     )
     if most is None or most >= len(problems):
         return problems
-    if most < 1:
-        raise UserError(f"problems = {most}: give at least 1, or leave it out for all")
     # "suite" is part of the hash: another word would choose other problems.
     chosen = sorted(problems, key=lambda p: (hash_number("suite", seed, p.id), p.id))[:most]
     kept = {p.id for p in chosen}
@@ -86,10 +113,9 @@ def load_problems(
 
 def _file(benchmark: Benchmark, data: Path) -> Path:
     names = [f"{benchmark.name}.jsonl", f"{benchmark.name}.jsonl.gz"]
-    for name in names:
-        if (data / name).is_file():
-            return data / name
+    if found := [data / name for name in names if (data / name).is_file()]:
+        return found[0]
     raise UserError(
-        f"{data} has no {names[0]} or {names[1]} for {benchmark.title}: fetch it with `hacrl data "
-        f"fetch {benchmark.name} --out {data}`, or leave the benchmark out"
+        f"{data} has no {' or '.join(names)} for {benchmark.title}: fetch it with `hacrl data fetch "
+        f"{benchmark.name} --out {data}`, or leave the benchmark out"
     )

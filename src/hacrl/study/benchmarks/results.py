@@ -1,7 +1,7 @@
 """Results of benchmarks: result.json of each one, and the summary of all agents."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +13,9 @@ from hacrl.errors import UserError
 from hacrl.replies import Evaluation, Row, count, judged_counts, judged_text
 from hacrl.statistics import Estimate, estimate_scores
 from hacrl.store.files import write_atomic
-from hacrl.store.reader import read_replies
 from hacrl.store.rows import read_object, write_object
 from hacrl.study.benchmarks.catalogue import Headline
-from hacrl.study.tables import plain_table
+from hacrl.study.tables import percent, plain_table
 from hacrl.study.templates import render
 
 REPEAT = "Delete the file's folder and repeat the `hacrl eval` command"
@@ -52,7 +51,7 @@ _RESULT = TypeAdapter(BenchmarkResult)
 class Summary:
     """All results, benchmark by benchmark.
 
-    Example: read_summary(Path("runs/benchmarks-wren")).mean("wren")
+    Example: Summary((result,)).mean("wren")
     """
 
     results: tuple[BenchmarkResult, ...]
@@ -65,9 +64,9 @@ class Summary:
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(result.benchmark for result in self.results))
 
-    def result(self, benchmark: str, agent: str) -> BenchmarkResult | None:
+    def result(self, benchmark: str, agent: str) -> BenchmarkResult:
         wanted = (benchmark, agent)
-        return next((r for r in self.results if (r.benchmark, r.agent) == wanted), None)
+        return next(r for r in self.results if (r.benchmark, r.agent) == wanted)
 
     def mean(self, agent: str) -> float:
         """Mean of the agent's headline figures; every benchmark counts once."""
@@ -103,24 +102,6 @@ def write_summary(out: Path, summary: Summary) -> None:
     )
 
 
-def read_summary(out: Path) -> Summary:
-    """Read summary.json."""
-    path = out / "summary.json"
-    if not path.is_file():
-        raise UserError(f"{out} has no summary.json: no benchmark evaluation was finished there")
-    return Summary(tuple(map(_RESULT.validate_python, read_object(path, REPEAT)["results"])))
-
-
-def recount(out: Path) -> Summary:
-    """The same summary with all figures counted again from the replies on disk."""
-    results = []
-    for result in read_summary(out).results:
-        folder = out / result.benchmark / result.agent
-        figures, score = count_headline(read_replies(folder, REPEAT), result.headline)
-        results.append(replace(result, figures=figures, score=score))
-    return Summary(tuple(results))
-
-
 def summary_table(summary: Summary) -> Table:
     """The headline figures, one row per benchmark."""
     title = "percent, with the 95 % interval over problems"
@@ -133,15 +114,7 @@ def summary_table(summary: Summary) -> Table:
 def _headlines(summary: Summary) -> Iterator[list[str]]:
     for name in summary.benchmarks:
         found = [summary.result(name, agent) for agent in summary.agents]
-        first = next(result for result in found if result is not None)
-        scores = [
-            _score_text(r.score) + judged_text(*judged_counts(r.figures.metrics())) if r else "-"
-            for r in found
-        ]
-        yield [first.title, first.label, str(first.figures.problems), *scores]
+        judged = [judged_text(*judged_counts(r.figures.metrics())) for r in found]
+        scores = [percent(r.score) + text for r, text in zip(found, judged, strict=True)]
+        yield [found[0].title, found[0].label, str(found[0].figures.problems), *scores]
     yield ["mean", "", "", *(f"{100 * summary.mean(agent):.1f}" for agent in summary.agents)]
-
-
-def _score_text(e: Estimate) -> str:
-    """e.g. 10.0 [1.8, 40.4]"""
-    return f"{100 * e.mean:.1f} [{100 * e.low:.1f}, {100 * e.high:.1f}]"

@@ -19,7 +19,7 @@ from hacrl.errors import UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.store.files import write_config
 from hacrl.study.compare.benchmarks import check_data, evaluate_runs
-from hacrl.study.compare.finished import with_finished
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.runner import Failed, train_runs
 from hacrl.study.compare.suite import Run, load_suite, make_runs
 from hacrl.tasks import TASKS, make_task
@@ -47,30 +47,30 @@ def compare(
     """
     suite = load_suite(path, changes)
     if against:
-        suite.check_reference(against)
-    runs, keep, check_models = with_finished(kept, make_runs(suite, out, changes))
+        suite.arm(against, "--against")
+    finished = FinishedRuns(kept)
+    runs = finished.with_results(make_runs(suite, out, changes))
     for run in runs:
         run.check_stored()
     wanted = suite.wanted(runs, only, teams)
+    unfinished = [run for run in wanted if not run.finished]
     failed: list[Failed] = []
-    if not report_only and not all(run.finished for run in wanted):
-        for run in runs:
-            run.check_inputs()
     if not report_only:
+        for run in runs if unfinished else ():
+            run.check_inputs()
         if suite.benchmarks:
             check_data(suite.benchmarks)
-        unfinished = [run for run in wanted if not run.finished]
         check_tasks(unfinished)
-        check_models(unfinished)
+        finished.check_models(unfinished)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
-        failed = train_runs(wanted, parallel or suite.parallel, keep)
+        failed = train_runs(wanted, parallel or suite.parallel, finished.add)
         if suite.benchmarks:
             evaluate_runs(suite.benchmarks, wanted, PlainConsole(stderr=True).print)
     if not any(run.finished for run in runs):
         raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())
     for run in runs:
         if run.finished:
-            keep(run)
+            finished.add(run)
     from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
     from hacrl.study.compare.results import collect
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hacrl.statistics import Estimate, t_interval
-from hacrl.study.benchmarks.catalogue import Benchmark, choose_benchmarks, load_problems
+from hacrl.study.benchmarks.catalogue import load_problems
 from hacrl.study.compare.suite import Run, Suite, SuiteBenchmarks
 
 FOLDER = "benchmarks"  # RUN/benchmarks, as for `hacrl eval RUN --benchmarks`
@@ -27,44 +27,32 @@ class BenchmarkRow:
     published: Mapping[str, float]  # the paper's figures in percent; "mean" is its printed average
 
 
-def chosen(settings: SuiteBenchmarks) -> tuple[Benchmark, ...]:
-    return choose_benchmarks(settings.names)
-
-
 def check_data(settings: SuiteBenchmarks) -> None:
     """Raise a UserError if a data file is missing or broken, before anything is trained."""
-    for benchmark in chosen(settings):
-        load_problems(benchmark, settings.folder, settings.prompt)
+    for benchmark in settings.chosen:
+        load_problems(benchmark, settings.data, settings.prompt)
 
 
 def evaluate_runs(
     settings: SuiteBenchmarks, runs: Sequence[Run], report: Callable[[str], None]
 ) -> None:
     """Evaluate the agents of every finished run; finished benchmarks are not run again."""
-    from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_benchmarks
+    from hacrl.study.benchmarks.run import evaluate_benchmarks
     from hacrl.study.evaluation import find_candidates
 
-    options = BenchmarkSettings(
-        problems=settings.problems,
-        samples=settings.samples,
-        max_response_tokens=settings.max_response_tokens,
-        prompt=settings.prompt,
-    )
     for run in runs:
         if run.finished:
-            candidates = [
-                c for a in run.learners for c in find_candidates(str(run.folder), agent=a)
-            ]
             report(f"benchmarks: {run.name}")
+            found = [find_candidates(str(run.folder), agent=agent)[0] for agent in run.learners]
             out = run.folder / FOLDER
-            evaluate_benchmarks(candidates, chosen(settings), settings.folder, out, options)
+            evaluate_benchmarks(found, settings.chosen, settings.data, out, settings)
 
 
 def benchmark_rows(suite: Suite, runs: Sequence[Run]) -> Iterator[BenchmarkRow]:
     """One row per team, agent and arm, from the runs whose benchmarks are finished."""
     if suite.benchmarks is None:
         return
-    names = [b.name for b in chosen(suite.benchmarks)]
+    names = [b.name for b in suite.benchmarks.chosen]
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     for run in runs:
         for agent in run.learners:
@@ -92,7 +80,7 @@ def table_lines(suite: Suite, rows: Sequence[BenchmarkRow]) -> list[dict[str, st
     """The rows of Table 1: one per agent and arm, one column per benchmark, with published figures."""
     if suite.benchmarks is None:
         return []
-    benchmarks = chosen(suite.benchmarks)
+    benchmarks = suite.benchmarks.chosen
     return [
         {"team / agent": f"{row.team} / {row.agent}", "arm": row.arm}
         | {b.title: _cell(row.scores[b.name].mean, row.published.get(b.name)) for b in benchmarks}

@@ -71,8 +71,8 @@ class Exchange:
 
 
 def exchange_rate(mine: Sequence[AgentRun], alone: Sequence[Sequence[AgentRun]]) -> Exchange | None:
-    """f of one agent from its runs under one arm and under the arms alone, on the seeds and problems
-    that all have; None if there is no such seed or problem."""
+    """f of one agent from its runs under one arm and under the arms alone, with growing budgets, on the
+    seeds and problems that all have; None if there is no such seed or problem."""
     arms = [{r.run.seed: r for r in runs} for runs in (mine, *alone)]
     seeds = sorted(set.intersection(*(set(runs) for runs in arms)))
     found = [[runs[seed] for seed in seeds] for runs in arms]
@@ -81,12 +81,8 @@ def exchange_rate(mine: Sequence[AgentRun], alone: Sequence[Sequence[AgentRun]])
     own = fmean(r.last.rollouts for r in found[0]) if common else 0
     if not own:
         return None
-    spent = [fmean(r.last.rollouts for r in runs) / own for runs in found[1:]]
-    order = sorted(range(len(spent)), key=spent.__getitem__)
-    multiples = tuple(spent[i] for i in order)
-    scores = [
-        [[r.scores[p] for p in common] for r in found[i]] for i in (0, *(i + 1 for i in order))
-    ]
+    multiples = tuple(fmean(r.last.rollouts for r in runs) / own for runs in found[1:])
+    scores = [[[r.scores[p] for p in common] for r in runs] for runs in found]
     f, low, high, curve, flat = solve(scores, multiples)
     n = team_rollouts(mine[0].run.config, mine[0].agent)
     return Exchange(f, low, high, n, multiples, curve, len(seeds), flat)

@@ -9,7 +9,7 @@ trained in several sittings or on several machines; `cat A B > FILE` merges two 
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -24,71 +24,62 @@ from hacrl.store.checkpoint import sha256
 from hacrl.study.compare.reading import AgentRun, Point, read_run
 from hacrl.study.compare.suite import Run
 
-_AGENT_FIELDS = "updates", "metrics", "checks", "failure", "check_seconds"
+_AGENT_FIELDS = "updates", "metrics", "checks", "failure"
 """Fields of AgentRun that are stored as they are."""
 _TOKENIZER = "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
 
 
 class FinishedRuns:
-    """The file of finished runs.
+    """The file of finished runs. Without a path it is empty and stores nothing.
 
-    Example: FinishedRuns(Path("docs/results/real-pair.jsonl")).with_results(run)
+    Example: FinishedRuns(Path("docs/results/real-pair.jsonl")).with_results(runs)
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Read the file, if it exists."""
         self.path = path
         self._runs: dict[str, dict[str, Any]] = {}
-        self._models: dict[
-            str, tuple[str, str]
-        ] = {}  # model of a team: (its digest, a run with it)
+        self._models: dict[str, tuple[str, str]] = {}  # model of a team: (digest, a run with it)
         self._problems: dict[str, list[str]] = {}
         self._read()
 
     def _read(self) -> None:
-        lines = self.path.read_text().splitlines() if self.path.is_file() else ()
+        lines = self.path.read_text().splitlines() if self.path and self.path.is_file() else ()
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if "problems" in row:
                     self._problems[row["id"]] = row["problems"]
-                else:
-                    self._include(row)
-            except UserError:
-                raise
-            except (ValueError, KeyError, TypeError) as error:
+                    continue
+                run, models = row["run"], row.get("models", {})
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"--kept {self.path}: line {number} is not a run of `hacrl compare` ({error}). "
                     "Delete the line, or choose another file."
                 ) from error
+            self._check(run, models)
+            self._runs[run] = row
 
-    def _include(self, row: dict[str, Any]) -> None:
-        run = row["run"]
-        for model, digest in row.get("models", {}).items():
-            self._check(model, digest, run)
-            self._models.setdefault(model, (digest, run))
-        self._runs[run] = row
-
-    def _check(self, model: str, digest: str, run: str) -> None:
+    def _check(self, run: str, models: dict[str, str]) -> None:
         """UserError if another run was trained from other files of the same model."""
-        known, other = self._models.get(model, (digest, run))
-        if digest != known:
-            raise UserError(
-                f"--kept {self.path}: {other} and {run} have different files of the model {model} "
-                "(weights or tokenizer), so they cannot be compared. Restore the files, choose "
-                "another file and --out, or delete the lines of one kind."
-            )
+        for model, digest in models.items():
+            known, other = self._models.setdefault(model, (digest, run))
+            if digest != known:
+                raise UserError(
+                    f"--kept {self.path}: {other} and {run} have different files of the model {model} "
+                    "(weights or tokenizer), so they cannot be compared. Restore the files, choose "
+                    "another file and --out, or delete the lines of one kind."
+                )
 
-    def check_models(self, runs: Sequence[Run]) -> None:
+    def check_models(self, runs: Iterable[Run]) -> None:
         """UserError if a run that is not in the file would be trained from other files of a model."""
         for run in runs:
-            if run.name not in self._runs:
-                for model, digest in model_digests(run).items():
-                    self._check(model, digest, run.name)
+            if self.path and run.name not in self._runs:
+                self._check(run.name, model_digests(run))
 
     def add(self, run: Run) -> None:
         """Append a finished run that is not in the file yet."""
-        if run.name in self._runs:
+        if self.path is None or run.name in self._runs:
             return
         agents = read_run(run)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +89,7 @@ class FinishedRuns:
             if run.name in self._runs:  # another command has added it in the meantime
                 return
             rows: list[dict[str, Any]] = []
-            row = {
+            row: dict[str, Any] = {
                 "run": run.name,
                 "settings": settings(run.config),
                 "environment": run.environment,
@@ -106,15 +97,17 @@ class FinishedRuns:
                 "models": model_digests(run),
                 "agents": {a.agent: self._stored(a, rows) for a in agents},
             }
-            self._include(row)
+            self._check(run.name, row["models"])
+            self._runs[run.name] = row
             lines = (json.dumps(r, separators=(",", ":")) for r in [*rows, row])
             out.writelines(f"{line}\n" for line in lines)
 
-    def with_results(self, run: Run) -> Run:
-        """The run, with its stored results if it is in the file. UserError for other settings."""
-        row = self._runs.get(run.name)
-        if row is None:
-            return run
+    def with_results(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs, with their stored results where the file has them. UserError for other settings."""
+        return [self._with_results(r) if r.name in self._runs else r for r in runs]
+
+    def _with_results(self, run: Run) -> Run:
+        row = self._runs[run.name]
         given = config_by_key(run.config, exclude_defaults=True)
         # A run from before a setting existed is a run with its default.
         now = {k: v for k, v in settings(run.config).items() if k in row["settings"] or k in given}
@@ -123,8 +116,6 @@ class FinishedRuns:
                 f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
                 "or delete its line."
             )
-        if missing := set(run.learners) - row["agents"].keys():
-            raise UserError(f"--kept {self.path}: {run.name} has no agent {min(missing)!r}.")
         run = replace(run, stored_environment=row["environment"])
         stored = [self._agent(run, name, row["agents"][name]) for name in run.learners]
         return replace(run, stored=tuple(stored))
@@ -134,7 +125,6 @@ class FinishedRuns:
         curve = tuple(Point(**{**p, "judged": tuple(p["judged"])}) for p in stored["curve"])
         scores = {p: s for p, s in zip(ids, stored["scores"], strict=True) if s is not None}
         fields = {name: stored[name] for name in _AGENT_FIELDS}
-        fields["checks"] = tuple(fields["checks"])
         return AgentRun(run, agent, curve, scores, **fields)
 
     def _stored(self, agent: AgentRun, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,17 +138,6 @@ class FinishedRuns:
         fields = {name: getattr(agent, name) for name in _AGENT_FIELDS}
         curve = [asdict(point) for point in agent.curve]
         return {"curve": curve, "problems": name, "scores": scores, **fields}
-
-
-def with_finished(
-    path: Path | None, runs: Sequence[Run]
-) -> tuple[list[Run], Callable[[Run], None], Callable[[Sequence[Run]], None]]:
-    """The runs with their stored results, a function that stores a finished run, and one that checks the
-    models of runs before they are trained."""
-    if path is None:
-        return list(runs), lambda run: None, lambda runs: None
-    finished = FinishedRuns(path)
-    return [*map(finished.with_results, runs)], finished.add, finished.check_models
 
 
 def model_digests(run: Run) -> dict[str, str]:

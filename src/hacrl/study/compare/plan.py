@@ -13,10 +13,8 @@ from pathlib import Path
 import rich.table
 
 from hacrl.algorithms import make_algorithm
-from hacrl.config import AgentConfig, Config
-from hacrl.study.compare.benchmarks import chosen
-from hacrl.study.compare.budget import per_step
-from hacrl.study.compare.finished import with_finished
+from hacrl.config import Config
+from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.suite import Run, Suite, load_suite, make_runs
 from hacrl.study.doctor.doctor import agent_need, memory_findings
 from hacrl.study.doctor.memory import named_parameters
@@ -30,7 +28,7 @@ REPLY_TOKENS = 700  # mean length of a reply to a MATH problem: that of the meas
 class PlanRow:
     """All runs of one team under one arm.
 
-    Example: PlanRow("pair", "hacpo", runs=1, steps=58, rollouts=118784, updates=232,
+    Example: PlanRow("pair", "hacpo", runs=1, steps=58, rollouts=118784,
              memory="131 GB", hours=5.2)
     """
 
@@ -39,7 +37,6 @@ class PlanRow:
     runs: int
     steps: int
     rollouts: int  # of all agents and runs, without evaluation
-    updates: int
     memory: str
     hours: float | None  # None if the size of a model is unknown
 
@@ -54,7 +51,7 @@ def make_plan(
 ) -> list[PlanRow]:
     """One row per team and arm, of the runs that `compare` with the same arguments would train."""
     suite = load_suite(path, changes)
-    runs, *_ = with_finished(kept, make_runs(suite, out, changes))
+    runs = FinishedRuns(kept).with_results(make_runs(suite, out, changes))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in suite.wanted(runs, only, teams):
         if not run.finished:
@@ -73,64 +70,54 @@ def _row(suite: Suite, team: str, arm: str, runs: Sequence[Run]) -> PlanRow:
         count,
         config.steps,
         count * config.steps * rollouts,
-        count * config.steps * sum(per_step(config, "updates").values()),
         "; ".join(memory) or "unknown: no model folder here",
         None if seconds is None else count * seconds / 3600,
     )
 
 
 def run_seconds(suite: Suite, config: Config) -> float | None:
-    """Estimated seconds of one run on one H200 (see above), with evaluation and benchmarks."""
+    """Estimated seconds of one run on one H200 (see above), with evaluation and benchmarks; None if the
+    size of a model is unknown."""
     samples = {a.name: config.prompts_per_step * config.samples_of(a) for a in config.agents}
     shares = make_algorithm(config.algorithm, (0.0, 1.0)).needs.include("text")
     every = config.evaluation.every
     evaluations = 1 + (config.steps // every if every else 1)
-    held_out = (
-        config.evaluation.most or SOURCES["math500"].rows
-    )  # "all": the size is not known here
+    # With evaluation.problems = "all" the size is not known here.
+    held_out = config.evaluation.most or SOURCES["math500"].rows
     asked = evaluations * held_out * config.evaluation.samples
     if settings := suite.benchmarks:
-        most = settings.problems or 10**9
-        for b in chosen(settings):
-            asked += min(most, SOURCES[b.name].rows) * settings.samples.get(b.name, b.samples)
+        for b in settings.chosen:
+            problems = min(settings.problems or SOURCES[b.name].rows, SOURCES[b.name].rows)
+            asked += problems * settings.samples.get(b.name, b.samples)
     total = 0.0
     for agent in config.agents:
-        size = billions(config, agent)
+        need = agent_need(config, agent)  # None if the model folder is not here
+        size = need.parameters if need else named_parameters(agent.model or "")
         if size is None:
             return None
         tokens = min(REPLY_TOKENS, config.response_limit(agent))
         learned = sum(samples.values()) if shares else samples[agent.name]
-        total += (config.steps * samples[agent.name] + asked) * tokens * (53 + 12 * size) * 1e-6
+        billions, replies = size / 1e9, config.steps * samples[agent.name] + asked
+        total += replies * tokens * (53 + 12 * billions) * 1e-6
         if agent.learns:
-            total += config.steps * learned * tokens * (30 + 14 * size) * 1e-6
+            total += config.steps * learned * tokens * (30 + 14 * billions) * 1e-6
     return total
-
-
-def billions(config: Config, agent: AgentConfig) -> float | None:
-    """Parameters in billions: counted if the model folder is here, else read from its name."""
-    need = agent_need(config, agent)
-    size = need.parameters if need else named_parameters(agent.model or "")
-    return None if size is None else size / 1e9
 
 
 def plan_table(rows: Sequence[PlanRow]) -> rich.table.Table:
     """The plan for the terminal, with a line of totals."""
     caption = (
         "Nothing was started.\n"
-        f"GPU hours: estimate for one H200 and replies of L = {REPLY_TOKENS} tokens (or the limit).\n"
-        "Models of P billion parameters take L (53 + 12 P) microseconds per rollout and\n"
-        "L (30 + 14 P) per sample learned from (study/compare/plan.py)."
+        f"GPU hours: estimate for one H200 and replies of {REPLY_TOKENS} tokens (or the limit), see\n"
+        "study/compare/plan.py."
     )
-    columns = ("runs", "steps", "rollouts", "updates", "GPU hours")
+    columns = ("runs", "steps", "rollouts", "GPU hours", "device memory")
     table = plain_table("\nplan", ["team", "arm"], columns, caption)
-    table.add_column("device memory")
     for row in rows:
         hours = "unknown" if row.hours is None else f"{row.hours:.2g}"
-        numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts, row.updates))
+        numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts))
         table.add_row(row.team, row.arm, *numbers, hours, row.memory)
-    runs, rollouts, updates = (
-        f"{sum(getattr(row, name) for row in rows):,}" for name in ("runs", "rollouts", "updates")
-    )
-    known = sum(row.hours or 0 for row in rows)
-    table.add_row("all", "", runs, "", rollouts, updates, f"{known:.3g}", "")
+    runs, rollouts = sum(row.runs for row in rows), sum(row.rollouts for row in rows)
+    hours = f"{sum(row.hours or 0 for row in rows):.3g}"
+    table.add_row("all", "", f"{runs:,}", "", f"{rollouts:,}", hours, "")
     return table

@@ -4,25 +4,21 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from hacrl.errors import UserError
 from hacrl.replies import failure_text, judged_counts
-from hacrl.store.reader import DIAGNOSTICS
 from hacrl.study.compare.suite import Run
 from hacrl.study.diagnostics.harm import CHECKED
 
 SHOWN = re.compile(
-    r"peers/(used|below_floor|above_one|effective_samples)|own/(clipped|advantage_zero)|grad_norm"
-    r"|reply_tokens|(ratio|weight|diagnostics)/[^/]+|peers/(used|effective)/.+"
+    r"peers/(used|below_floor|above_one)|own/(clipped|advantage_zero)|grad_norm|reply_tokens"
+    r"|(ratio|weight)/[^/]+"
 )
-"""Metrics of a step that the report shows, if the run has them. `diagnostics/NAME` are metrics of
-custom algorithms."""
-
-Points = Sequence[tuple[float, float]]  # (rollouts or seconds spent, accuracy), in ascending order
+"""Metrics of a step that the report shows, if the run has them."""
+CHECKS = re.compile("diagnostics/.+")
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,6 @@ class AgentRun:
     checks: tuple[Mapping[str, Any], ...] = ()  # metrics rows of the steps with a theory check
     failure: str = ""
     """What the verifier did with the replies that are not judged at the last point."""
-    check_seconds: float = 0.0
-    """Seconds of this agent's theory checks; no other number contains them."""
 
     @property
     def last(self) -> Point:
@@ -65,20 +59,20 @@ class AgentRun:
         return self.run.reader.evaluation(self.last.step, self.agent)
 
 
-def read_run(run: Run, within: Mapping[str, tuple[str, float]] | None = None) -> list[AgentRun]:
-    """Every learner of a finished run. With `within`, up to the last evaluation of each agent at which
-    a field of `Point` is at most a limit, e.g. {"wren": ("seconds", 9.5)}."""
-    if run.stored is not None:
-        if within:
-            raise UserError(
-                f"{run.name}: --kept FILE has only its last evaluation, so it cannot be read within a "
-                "budget. Leave out --kept."
-            )
-        return list(run.stored)
-    return [_read_agent(run, agent, (within or {}).get(agent)) for agent in run.learners]
+def read_run(run: Run, within: Mapping[str, float] | None = None) -> list[AgentRun]:
+    """Every learner of a finished run; with `within` up to the last evaluation of each agent within this
+    number of own rollouts, e.g. {"wren": 1536}."""
+    if run.stored is None:
+        return [_read_agent(run, agent, (within or {}).get(agent)) for agent in run.learners]
+    if within:
+        raise UserError(
+            f"{run.name}: --kept FILE has only its last evaluation, so it cannot be read within a "
+            "budget. Leave out --kept."
+        )
+    return list(run.stored)
 
 
-def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> AgentRun:
+def _read_agent(run: Run, agent: str, most: float | None) -> AgentRun:
     reader = run.reader
     train = reader.metric_rows("train", agent)
     seconds = reader.training_seconds()
@@ -99,9 +93,8 @@ def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> Agent
         )
         for step in scores
     ]
-    if within is not None:
-        field, most = within
-        curve = [p for p in curve if getattr(p, field) <= most] or curve[:1]
+    if most is not None:
+        curve = [p for p in curve if p.rollouts <= most] or curve[:1]
     last = curve[-1].step
     train = [row for row in train if row["step"] < last]
     return AgentRun(
@@ -113,46 +106,19 @@ def _read_agent(run: Run, agent: str, within: tuple[str, float] | None) -> Agent
         mean_metrics(train),
         tuple(row for row in train if CHECKED in row),
         failure_text(evaluations[last], run.config.verifier.kind) if curve[-1].judged[1] else "",
-        sum(
-            spent
-            for (step, name, phase), spent in reader.times().items()
-            if (name, phase) == (agent, DIAGNOSTICS) and step < last
-        ),
     )
 
 
-def mean_metrics(train: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the steps of the metrics that the report shows. "peers/effective_fraction" is the
-    effective number of peers' samples divided by the number that went through the model."""
+def mean_metrics(
+    train: Sequence[Mapping[str, Any]], shown: re.Pattern[str] = SHOWN
+) -> dict[str, float]:
+    """Means over the steps of the metrics to show. "peers/effective_fraction" is the effective number of
+    peers' samples divided by the number that went through the model."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in train:
         for key, value in row.items():
-            if value is not None and SHOWN.fullmatch(key):
+            if value is not None and shown.fullmatch(key):
                 found[key].append(value)
         if number := row.get("peers/forwarded"):
             found["peers/effective_fraction"].append(row["peers/effective_samples"] / number)
     return {key: fmean(values) for key, values in sorted(found.items())}
-
-
-def mean_height(curve: Points) -> float | None:
-    """Area under the piecewise linear curve divided by its width; None for a curve of width 0.
-
-    Example: mean_height([(0, 0.0), (10, 0.4), (20, 0.4)]) == 0.3
-    """
-    if len(curve) < 2 or curve[-1][0] <= curve[0][0]:
-        return None
-    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(curve))
-    return area / (curve[-1][0] - curve[0][0])
-
-
-def first_reach(curve: Points, target: float) -> float | None:
-    """The x at which the piecewise linear curve first reaches the target; None if it never does.
-
-    Example: first_reach([(0, 0.2), (10, 0.6)], 0.5) == 7.5
-    """
-    if curve and curve[0][1] >= target:
-        return curve[0][0]
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if y1 >= target:
-            return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
-    return None

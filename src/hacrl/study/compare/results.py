@@ -11,21 +11,18 @@ Otherwise the comparison is open.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from hacrl.config import Config
 from hacrl.errors import UserError
-from hacrl.fingerprint import config_by_key
 from hacrl.replies import judged_text, score_name
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
-from hacrl.study.compare.budget import limited_by
-from hacrl.study.compare.checks import TheoryChecks, theory_checks
 from hacrl.study.compare.exchange import Exchange, exchange_rate
-from hacrl.study.compare.reading import AgentRun, Point, first_reach, mean_height, read_run
-from hacrl.study.compare.suite import Run, Suite, make_config, uses_peers
+from hacrl.study.compare.reading import CHECKS, AgentRun, Point, mean_metrics, read_run
+from hacrl.study.compare.suite import Run, Suite, is_dynamic, make_config, uses_peers
 
 Verdict = Literal["better", "worse", "open"]
 
@@ -72,18 +69,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """Rollouts or seconds to the target: mean over the seeds that reached it.
-
-    Example: Reach(mean=2210.0, reached=4, seeds=5)
-    """
-
-    mean: float | None
-    reached: int
-    seeds: int
-
-
-@dataclass(frozen=True)
 class Band:
     """A point of the learning curve: mean, lowest and highest seed."""
 
@@ -110,10 +95,6 @@ class Row:
     """Text after `before` and `after`: how many replies were judged; "" if all were."""
     failure: str
     """What the verifier did with replies that are not judged, in the first seed that has some."""
-    difference: Difference | None  # None for the reference, and if no seed is finished in both arms
-    area: Estimate | None  # mean accuracy along the learning curve
-    rollouts_to_target: Reach
-    seconds_to_target: Reach
     rollouts: float
     updates: float
     seconds: float
@@ -123,7 +104,11 @@ class Row:
     diagnostics: Mapping[str, float]
     files: tuple[str, ...]
     """Evaluation folders with the replies behind `after`, relative to the suite's folder."""
-    theory: TheoryChecks | None = None  # None if diagnostics were off
+    theory: Mapping[str, Estimate]
+    """Metrics of the theory checks (docs/diagnostics.md) without their prefix: mean over the checks of
+    each seed, then mean and interval over seeds."""
+    difference: Difference | None = None
+    """None for the reference, and if no seed is finished in both arms."""
     exchange: Exchange | None = None
     """None for the suite's arms `alone`, and if it names none or they share no finished seed."""
 
@@ -140,17 +125,11 @@ class Results:
     reference: str
     changes: tuple[str, ...]
     rows: tuple[Row, ...]
-    targets: Mapping[tuple[str, str], float]  # (team, agent) -> target accuracy
     missing: tuple[str, ...]  # names of the runs that are not finished
     problems: int  # held-out problems of the smallest comparison
     replies: int
-    start_gap: float
-    """Largest difference between two arms in an agent's accuracy before training with the same seed;
-    0 if initial weights and noise streams are identical."""
     environment: Mapping[str, Any]  # versions and hardware of the first run
     benchmarks: tuple[BenchmarkRow, ...] = ()  # empty if the suite names no benchmarks
-    unequal: tuple[str, ...] = ()
-    """Arms whose held-out problems or verifier are not those of the reference, a sentence each."""
     partial: bool = False  # some verifier knows partial rewards: means are no accuracies
 
     @property
@@ -162,13 +141,6 @@ class Results:
     def comparisons(self) -> int:
         return sum(row.difference is not None and row.difference.testable for row in self.rows)
 
-    def by_agent(self) -> dict[tuple[str, str], list[Row]]:
-        """(team, agent) -> its rows, one per arm."""
-        found: dict[tuple[str, str], list[Row]] = {}
-        for row in self.rows:
-            found.setdefault((row.team, row.agent), []).append(row)
-        return found
-
 
 def collect(
     suite: Suite, runs: Sequence[Run], changes: Sequence[str] = (), reference: str = ""
@@ -178,85 +150,56 @@ def collect(
     agent_runs = _read_all(suite, runs)
     agent_runs += _alone_elsewhere(suite, agent_runs, changes)
     if not agent_runs:
-        raise UserError(
-            f'budget = "time" needs a finished run of the reference {suite.reference!r}'
-        )
-    out = runs[0].folder.parents[3]
-    targets, rows = {}, []
-    for team, agent in dict.fromkeys((r.run.team, r.agent) for r in agent_runs):
-        here = [r for r in agent_runs if (r.run.team, r.agent) == (team, agent)]
-        against = [r for r in here if r.run.arm == reference]
-        if suite.target or against:
-            targets[(team, agent)] = suite.target or fmean(r.last.accuracy for r in against)
-        for arm in suite.arms:
-            if mine := [r for r in here if r.run.arm == arm.name]:
-                target = targets.get((team, agent), 1.0)
-                pairs = None if arm.name == reference else difference(mine, against)
-                row = _row(mine, pairs, arm.factor, target, out)
-                if suite.alone and arm.name not in suite.alone:
-                    alone = [[r for r in here if r.run.arm == name] for name in suite.alone]
-                    row = replace(row, exchange=exchange_rate(mine, alone))
-                rows.append(row)
+        raise UserError(f"there is no finished run of the reference {suite.reference!r} yet")
+    rows = make_rows(suite, agent_runs, reference, runs[0].folder.parents[3])
     return Results(
         suite,
         reference,
         tuple(changes),
-        tuple(_corrected(rows)),
-        targets,
+        tuple(rows),
         tuple(run.name for run in runs if not run.finished),
         min(len(r.scores) for r in agent_runs),
         runs[0].config.evaluation.samples,
-        _start_gap(agent_runs),
         agent_runs[0].run.environment,
         tuple(benchmark_rows(suite, runs)),
-        tuple(_unequal(runs, reference)),
         any(not score_name(run.config.verifier.kind)[1] for run in runs),
     )
 
 
-def _unequal(runs: Sequence[Run], reference: str) -> Iterable[str]:
-    """A sentence for each arm that is evaluated in another way than the reference."""
-    measured = {(r.team, r.seed): _measured(r.config) for r in runs if r.arm == reference}
-    for arm in dict.fromkeys(run.arm for run in runs):
-        changed: dict[str, None] = {}
-        for run in (run for run in runs if run.arm == arm and (run.team, run.seed) in measured):
-            mine, theirs = _measured(run.config), measured[run.team, run.seed]
-            changed |= dict.fromkeys(
-                key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)
-            )
-        if changed:
-            yield (
-                f"Arm {arm} is evaluated in another way than {reference} ({', '.join(changed)}): their "
-                "accuracies are not comparable, and differences use only common problems."
-            )
-
-
-def _measured(config: Config) -> dict[str, Any]:
-    """The settings that decide about held-out problems and how their replies are judged."""
-    keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards", "task.held_out"]
-    keys += [] if config.task.held_out or config.task.held_out_split else ["task.train"]
-    found = config_by_key(config)
-    return {k: v for k, v in found.items() if k.startswith(tuple(keys)) and k != "evaluation.every"}
+def make_rows(suite: Suite, agent_runs: Sequence[AgentRun], reference: str, out: Path) -> list[Row]:
+    """One row per team, agent and arm, compared with the reference. `out` is the suite's folder."""
+    rows = []
+    for team, agent in dict.fromkeys((r.run.team, r.agent) for r in agent_runs):
+        arms: dict[str, list[AgentRun]] = {arm.name: [] for arm in suite.arms}
+        for r in agent_runs:
+            if (r.run.team, r.agent) == (team, agent):
+                arms[r.run.arm].append(r)
+        for arm in suite.arms:
+            if mine := arms[arm.name]:
+                row = _row(mine, arm.factor, out)
+                if arm.name != reference:
+                    row = replace(row, difference=difference(mine, arms[reference]))
+                if suite.alone and arm.name not in suite.alone:
+                    alone = [arms[name] for name in suite.alone]
+                    row = replace(row, exchange=exchange_rate(mine, alone))
+                rows.append(row)
+    return list(_corrected(rows))
 
 
 def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
-    """The reference is read first: what it spent limits the other arms with budget = "time", and arms
-    with dynamic sampling with budget = "rollouts". Without it, such a run is not read."""
-    reference = suite.reference
-    factor = {arm.name: arm.factor for arm in suite.arms}
+    """The reference is read first: its rollouts limit arms with dynamic sampling. Without it, such a run
+    is not read."""
+    factor = {arm.name: arm.factor / suite.arm(suite.reference).factor for arm in suite.arms}
     found: list[AgentRun] = []
-    spent: dict[tuple[str, int], dict[str, Point]] = {}
-    for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != reference):
-        field, pair = limited_by(suite.budget, run.config), (run.team, run.seed)
-        if run.arm == reference:
+    spent: dict[tuple[str, int], dict[str, int]] = {}
+    for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != suite.reference):
+        pair = run.team, run.seed
+        if not is_dynamic(run.config):
             found += (agent_runs := read_run(run))
-            spent[pair] = {r.agent: r.last for r in agent_runs}
-        elif field is None:
-            found += read_run(run)
+            if run.arm == suite.reference:
+                spent[pair] = {r.agent: r.last.rollouts for r in agent_runs}
         elif pair in spent:
-            ratio = factor[run.arm] / factor[reference]
-            limits = {a: (field, getattr(p, field) * ratio) for a, p in spent[pair].items()}
-            found += read_run(run, limits)
+            found += read_run(run, {a: n * factor[run.arm] for a, n in spent[pair].items()})
     return found
 
 
@@ -267,34 +210,23 @@ def _alone_elsewhere(
     team with the same agent."""
     borrowed: list[AgentRun] = []
     trained = {r.run.team for r in found}
-    for arm in suite.arms:
-        mine = [r for r in found if r.run.arm == arm.name]
-        teams = [
-            team
-            for team in suite.all_teams
-            if arm.teams is not None and team.name not in arm.teams and team.name in trained
-        ]
-        for team, seed in ((team, seed) for team in teams for seed in suite.seeds):
-            config = make_config(suite, team, arm, seed, changes)
-            if uses_peers(config):
-                break
-            agents = {agent.name: agent for agent in config.agents}
-            same = {
-                r.agent: replace(r, run=replace(r.run, team=team.name))
-                for r in mine
-                if r.run.seed == seed and agents.get(r.agent) in r.run.config.agents
-            }
-            borrowed += same.values()
+    for arm, team in product(suite.arms, suite.all_teams):
+        if arm.teams is None or team.name in arm.teams or team.name not in trained:
+            continue
+        config = make_config(suite, team, arm, suite.seeds[0], changes)
+        agents = {agent.name: agent for agent in config.agents}
+        same = {
+            (r.agent, r.run.seed): replace(r, run=replace(r.run, team=team.name))
+            for r in found
+            if r.run.arm == arm.name and agents.get(r.agent) in r.run.config.agents
+        }
+        borrowed += same.values() if not uses_peers(config) else ()
     return borrowed
 
 
-def _row(
-    mine: Sequence[AgentRun], pairs: Difference | None, factor: float, target: float, out: Path
-) -> Row:
+def _row(mine: Sequence[AgentRun], factor: float, out: Path) -> Row:
+    """One agent under one arm, from its runs, without comparisons."""
     first = mine[0]
-    curves = [[(p.rollouts, p.accuracy) for p in r.curve] for r in mine]
-    areas = [area for curve in curves if (area := mean_height(curve)) is not None]
-    by_seconds = [[(p.seconds, p.accuracy) for p in r.curve] for r in mine]
     keys = sorted({key for r in mine for key in r.metrics})
     return Row(
         team=first.run.team,
@@ -307,18 +239,23 @@ def _row(
         accuracies=tuple(r.last.accuracy for r in mine),
         judged=(_judged([r.curve[0] for r in mine]), _judged([r.last for r in mine])),
         failure=next((r.failure for r in mine if r.failure), ""),
-        difference=pairs,
-        area=_accuracy(areas) if len(areas) == len(mine) else None,
-        rollouts_to_target=_reach([first_reach(curve, target) for curve in curves]),
-        seconds_to_target=_reach([first_reach(curve, target) for curve in by_seconds]),
         rollouts=fmean(r.last.rollouts for r in mine),
         updates=fmean(r.updates for r in mine),
         seconds=fmean(r.last.seconds for r in mine),
         curve=_bands(mine),
         diagnostics={key: fmean(r.metrics[key] for r in mine if key in r.metrics) for key in keys},
         files=tuple(r.folder.relative_to(out).as_posix() for r in mine),
-        theory=theory_checks(mine),
+        theory=_theory(mine),
     )
+
+
+def _theory(mine: Sequence[AgentRun]) -> dict[str, Estimate]:
+    by_seed = [mean_metrics(r.checks, CHECKS) for r in mine]
+    keys = dict.fromkeys(key for means in by_seed for key in means if CHECKS.fullmatch(key))
+    return {
+        key.removeprefix("diagnostics/"): t_interval([m[key] for m in by_seed if key in m])
+        for key in keys
+    }
 
 
 def difference(mine: Sequence[AgentRun], against: Sequence[AgentRun]) -> Difference | None:
@@ -361,11 +298,6 @@ def _corrected(rows: Sequence[Row]) -> Iterable[Row]:
             yield row
 
 
-def _reach(spent: Sequence[float | None]) -> Reach:
-    found = [s for s in spent if s is not None]
-    return Reach(fmean(found) if found else None, len(found), len(spent))
-
-
 def _bands(agent_runs: Sequence[AgentRun]) -> tuple[Band, ...]:
     """The learning curve at the evaluations that every seed has."""
     points = [{p.step: p for p in r.curve} for r in agent_runs]
@@ -376,10 +308,3 @@ def _bands(agent_runs: Sequence[AgentRun]) -> tuple[Band, ...]:
         spent = fmean(p.rollouts for p in here)
         bands.append(Band(step, spent, fmean(heights), min(heights), max(heights)))
     return tuple(bands)
-
-
-def _start_gap(agent_runs: Sequence[AgentRun]) -> float:
-    starts: dict[tuple[str, str, int], list[float]] = {}
-    for r in agent_runs:
-        starts.setdefault((r.run.team, r.agent, r.run.seed), []).append(r.curve[0].accuracy)
-    return max(max(values) - min(values) for values in starts.values())

@@ -22,21 +22,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config, Table, parse_config
 from hacrl.config_file import apply_overrides, explain, first_difference, merge, read_toml, set_key
 from hacrl.errors import UserError
-from hacrl.fingerprint import changed_files
+from hacrl.fingerprint import changed_files, config_by_key
 from hacrl.store.reader import RunReader
-from hacrl.study.benchmarks.catalogue import PROMPT
-from hacrl.study.compare.budget import match_steps
+from hacrl.study.benchmarks.catalogue import Benchmark, BenchmarkSettings, choose_benchmarks
 
 if TYPE_CHECKING:
     from hacrl.study.compare.reading import AgentRun
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+DATA = "../../data"
 
 
 class Arm(Table):
@@ -63,26 +63,17 @@ class SuiteTeam(Table):
     """Changes to the base for this team."""
 
 
-class SuiteBenchmarks(Table):
-    """Benchmarks that end every run; the options are those of `hacrl eval --benchmarks`."""
+class SuiteBenchmarks(BenchmarkSettings):
+    """Benchmarks that end every run, with the settings of `hacrl eval --benchmarks`."""
 
     names: str = "math7"
     """math7, or benchmarks with commas."""
-    data: str = "../../data"
+    data: Path = Path(DATA)
     """Folder with the data files, relative to the suite file (`hacrl data fetch` writes them)."""
-    problems: int | None = Field(None, ge=1)
-    """Most problems of each benchmark."""
-    samples: dict[str, int] = Field(default_factory=dict)
-    """Replies per problem of some benchmarks, e.g. { aime25 = 8 }."""
-    max_response_tokens: int = Field(8196, ge=1)
-    """Longest reply."""
-    prompt: str = PROMPT
-    """Template of the user's message."""
-    _folder: Path = PrivateAttr(default=Path())
 
     @property
-    def folder(self) -> Path:
-        return self._folder / Path(self.data).expanduser()
+    def chosen(self) -> tuple[Benchmark, ...]:
+        return choose_benchmarks(self.names)
 
 
 class Suite(Table):
@@ -99,13 +90,11 @@ class Suite(Table):
     """Seeds on which settings of this suite were chosen; `seeds` must not contain any of them."""
     parallel: int = Field(1, ge=1)
     """Number of runs to train at a time."""
-    budget: Literal["rollouts", "updates", "time"] = "rollouts"
-    """What is equal across arms: each agent's own rollouts or its parameter updates (through the
-    number of steps), or the team's training time (through the evaluation that is reported)."""
+    budget: Literal["rollouts"] = "rollouts"
+    """What is equal across arms, through the number of steps: each agent's own rollouts in total, times
+    the arm's factor."""
     reference: str
     """The arm that all others are compared with."""
-    target: float | None = Field(None, gt=0, lt=1)
-    """Accuracy for "rollouts to target" (default: the reference's mean final accuracy)."""
     alone: list[str] = Field(default_factory=list)
     """Arms of learning alone with growing budgets, e.g. ["gspo", "gspo_x2", "gspo_x4"]: the report then
     has the exchange rate of every other arm (study/compare/exchange.py)."""
@@ -120,11 +109,6 @@ class Suite(Table):
     """The teams to train (default: one team, the base's agents)."""
     _path: Path = PrivateAttr(default=Path("suite.toml"))
     _folder: Path = PrivateAttr(default=Path())
-
-    @field_validator("benchmarks", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        return {"names": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Suite:
@@ -142,23 +126,15 @@ class Suite(Table):
             )
         if self.reference not in named["arms"]:
             raise ValueError(f"reference = {self.reference!r} is not an arm; arms: {named['arms']}")
-        self._check_alone(named["arms"])
-        known = {t.name for t in self.all_teams}
         for arm in self.arms:
-            if unknown := set(arm.teams or ()) - known:
+            if unknown := set(arm.teams or ()) - {t.name for t in self.all_teams}:
                 raise ValueError(f"arms: {arm.name!r} has the unknown team {min(unknown)!r}")
-        return self
-
-    def _check_alone(self, arms: Sequence[str]) -> None:
-        if unknown := [name for name in self.alone if name not in arms]:
-            raise ValueError(f"alone: {unknown[0]!r} is not an arm; arms: {[*arms]}")
-        factors = [self.arm(name).factor for name in self.alone]
+        factors = [self.arm(name, "alone:").factor for name in self.alone]
         if len(factors) == 1 or any(a >= b for a, b in pairwise(factors)):
             raise ValueError(
                 f"alone = {self.alone} needs two arms or more with growing factors, not {factors}"
             )
-        if self.alone and self.budget != "rollouts":
-            raise ValueError(f'alone needs budget = "rollouts", not {self.budget!r}')
+        return self
 
     @property
     def path(self) -> Path:
@@ -182,31 +158,12 @@ class Suite(Table):
 
     def wanted(self, runs: Sequence[Run], only: Sequence[str], teams: Sequence[str]) -> list[Run]:
         """The runs of these arms and teams; an empty list means all."""
+        known = [team.name for team in self.all_teams]
         for name in only:
             self.arm(name, "--only")
-        names = [team.name for team in self.all_teams]
-        if unknown := [name for name in teams if name not in names]:
-            raise UserError(f"--teams {unknown[0]}: no such team; teams: {', '.join(names)}")
+        for name in set(teams) - set(known):
+            raise UserError(f"--teams {name}: no such team; teams: {', '.join(known)}")
         return [r for r in runs if r.arm in (only or [r.arm]) and r.team in (teams or [r.team])]
-
-    def _teams(self, arm: Arm) -> set[str]:
-        return set(arm.teams or [team.name for team in self.all_teams])
-
-    def _teams_together(self) -> set[str]:
-        """The teams that some arm trains together; other teams only have agents alone."""
-        arms = [self._teams(arm) for arm in self.arms if arm.name not in self.alone]
-        return set().union(*arms)
-
-    def check_reference(self, name: str) -> None:
-        """Raise a UserError if the arm cannot be the reference of a second report."""
-        arm = self.arm(name, "--against")
-        if name not in (self.reference, *self.alone) and self._teams_together() - self._teams(arm):
-            raise UserError(f"--against {name}: this arm does not train every team")
-        if self.budget == "time" and name != self.reference:
-            raise UserError(
-                f'--against {name}: with budget = "time" every arm is read at the time of the '
-                f"reference, {self.reference!r}. Change `reference` in the suite file"
-            )
 
 
 @dataclass(frozen=True)
@@ -286,8 +243,12 @@ def load_suite(path: Path, changes: Sequence[str] = ()) -> Suite:
             raise UserError(f"{path}: base = {base!r}, but there is no file {file}")
         tree["base"], folder = read_toml(file), file.parent
     here = [change for change in changes if of_suite(change)]
+    if here:
+        tree.setdefault("benchmarks", {})
     if isinstance(tree.get("benchmarks"), str):
         tree["benchmarks"] = {"names": tree["benchmarks"]}
+    if isinstance(table := tree.get("benchmarks"), dict):
+        table["data"] = str(path.parent / Path(str(table.get("data", DATA))).expanduser())
     for change in here:
         set_key(tree, change)
     try:
@@ -295,8 +256,6 @@ def load_suite(path: Path, changes: Sequence[str] = ()) -> Suite:
     except ValidationError as error:
         raise UserError(f"{path}: {explain(error, Suite, tree)}") from error
     suite._path, suite._folder = path, folder
-    if suite.benchmarks and not any(c.startswith("benchmarks.data=") for c in here):
-        suite.benchmarks._folder = path.parent
     return suite
 
 
@@ -309,10 +268,6 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
     """All runs with their resolved configs and steps. They are ordered by seed, so that an
     interrupted suite has complete pairs."""
     reference = suite.arm(suite.reference)
-    if reference.teams is not None and uses_peers(
-        make_config(suite, suite.all_teams[0], reference, suite.seeds[0], changes)
-    ):
-        raise UserError(f"{suite.path}: reference = {suite.reference!r} must train every team")
     runs: list[Run] = []
     for seed in suite.seeds:
         for team in suite.all_teams:
@@ -322,8 +277,12 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
                     continue
                 config = make_config(suite, team, arm, seed, changes)
                 where = f"{suite.path}: arm {arm.name!r}, team {team.name!r}"
-                ratio = arm.factor / reference.factor
-                steps = match_steps(suite.budget, config, against, ratio, where)
+                if changed := first_difference(_measured(against), _measured(config)):
+                    raise UserError(
+                        f"{where}: {changed} (there: the reference). Arms that are evaluated in "
+                        "different ways cannot be compared"
+                    )
+                steps = match_steps(config, against, arm.factor / reference.factor, where)
                 agents = [_with_stored_run(a, out, seed) for a in config.agents]
                 config = config.model_copy(update={"steps": steps, "agents": agents})
                 folder = out / "runs" / team.name / arm.name / f"seed-{seed}"
@@ -332,12 +291,56 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
     return runs
 
 
+def is_dynamic(config: Config) -> bool:
+    """Whether the rollouts of a step vary: the report reads the run within the budget."""
+    return config.problems_per_step > config.prompts_per_step
+
+
+def match_steps(config: Config, reference: Config, ratio: float, where: str) -> int:
+    """The number of steps in which every learner of `config` draws `ratio` times the rollouts that it
+    draws under `reference`."""
+    if is_dynamic(config) and config.evaluation.every == 0:
+        raise UserError(
+            f"{where}: {config.algorithm.name!r} draws more rollouts in some steps, so it needs "
+            "evaluations during training; set evaluation.every"
+        )
+    if is_dynamic(reference):
+        raise UserError(
+            f"{where}: the reference needs a fixed number of rollouts, not algorithm.name = "
+            f"{reference.algorithm.name!r}. Choose another reference"
+        )
+    mine, theirs = (
+        {a.name: c.prompts_per_step * c.samples_of(a) for a in c.agents if a.learns}
+        for c in (config, reference)
+    )
+    if mine.keys() != theirs.keys():
+        raise UserError(f"{where}: the learners differ from those of the reference arm")
+    wanted = {agent: ratio * reference.steps * theirs[agent] for agent in mine}
+    steps = round(next(wanted[agent] / mine[agent] for agent in mine))
+    for agent, count in wanted.items():
+        if steps < 1 or abs(steps * mine[agent] - count) > 1e-6 * count:
+            raise UserError(
+                f"{where}: the budget is {count:g} rollouts of {agent!r}, and a step makes "
+                f"{mine[agent]}: no number of steps fits every agent. Change steps, "
+                "samples_per_prompt or the arm's factor"
+            )
+    return steps
+
+
 def _with_stored_run(agent: AgentConfig, out: Path, seed: int) -> AgentConfig:
     """The agent with {runs} and {seed} of its `replay` filled in: it replays a run of this suite."""
     if agent.replay is None:
         return agent
     path = agent.replay.replace("{runs}", str((out / "runs").resolve()))
     return agent.model_copy(update={"replay": path.replace("{seed}", str(seed))})
+
+
+def _measured(config: Config) -> dict[str, Any]:
+    """The settings that decide about held-out problems and how their replies are judged."""
+    keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards", "task.held_out"]
+    keys += [] if config.task.held_out or config.task.held_out_split else ["task.train"]
+    found = config_by_key(config)
+    return {k: v for k, v in found.items() if k.startswith(tuple(keys)) and k != "evaluation.every"}
 
 
 def uses_peers(config: Config) -> bool:
@@ -349,10 +352,10 @@ def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
     """A misspelled name in an arm's `agents` would change nothing, without a warning."""
     for arm in suite.arms:
         known = {agent.name for run in runs if run.arm == arm.name for agent in run.config.agents}
-        if unknown := arm.agents.keys() - known:
+        for name in arm.agents.keys() - known:
             raise UserError(
-                f"{suite.path}: arm {arm.name!r} changes agent {min(unknown)!r}, but its teams have "
-                f"only {sorted(known)}"
+                f"{suite.path}: arm {arm.name!r} changes agent {name!r}, but its teams have only "
+                f"{sorted(known)}"
             )
 
 
@@ -382,10 +385,8 @@ def _change_agents(agents: Any, arm: Arm) -> None:
     """Apply the arm's changes to single agents. A value that is not a list of agents stays: the
     config's own check reports it."""
     for agent in agents if isinstance(agents, list) else []:
-        for name, changed in arm.agents.items():
-            if isinstance(agent, dict) and agent.get("name") == name:
-                merge(agent, deepcopy(changed))
-                break  # the change may include the name
+        if isinstance(agent, dict) and isinstance(name := agent.get("name"), str):
+            merge(agent, deepcopy(arm.agents.get(name, {})))
 
 
 def _agent(tree: dict[str, Any], agent: str | dict[str, Any], team: SuiteTeam) -> dict[str, Any]:
