@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.safe_text import printable
-from hacrl.statistics import Estimate, estimate, majority, pass_at_k
+from hacrl.statistics import Estimate, estimate, expected_best, majority, pass_at_k
 from hacrl.types import Finish, Status
 
 Row = Mapping[str, Any]  # a line of replies.jsonl
@@ -40,6 +40,8 @@ class Evaluation:
     reply_tokens: float  # mean length of a reply
     truncated: float  # fraction of replies truncated at the limit
     first_failure: str = ""  # status and message of the first reply that was not judged
+    drawn: Estimate | None = None
+    """best@k as verl counts it: expected largest reward of k draws with replacement from the replies."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean of each reward of verifier.kind = "sum" over judged replies, before its weight."""
 
@@ -86,6 +88,7 @@ def count(
         replies=len(attempted),
         avg=mean(lambda group: fmean(r["reward"] for r in group)),
         best=mean(lambda group: max(r["reward"] for r in group)),
+        drawn=mean(lambda group: expected_best([r["reward"] for r in group])),
         majority=mean(lambda group: majority([_vote(r) for r in group])),
         passes=_passes(judged, samples),
         by_task={task: fmean(values) for task, values in sorted(tasks.items())},

@@ -159,6 +159,17 @@ def holm(chances: Sequence[float]) -> list[float]:
 # ---------------------------------------------------------------- several attempts at one problem
 
 
+def expected_best(rewards: Sequence[float]) -> float:
+    """The expected largest of n draws with replacement from n rewards.
+
+    Example: expected_best([1.0, 0.0]) == 0.75
+    """
+    count = len(rewards)
+    chances = [(i / count) ** count for i in range(count + 1)]  # all draws are among the i smallest
+    gains = zip(sorted(rewards), chances, chances[1:], strict=False)
+    return sum(reward * (high - low) for reward, low, high in gains)
+
+
 def pass_at_k(attempts: int, right: int, k: int) -> float:
     """Unbiased pass@k: the probability that k of the attempts, drawn without replacement, include a
     right one: 1 - C(n-c, k) / C(n, k)."""

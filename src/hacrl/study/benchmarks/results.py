@@ -40,8 +40,9 @@ class BenchmarkResult:
 
     @property
     def label(self) -> str:
-        """e.g. best@30"""
-        return f"{self.headline}@{self.figures.samples}"
+        """e.g. avg@1 or best@30 (draws)"""
+        name, draws = ("best", " (draws)") if self.headline == "drawn" else (self.headline, "")
+        return f"{name}@{self.figures.samples}{draws}"
 
 
 _RESULT = TypeAdapter(BenchmarkResult)
@@ -77,7 +78,7 @@ def count_headline(rows: Sequence[Row], headline: Headline) -> tuple[Evaluation,
     """The figures of the rows of replies.jsonl, and the one to report. A UserError if no reply could
     be judged."""
     figures = count(rows, estimate_scores)
-    score = figures.avg if headline == "avg" else figures.best
+    score: Estimate | None = getattr(figures, headline)
     if score is None:
         first = next((row for row in rows if row["detail"]), None)
         reason = f"; the first: {first['status']}, {first['detail']}" if first else ""
