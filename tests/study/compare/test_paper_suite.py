@@ -111,7 +111,7 @@ def test_the_whole_path_ends_with_the_table(tmp_path: Path) -> None:
 
 def test_the_published_figures_are_those_of_the_paper() -> None:
     """Every figure belongs to a team, agent, arm and benchmark of the suite. Recomputed from the rows,
-    HACPO is 2.65 points above GSPO and 2.79 above GSPO x2 on average, and the naive arm 5.4 below GSPO."""
+    HACPO is 2.65 points above GSPO and 2.79 above GSPO x2 on average, and naive 5.4 below GSPO."""
     for path, agents in ((PAPER, 12), (ABLATIONS, 2)):
         suite = load_suite(path)
         arms = {arm.name for arm in suite.arms}
