@@ -70,7 +70,7 @@ def damaged_batches(
             pool.close(step, members)
             error = None
         if step < first:
-            for name in present(config, step) if error else pool.members(step):
+            for name in [a.name for a in config.agents] if error else pool.members(step):
                 if not pool.whole(step, name) and not pool.is_away(step):
                     damaged[name].append(step)
     count = len(reopened) + sum(map(len, damaged.values()))
@@ -93,8 +93,3 @@ def took_part(config: Config, run: RunDirectory, step: int) -> list[str]:
 def _all_whole(pool: Pool, step: int) -> bool:
     """Whether the batches of all members are whole; those of other owners have no journal here."""
     return all(pool.whole(step, name) for name in pool.members(step))
-
-
-def present(config: Config, step: int) -> list[str]:
-    """The agents that are not away in a step."""
-    return [agent.name for agent in config.agents if not agent.is_away(step)]
