@@ -175,8 +175,6 @@ class Config(Table):
     """Token limit of a prompt."""
     max_response_tokens: int = Field(4096, ge=1)
     """Token limit of a reply."""
-    skip_limit: int = Field(5, ge=1)
-    """The run stops after this many non-finite updates in a row and saves the minibatch."""
 
     task: TaskConfig
     """Where problems come from."""

@@ -181,8 +181,8 @@ def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
         return values * float("nan") if torch.is_grad_enabled() else values
 
     monkeypatch.setattr(logprobs_module.LogProbs, "__call__", broken)
-    config = team(member("wren"), **NO_EVALUATION, skip_limit=3)
-    with pytest.raises(RunStopped, match="3 updates in a row"):
+    config = team(member("wren"), steps=8, **NO_EVALUATION)
+    with pytest.raises(RunStopped, match="5 updates in a row"):
         hacrl.train(config, tmp_path / "run")
     assert list((tmp_path / "run").glob("broken-wren-step-*.jsonl"))
 

@@ -37,6 +37,8 @@ from hacrl.types import Problem, Rollout, Sample, Trajectory, Update
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
 
+SKIP_LIMIT = 5  # so many non-finite updates in a row stop the run
+
 
 class Agent:
     """A model that samples and, unless frozen, learns.
@@ -233,7 +235,7 @@ class Agent:
         return plan_of(self.pool.team(self.config, step), self.agent, self.algorithm)
 
     def _stop_if_broken(self, step: int, batch: Sequence[Sample], report: UpdateReport) -> None:
-        if self.policy.skipped_in_a_row < self.config.skip_limit:
+        if self.policy.skipped_in_a_row < SKIP_LIMIT:
             return
         path = self.run.save_broken_batch(self.name, step, batch)
         raise RunStopped(
