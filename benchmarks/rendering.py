@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hacrl.algorithms import Needs
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import SampleLimits, SampleReport, make_samples
+from hacrl.training.samples import SampleMaker, SampleReport
 from hacrl.types import (
     Finish,
     Group,
@@ -35,7 +35,6 @@ from hacrl.types import (
 )
 
 FILES = ("math_train.jsonl.gz", "gsm8k_train.jsonl.gz")
-LIMITS = SampleLimits(max_prompt_tokens=1024, max_response_tokens=4096)
 
 
 def read_rows(data: Path, count: int) -> list[dict[str, str]]:
@@ -80,7 +79,7 @@ def write(
             num_tokens=len(ids) + 1,
             verdict=Verdict(1.0, Status.OK),
             verifier="published",
-            sampling=Sampling(1.0, LIMITS.max_response_tokens),
+            sampling=Sampling(1.0, 4096),
             shareable=shareable,
         )
         groups.append(Group(row["id"], "math", (trajectory,)))
@@ -91,9 +90,8 @@ def check_law(
     groups: Sequence[Group], problems: dict[str, Problem], renderer: Renderer, learner: str
 ) -> SampleReport:
     """The samples of one pair; each is decoded without code of hacrl and compared."""
-    samples, report = make_samples(
-        groups, [], problems, renderer, learner, LIMITS, needs=Needs("logprob")
-    )
+    maker = SampleMaker(renderer, learner, Needs("logprob"), 1024, 4096)
+    samples, report = maker.make(groups, [], problems)
     texts = {g.problem_id: g.trajectories[0].text for g in groups}
     decode = renderer.tokenizer.backend_tokenizer.decode
     end = decode([report.end_token], skip_special_tokens=False)
@@ -134,7 +132,7 @@ def main() -> None:
             start = time.perf_counter()
             report = check_law(groups, problems, renderer, learner)
             seconds[learner] += time.perf_counter() - start  # type: ignore[assignment]
-            ratio = ratios[source, learner] = report.token_ratio(source)
+            ratio = ratios[source, learner] = report.metrics()[f"samples/token_ratio/{source}"]
             drops = lost + Counter({str(why): n for (_, why), n in report.drops.items()})
             named = ", ".join(f"{why} {n}" for why, n in sorted(drops.items())) or "none"
             kept = 100 * report.kept[source] / len(rows)

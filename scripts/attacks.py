@@ -112,7 +112,7 @@ def store_peer(args: argparse.Namespace, seed: int, peer: str) -> None:
     if not path.exists():
         agent = agent_of(peer, peer)
         if peer == STALE:
-            agent = agent_of(peer, BAD, learn_steps=1)
+            agent = agent_of(peer, BAD, schedule="linear", schedule_steps=1)
         config = config_of(args, [agent], seed, "gspo", evaluation={"problems": 0})
         shutil.rmtree(part := path.with_name(path.name + ".part"), ignore_errors=True)
         start(config, part)

@@ -116,7 +116,6 @@ def test_a_data_path_may_begin_at_home(path: Path, monkeypatch: pytest.MonkeyPat
         ("algorithm.alhpa=2", ["override algorithm.alhpa=2: unknown key; did you mean 'alpha'"]),
         ("algorithm.tis_cap=3", ["algorithm.tis_cap belongs to f-tis, not hacpo"]),
         ("algorithm.last_floor=1.0", ["algorithm: ", "= 1.0", "floor <= last_floor < 1"]),
-        ("algorithm.ratio_min=20", ["algorithm: ratio_min = 20 is above ratio_max = 10"]),
         (
             "algorithm.overlap_power=1",
             ["override algorithm.overlap_power=1: write algorithm.power"],
@@ -218,13 +217,6 @@ def test_a_module_of_another_folder_is_not_taken_for_the_config_s(path: Path) ->
     (path.parent / "json.py").write_text("class Rule: ...\n")
     with pytest.raises(UserError, match=r"another 'json' was found first .*json/__init__\.py"):
         load_config(path, ["algorithm.name=json:Rule"])
-
-
-def test_all_learners_away(path: Path) -> None:
-    away = ["agents.0.away=[[2, 9]]", "agents.1.away=[[5, 7]]"]
-    with pytest.raises(UserError, match="in step 6 every learner is away"):
-        load_config(path, [*away, f"steps={2**62}"])
-    assert load_config(path, [*away, "steps=5"])
 
 
 def test_odd_files(path: Path, tmp_path: Path) -> None:

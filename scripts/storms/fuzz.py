@@ -110,7 +110,7 @@ def mutate(tree: dict[str, Any], draw: random.Random) -> dict[str, Any]:
         elif action == 6 and isinstance(node, list):
             node.append(deepcopy(node[key]))
         elif isinstance(node, dict):
-            node[draw.choice([f"{key}x", "extra", "²", "lora", "away", "options"])] = draw.choice(
+            node[draw.choice([f"{key}x", "extra", "²", "lora", "replay", "options"])] = draw.choice(
                 ODD
             )
     return tree

@@ -93,11 +93,6 @@ class SamplerConfig(Table):
     cache_fraction: float = Field(0.2, gt=0, lt=1)
     """Largest fraction of a device's memory for the built-in sampler's KV cache, which all agents of a
     process share. If it is too small for all rows, fewer rows are sampled at a time."""
-    behaviour: Literal["score", "sampler"] = "score"
-    """Source of the behaviour log-probabilities. score: the trainer, at the sampling weights. sampler:
-    the sampler, as long as both agree to within algorithm.epsilon_low / 10 (else 3e-5)."""
-    check_samples: int = Field(32, ge=1)
-    """With behaviour = "sampler": number of sequences per step to compare with the trainer."""
     tolerance: float | None = Field(None, gt=0)
     """The run stops if the mean log-probabilities of sampler and trainer differ by more, averaged over
     sequences: the sampler's weights are stale. Unset: 1e-4 in float32, 0.05 in bfloat16."""
@@ -180,8 +175,6 @@ class Config(Table):
     """Token limit of a prompt."""
     max_response_tokens: int = Field(4096, ge=1)
     """Token limit of a reply."""
-    skip_limit: int = Field(5, ge=1)
-    """The run stops after this many non-finite updates in a row and saves the minibatch."""
 
     task: TaskConfig
     """Where problems come from."""
@@ -217,13 +210,6 @@ class Config(Table):
             return self._of_a_member()
         if not any(a.learns for a in self.agents):
             raise ValueError("agents: no agent learns; set learn = true for at least one")
-        # All learners can be away only from step 0 on, or from the step in which the last one leaves.
-        begins = {0, *(first for a in self.agents for first, _ in a.away)}
-        for step in sorted(step for step in begins if step < self.steps):
-            if not any(a.learns and not a.is_away(step) for a in self.agents):
-                raise ValueError(
-                    f"agents: in step {step + 1} every learner is away (away counts steps from 0)"
-                )
         if unknown := [n for n in self.trust.trusted if n not in names]:
             raise ValueError(f"trust.trusted: {unknown[0]!r} is not one of {', '.join(names)}")
         return self._samplers()
@@ -232,8 +218,8 @@ class Config(Table):
         agent = self.agents[0]
         if len(self.agents) > 1:
             raise ValueError("agents: `hacrl join` trains one agent; remove the others")
-        if agent.away or agent.samples_per_prompt:
-            raise ValueError("agents: away and samples_per_prompt come from the team; remove them")
+        if agent.samples_per_prompt:
+            raise ValueError("agents: samples_per_prompt comes from the team; remove it")
         if self.runtime.kind != "local":
             raise ValueError("runtime.kind: `hacrl join` runs in one process; remove it")
         return self._samplers()
@@ -251,6 +237,11 @@ class Config(Table):
             if self.runtime.kind == "local" and "vllm" in kinds.values():
                 raise ValueError(f"{has} another agent uses vllm; set runtime.kind = 'ray'")
         return self
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether prompts without a signal are replaced (dynamic sampling)."""
+        return isinstance(self.algorithm, DynamicSettings)
 
     @property
     def problems_per_step(self) -> int:

@@ -50,11 +50,6 @@ class AgentConfig(Table):
     replay_agent: str | None = None
     """The agent of that run; needed if the run has several."""
 
-    learn_steps: int | None = Field(None, ge=1)
-    """Learn in this many steps, then stay frozen."""
-    away: list[tuple[int, int]] = Field(default_factory=list)
-    """Step ranges without this agent, from 0, end excluded: [[10, 20]] is absent in steps 10 to 19."""
-
     learning_rate: float = Field(1e-6, gt=0)
     """After the warm-up; `schedule` lowers it during the run."""
     warmup_updates: int = Field(0, ge=0)
@@ -140,13 +135,7 @@ class AgentConfig(Table):
                 "schedule_steps and schedule_options have no meaning with schedule = 'constant'; "
                 "remove them, or set schedule"
             )
-        for first, after in self.away:
-            if not 0 <= first < after:
-                raise ValueError(f"away: [{first}, {after}] is not a range of steps")
         return self
-
-    def is_away(self, step: int) -> bool:
-        return any(first <= step < after for first, after in self.away)
 
     @property
     def learns(self) -> bool:

@@ -34,7 +34,7 @@ Inputs = dict[str, dict[str, Any]]
 Kind = Literal["free", "rounding", "results"]
 
 FREE = """
-    steps skip_limit evaluation.every diagnostics.* checkpoint.* log.* verifier.workers
+    steps evaluation.every diagnostics.* checkpoint.* log.* verifier.workers
     runtime.address runtime.placement runtime.deadline hub.url
     agents.*.cpus agents.*.gpus agents.*.resources*
 """

@@ -312,7 +312,6 @@ class Sample:
     """The source's log-probabilities of the same tokens; only for algorithms with Needs("tokens")."""
     advantage: float = 0.0
     weight: float = 1.0  # 1 for own samples; for peers' w(source, learner) in hacpo, v in overlap
-    finish: Finish = Finish.STOP
     truncated: bool = False  # only the beginning of a peer's reply that is too long for the learner
 
     @property

@@ -19,6 +19,8 @@ TEAM = {"q": {"a": "10", "b": "10"}, "r": {"a": "00", "b": "01"}}
         ("luffy", "grpo", {}, ALONE),
         ("sgt", "grpo", {}, ALONE),
         ("graft", "grpo", {}, ALONE),
+        ("hacpo", "gspo", {}, ALONE),
+        ("overlap", "gspo", {}, ALONE),
         ("sft-success", "gspo", {}, ALONE),
         ("sft-success", "gspo", {}, FAILING_PEER),
     ],

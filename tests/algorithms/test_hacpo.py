@@ -4,7 +4,6 @@ from dataclasses import replace
 from math import log, sqrt
 
 import pytest
-import torch
 from by_hand import batch_of, gradient, groups_of, reply, rule, seen_by, step_of
 
 from hacrl.algorithms import Step, make_algorithm, make_settings
@@ -15,23 +14,6 @@ from hacrl.types import Group, Status, Update
 FIRST = Update(0, 0.8, "own", ())
 STRONGER = {"q": {"a": "10", "b": "11"}}
 """b is right twice, a once."""
-
-
-def test_one_agent_under_hacpo_is_gspo_exactly() -> None:
-    step = step_of({"q": {"a": "10010010"}}, a=0.37)
-    credited = [rule(name).credit(step) for name in ("hacpo", "gspo")]
-    assert credited[0] == credited[1]
-    torch.manual_seed(0)
-    logprobs = (-torch.rand(8, 5)).tolist()
-    b = batch_of(
-        logprobs,
-        behaviour=[sum(row) / 5 - 0.0001 * i for i, row in enumerate(logprobs)],
-        advantage=[s.advantage for s in credited[0]],
-    )
-    ours, theirs = (rule(name).loss(b, FIRST) for name in ("hacpo", "gspo"))
-    assert ours.loss.item() == theirs.loss.item()
-    assert gradient(ours, b) == gradient(theirs, b)
-    assert torch.equal(ours.weight_B, theirs.weight_B)
 
 
 @pytest.mark.parametrize(

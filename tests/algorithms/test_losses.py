@@ -1,4 +1,4 @@
-"""gspo, grpo, naive and the KL term by hand, and the interface of an algorithm.
+"""gspo, grpo, xgrpo, naive and the KL term by hand, and the interface of an algorithm.
 
 Two samples with rewards 1, 0: mean 1/2, std (ddof 1) = sqrt(1/2), so A = +-(1/2) / (sqrt(1/2) + 1e-6)
 = +-0.70710578.
@@ -69,6 +69,22 @@ def test_naive_pools_plainly_and_clips_peers_like_own() -> None:
     output = naive.loss(b, FIRST)  # the peer's s = exp(-0.2) < 1 - 3e-4: clipped at 0.9997
     assert output.loss.item() == pytest.approx(-(1.0 - 0.9997) / 2, abs=1e-12)
     assert gradient(output, b)[1] == [0.0]
+
+
+def test_the_baseline_of_xgrpo_is_of_all_agents() -> None:
+    """q: a 1, 0; b 1, 1. Mean 3/4, squares 3/16 + 9/16 over 4 - 1: the deviation is 1/2.
+    r: a is always right, and b's failure gives it a signal: mean 3/4 again.
+    s: all rewards are equal. u: b's reply was not judged and does not count."""
+    replies = {
+        "q": {"a": "10", "b": "11"},
+        "r": {"a": "11", "b": "10"},
+        "s": {"a": "00", "b": "00"},
+        "u": {"a": "10", "b": "t"},
+    }
+    wanted = [0.5, -1.5, 0.5, 0.5, 0, 0, HALF, -HALF]
+    credited = [s for s in rule("xgrpo").credit(step_of(replies)) if s.is_own]
+    assert [s.advantage for s in credited] == pytest.approx(wanted, abs=1e-5)
+    assert {s.weight for s in credited} == {1.0}
 
 
 def test_kl_by_hand_counts_own_samples_only() -> None:
@@ -182,8 +198,6 @@ def test_graft_weighs_an_absurd_log_probability() -> None:
     assert rule("graft").weight(sample) == 1.0  # exp(999) was an OverflowError
 
 
-def test_needs_are_levels_and_unknown_ones_are_named() -> None:
+def test_needs_are_levels() -> None:
     levels = ("none", "outcomes", "text", "logprob", "tokens")
     assert [Needs(peers).include("text") for peers in levels] == [False, False, True, True, True]
-    with pytest.raises(UserError, match=r"Needs.updates = 'sideways'.*own_first, peers_first"):
-        Needs(updates="sideways")

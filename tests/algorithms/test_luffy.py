@@ -1,11 +1,9 @@
 """LUFFY by hand: the shaped weight f(p) = p / (p + gamma) of peers' tokens."""
 
-from dataclasses import replace
 from functools import partial
 from math import log
 
 import pytest
-import torch
 from by_hand import batch_of, gradient, rule, step_of
 
 from hacrl.types import Update
@@ -39,26 +37,3 @@ def test_loss_by_hand() -> None:
     assert gradient(output, b) == [pytest.approx(row) for row in wanted]
     assert output.weight_B.tolist() == pytest.approx([1.1, (0.25 + 0.16) / 2, 0.09])
     assert output.ratio_B.isfinite().all()
-
-
-@pytest.mark.parametrize("gamma", [0.1, 1.0])
-def test_the_gradient_of_the_shaped_weight(gamma: float) -> None:
-    """Finite differences in float64. The row's weight is the mean slope."""
-    values = torch.linspace(-6, -1e-3, 8, dtype=torch.float64, requires_grad=True)
-    b = batch_of([[0.0] * 8], [False], advantage=[1.0])
-
-    def loss(logprobs_T: torch.Tensor) -> torch.Tensor:
-        return luffy(gamma=gamma).loss(replace(b, logprobs_BT=logprobs_T[None]), MIXED).loss
-
-    assert torch.autograd.gradcheck(loss, (values,), eps=1e-6, atol=1e-8)
-    (slope,) = torch.autograd.grad(loss(values), values)
-    weight = luffy(gamma=gamma).loss(replace(b, logprobs_BT=values[None]), MIXED).weight_B
-    assert weight.item() == pytest.approx(-slope.sum().item())
-
-
-def test_the_largest_gradient_is_at_gamma() -> None:
-    p_T = torch.linspace(0.01, 1, 100, dtype=torch.float64)
-    b = batch_of([[log(p) for p in p_T.tolist()]], [False], advantage=[1.0])
-    (slopes,) = gradient(luffy().loss(b, MIXED), b)
-    assert p_T[torch.tensor(slopes).argmin()].item() == pytest.approx(0.1)
-    assert min(slopes) == pytest.approx(-0.25 / 100)

@@ -3,7 +3,6 @@
 Two replies with rewards 1, 0: mean 1/2, std (ddof 1) sqrt(1/2), A = +-(1/2) / (sqrt(1/2) + 1e-6).
 """
 
-from dataclasses import replace
 from functools import partial
 from math import log, sqrt
 
@@ -98,16 +97,3 @@ def test_a_success_needs_no_log_probabilities_of_the_learner() -> None:
     assert gradient(sgt().loss(b, UPDATE), b) == [[-1.0], [pytest.approx(-0.1 / 4)]]
     alone = batch_of([[-0.5]], [False], advantage=[1.0], weight=[0.1])
     assert gradient(sgt().loss(alone, UPDATE), alone) == [[pytest.approx(-0.1 / 4)]]
-
-
-def test_the_term_is_the_same_however_many_prompts_need_it() -> None:
-    """Twice the same success in one update: twice the gradient of one."""
-    one = batch_of([[-0.5]], [False], old=[[-0.5]], advantage=[1.0], weight=[0.1])
-    two = batch_of(
-        [[-0.5]] * 2, [False] * 2, old=[[-0.5]] * 2, advantage=[1.0] * 2, weight=[0.1] * 2
-    )
-    assert 2 * sgt().loss(one, UPDATE).loss.item() == pytest.approx(
-        sgt().loss(two, UPDATE).loss.item()
-    )
-    more = replace(UPDATE, problems=UPDATE.problems * 2)
-    assert sgt().loss(two, more).loss.item() == pytest.approx(sgt().loss(one, UPDATE).loss.item())

@@ -22,11 +22,11 @@ PATTERNS = [re.sub(r"[A-Z]+", "[^/]+", name.replace("TASK", ".+")) for name in M
             "diagnostics": {"every": 1, "problems": 2, "samples": 2},
             "trust": {"judge_again": True, "quarantine": True, "max_source_weight": 0.3},
         },
-        {"algorithm": {"name": "gspo-dynamic"}, "sampler": {"behaviour": "sampler"}},
+        {"algorithm": {"name": "gspo-dynamic"}},
     ],
 )
 def test_every_metric_of_a_run_has_a_meaning(tmp_path: Path, settings: dict[str, Any]) -> None:
-    agents = team.member("wren", away=[[1, 2]]), team.member("finch", publish="successes")
+    agents = team.member("wren"), team.member("finch", publish="successes")
     config = team.team(*agents, steps=2, evaluation={"problems": 4}, **settings)
     rows = hacrl.train(config, tmp_path / "run").metric_rows()
     names = {name for row in rows for name in row}

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from hacrl.algorithms import Needs
 from hacrl.pocket import POCKET, pocket_path
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import DropReason, SampleLimits, make_samples
+from hacrl.training.samples import DropReason, SampleMaker
 from hacrl.types import Group, Problem
 
 
@@ -129,15 +129,8 @@ def test_law_holds_for_every_ordered_pair(source: str, learner: str) -> None:
     mine, theirs = team_renderer(learner), team_renderer(source)
     texts = generated_texts(TEAM.index(source), markers_of(mine) + markers_of(theirs))
     group = Group("q", "t", tuple(make_row(source, "q", n, text=x) for n, x in enumerate(texts)))
-    samples, report = make_samples(
-        [group],
-        [],
-        {"q": Problem("q", ASK, "42", "t")},
-        mine,
-        learner,
-        SampleLimits(1000, 4000),
-        needs=Needs("logprob"),
-    )
+    maker = SampleMaker(mine, learner, Needs("logprob"), 1000, 4000)
+    samples, report = maker.make([group], [], {"q": Problem("q", ASK, "42", "t")})
     assert len(samples) + report.drops.total() == len(texts)
     assert set(report.drops) <= {(source, DropReason.NOT_RENDERABLE)}
     prompt = mine.prompt(ASK)

@@ -8,8 +8,6 @@ from team import member
 from test_rivals import metrics, rows, train
 
 import hacrl
-from hacrl.algorithms import Needs, make_settings
-from hacrl.algorithms.gspo_dynamic import GspoDynamic
 from hacrl.config import load_config
 from hacrl.errors import UserError
 from hacrl.store.journal import Journal
@@ -112,16 +110,6 @@ def test_a_resumed_step_is_not_sampled_again(tmp_path: Path) -> None:
     hacrl.resume(run.path)
     assert run.metrics_path.read_bytes() == before
     assert [p.read_bytes() for p in paths] == [content for content, _ in stored]
-
-
-def test_it_is_for_learning_alone() -> None:
-    class Together(GspoDynamic):
-        needs = Needs("text")
-
-    with pytest.raises(
-        UserError, match=r"dynamic sampling .* cannot be combined with Needs\('text'"
-    ):
-        Together(make_settings("gspo-dynamic"), (0.0, 1.0))
 
 
 def test_a_list_that_is_longer_than_the_task(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from team import NO_EVALUATION, member, team
+from team import member, team
 
 import hacrl
 from hacrl import fingerprint
@@ -154,20 +154,6 @@ def test_checkpoints_of_other_inputs_are_refused(run: RunDirectory, tmp_path: Pa
         hacrl.resume(run.path, steps=3)
 
 
-def test_a_change_that_cannot_be_trained_is_not_kept(run: RunDirectory, tmp_path: Path) -> None:
-    """The checkpoint does not fit the other model, so the run keeps its own."""
-    before = [path.read_bytes() for path in (run.config_path, run.fingerprint_path)]
-    change = {"agents.wren.model": "pocket:finch", "steps": 3}
-    with (
-        pytest.warns(UserWarning, match="resumed with changed inputs"),
-        pytest.raises(UserError, match="belongs to another model"),
-    ):
-        hacrl.resume(run.path, change, accept_changed=True)
-    assert [path.read_bytes() for path in (run.config_path, run.fingerprint_path)] == before
-    assert not [note for note in run.notes() if "changed inputs" in note["text"]]
-    assert hacrl.resume(run.path, steps=3).steps_done() == 3
-
-
 def test_a_run_without_a_fingerprint_says_so(run: RunDirectory) -> None:
     run.fingerprint_path.unlink()
     with pytest.warns(UserWarning, match=r"has no fingerprint\.json"):
@@ -195,17 +181,6 @@ def test_the_revision_of_a_hub_name_is_part_of_the_inputs(tmp_path: Path, monkey
     new = {**old, "versions": {"hub revision of Q/q": "b"}}
     assert [c.text for c in fingerprint.changes(old, new)] == ['hub revision of Q/q: "a" -> "b"']
     assert fingerprint.digest(old) != fingerprint.digest(new)
-
-
-def test_a_replayed_run_is_part_of_the_inputs(tmp_path: Path) -> None:
-    """It has grown since: other replies would be chosen from now on."""
-    stored = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "stored")
-    replayed = {"name": "old", "replay": str(stored.path), "learn": False}
-    config = team(member("finch"), replayed, steps=1, **NO_EVALUATION)
-    run = hacrl.train(config, tmp_path / "run")
-    hacrl.resume(stored.path, steps=2)
-    with pytest.raises(UserError, match=r"batches of .*stored.*accept-changed"):
-        hacrl.resume(run.path, steps=2)
 
 
 OWN_TASK = """

@@ -5,12 +5,12 @@ import pytest
 from hacrl.algorithms.capability import Capability
 from hacrl.policy.update import UpdateReport
 from hacrl.training.metrics import (
-    agreement_facts,
     effective_samples,
     learning_metrics,
     rollout_metrics,
 )
 from hacrl.training.plan import Plan
+from hacrl.training.scoring import agreement
 from hacrl.types import Completion, Finish, Rollout, Sample, Status, Update, Verdict
 
 
@@ -45,33 +45,36 @@ def test_effective_samples_by_hand() -> None:
 
 
 def test_agreement_is_by_sequence_means() -> None:
-    """Means -0.5 against -0.6 and -0.5 against -0.5: gaps 0.1 and 0, mean 0.05."""
+    """Means -0.5 against -0.6 and -0.5 against -0.5: gaps 0.1 and 0, mean 0.05. Squares times lengths,
+    0.01 * 2 and 0: a token's rounding is sqrt(0.01) = 0.1."""
     a, b = rollout(1.0, Status.OK, 2), rollout(1.0, Status.OK, 3)
     moved = Rollout("q", 0, 0, (9,), Completion("x", (1, 1), (-0.4, -0.8), Finish.STOP))
-    facts = agreement_facts([a, b], [moved, b])
-    assert facts["agreement/max_gap"] == pytest.approx(0.1)
-    assert facts["agreement/mean_gap"] == pytest.approx(0.05)
+    facts, rounding = agreement([a, b], [moved, b])
+    assert facts == pytest.approx({"agreement/max_gap": 0.1, "agreement/mean_gap": 0.05})
+    assert rounding == pytest.approx(0.1)
 
 
 def test_learning_metrics_by_hand() -> None:
-    """Four peers' samples at floor 0.8 with s = 0.7, 0.9, 1.1, 0.8: one below, one above, two used."""
+    """Of two own updates the first clips nothing, the second its sample. Four peers' samples at floor
+    0.8 with s = 0.7, 0.9, 1.1, 0.8: one below, one above, two used."""
 
     def sample(source: str, tokens: int) -> Sample:
         ids, mask = (1,) * (tokens + 1), (0,) + (1,) * tokens
         blank = Sample("q", 0, source, source == "a", ids, mask, -1.0)
         return replace(blank, advantage=0.5, weight=2.0)
 
-    own = [sample("a", 2)]
-    peers = [sample("b", n) for n in (1, 2, 3, 4)]
+    own, peers = [sample("a", 2)], [sample("b", n) for n in (1, 2, 3, 4)]
     reports = [
         UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (1.0,), 1e-3),
-        UpdateReport(0.4, 3.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (0.0, 1.62, 0.0, 1.28), 1e-3),
+        UpdateReport(0.2, 1.0, 0.0, False, (1.1,), (0.0,), 1e-3),
+        UpdateReport(0.5, 4.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (0.0, 1.62, 0.0, 1.28), 1e-3),
     ]
+    parts = [("own", own), ("own", own), ("peers", peers)]
     done = [
-        (Update(0, 0.8, "own", ("q",)), own, reports[0]),
-        (Update(1, 0.8, "peers", ("q",)), peers, reports[1]),
+        (Update(m, 0.8, part, ("q",)), batch, report)
+        for m, ((part, batch), report) in enumerate(zip(parts, reports, strict=True))
     ]
-    plan = Plan((("own", 1), ("peers", 1)), (0.8, 0.8))
+    plan = Plan((("own", 2), ("peers", 1)), (0.8, 0.8, 0.8))
     capability = Capability({("a", ""): 0.25, ("b", ""): 0.5})
     made = learning_metrics(done, plan, capability, ("a", "b"), "a")
     fractions = [made[f"peers/{name}"] for name in ("below_floor", "above_one", "used")]
@@ -81,23 +84,11 @@ def test_learning_metrics_by_hand() -> None:
     assert made["peers/effective_samples"] == pytest.approx(effective)
     assert made["peers/used/b"] == 0.5
     assert made["peers/effective/b"] == pytest.approx(effective / 4)
-    assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 3.0)
+    assert (made["own/grad_norm"], made["peers/grad_norm"]) == (1.0, 4.0)
+    assert (made["own/clipped_first"], made["own/clipped"]) == (0.0, 0.5)
     assert made["ratio/b"] == pytest.approx(0.875)
-    assert made["ratio/b/short"] == pytest.approx(0.8)  # lengths 1 and 2, at most the median 2.5
-    assert made["ratio/b/long"] == pytest.approx(0.95)
     assert (made["loss"], made["grad_norm"]) == (pytest.approx(0.3), 2.0)
-    assert (made["capability/b"], made["weight/b"], made["updates"]) == (0.5, 2.0, 2)
-
-
-def test_what_the_first_update_clipped_is_told_apart() -> None:
-    """Of two own samples the first update clips none, the second both: 0 of 2, and 2 of 4 in all."""
-    own = [Sample("q", i, "a", True, (1, 1), (0, 1), -1.0, advantage=0.5) for i in range(2)]
-
-    plan = Plan((("own", 2),), (0.8, 0.8))
-    reports = [UpdateReport(0.1, 1.0, 0.0, False, (1.0,) * 2, (w,) * 2, 1e-6) for w in (1.0, 0.0)]
-    done = [(Update(m, 0.8, "own", ("q",)), own, report) for m, report in enumerate(reports)]
-    found = learning_metrics(done, plan, Capability({("a", ""): 0.5}), ("a",), "a")
-    assert (found["own/clipped_first"], found["own/clipped"]) == (0.0, 0.5)
+    assert (made["capability/b"], made["weight/b"], made["updates"]) == (0.5, 2.0, 3)
 
 
 def test_means_are_over_the_samples_that_were_not_skipped() -> None:
@@ -130,13 +121,11 @@ def test_means_are_over_the_samples_that_were_not_skipped() -> None:
         "peers/used": 0.5,
         "peers/effective_samples": 1.0,
         "ratio/b": 0.8,
-        "ratio/b/short": 0.7,
-        "ratio/b/long": 0.9,
     }
     assert {key: found[key] for key in wanted} == pytest.approx(wanted)
 
     unseen = replace(report, ratios=(None,) * 5, weights=(None,) * 5)
     found = learning_metrics([(update, batch, unseen)], plan, capability, ("a", "b"), "a")
     assert found["peers/forwarded"] == 0
-    for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b", "ratio/b/long"):
+    for key in ("own/ratio", "peers/used", "peers/below_floor", "ratio/b"):
         assert found[key] is None

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import hacrl
 from hacrl.cli import app
-from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 from hacrl.store.rundir import RunDirectory
 
@@ -58,17 +57,6 @@ def test_first_hour_13_export_best_is_the_start_if_training_made_it_worse(
     exported = load_file(tmp_path / "best" / "model.safetensors")
     original = load_file(pocket_path("wren") / "model.safetensors")
     assert all((exported[name] == tensor).all() for name, tensor in original.items())
-
-
-def test_an_agent_for_which_every_prompt_is_too_long_stops_the_run(tmp_path: Path) -> None:
-    """Prompts of one agent may be too long in one step; here they are in the first eight."""
-    short = {**member("finch"), "max_prompt_tokens": 2}
-    config = team(member("wren"), short, steps=1, **NO_EVALUATION)
-    message = (
-        r"agent 'finch': every prompt of the first 32 problems is longer than max_prompt_tokens = 2"
-    )
-    with pytest.raises(UserError, match=message):
-        train({**config, "prompts_per_step": 4}, tmp_path / "run")
 
 
 def test_first_hour_13_an_agent_without_signal_is_named(

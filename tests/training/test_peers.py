@@ -54,30 +54,6 @@ def test_advantages_are_those_without_a_filter(tmp_path: Path, name: str) -> Non
         assert both == some.items() == found["all"].items()
 
 
-def test_all_is_the_default(tmp_path: Path) -> None:
-    members = (member("wren"), member("finch"))
-    plain = train(tmp_path / "plain", "hacpo", *members)
-    explicit = train(
-        tmp_path / "all", "hacpo", *members, algorithm={"name": "hacpo", "peers": "all"}
-    )
-    assert plain.metrics_path.read_bytes() == explicit.metrics_path.read_bytes()
-    assert not [key for key in metrics(plain, "wren") if key.startswith("samples/filter")]
-
-
-@pytest.mark.parametrize(
-    ("name", "alone"),
-    [("xgrpo", "grpo"), ("sapo", "grpo"), ("luffy", "grpo"), ("sft-success", "gspo")],
-)
-def test_one_agent_is_the_method_without_peers(tmp_path: Path, name: str, alone: str) -> None:
-    """Number for number, but for the name of the update's part."""
-    runs = [train(tmp_path / n, n, member("wren"), steps=2) for n in (name, alone)]
-    parts = [
-        [{k.replace("mixed/", "own/"): v for k, v in r.items()} for r in run.metric_rows("train")]
-        for run in runs
-    ]
-    assert parts[0] == parts[1]
-
-
 def test_the_new_methods_use_what_they_say(tmp_path: Path) -> None:
     """xgrpo trains on own samples only. sapo has 12 groups, some of the peer. In luffy own and peers'
     samples of a problem share an update. sft-success has all successes of the peer."""

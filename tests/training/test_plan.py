@@ -44,14 +44,20 @@ def test_floor_reaches_last_floor_for_any_team(agents: int, updates: int) -> Non
     assert made.floors[-1] == pytest.approx(0.875)
 
 
-def test_orders() -> None:
-    assert plan(updates="peers_first").parts == (("peers", 2), ("own", 2))
-    assert plan(updates="mixed").parts == (("mixed", 4),)
-
-
-def test_unequal_samples() -> None:
-    """Own 4 a prompt: 512 samples, 1 part; peers 8 + 6: 1792 samples, 4 parts."""
-    assert plan(team={"a": 4, "b": 8, "c": 6}).parts == (("own", 1), ("peers", 4))
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"updates": "peers_first"}, (("peers", 2), ("own", 2))),
+        ({"updates": "mixed"}, (("mixed", 4),)),
+        # own 4 a prompt: 512 samples, 1 part; peers 8 + 6: 1792 samples, 4 parts
+        ({"team": {"a": 4, "b": 8, "c": 6}}, (("own", 1), ("peers", 4))),
+        # as many updates as alone, with any number of peers
+        ({"team": {"a": 8}, "updates": "with_own"}, (("mixed", 2),)),
+        ({"team": {"a": 8, "b": 8, "c": 16}, "updates": "with_own"}, (("mixed", 2),)),
+    ],
+)
+def test_parts(settings: dict, parts: tuple) -> None:
+    assert plan(**settings).parts == parts
 
 
 def test_every_problem_is_in_each_block_once_and_parts_are_equal() -> None:
@@ -89,12 +95,6 @@ def test_minibatch_takes_its_block_in_plan_order() -> None:
 def test_a_minibatch_smaller_than_a_group_is_refused() -> None:
     with pytest.raises(UserError, match="at least 8"):
         plan(minibatch_samples=4, peers="none")
-
-
-def test_joined_peers_leave_the_learners_own_plan() -> None:
-    """Two peers or none: 128 x 8 in minibatches of 512 are 2 updates."""
-    for team in ({"a": 8}, {"a": 8, "b": 8, "c": 16}):
-        assert plan(team=team, updates="with_own").parts == (("mixed", 2),)
 
 
 def test_replaced_problems_come_last_and_the_rest_stays_in_order() -> None:

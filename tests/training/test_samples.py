@@ -1,6 +1,5 @@
 """Samples of a learner from a snapshot, and the counts of dropped replies."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from rows import make_row
 
 from hacrl.algorithms import Needs
 from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.samples import DropReason, SampleLimits, SampleReport, make_samples
+from hacrl.training.samples import DropReason, SampleMaker, SampleReport
 from hacrl.types import (
     Completion,
     Finish,
@@ -31,7 +30,6 @@ PROBLEMS = {
     "q2": Problem("q2", (Message("user", "What is 3 + 4?"),), "7", "add"),
 }
 LOGPROB = Needs("logprob")
-LIMITS = SampleLimits(max_prompt_tokens=200, max_response_tokens=50)
 RIGHT = Verdict(1.0, Status.OK)
 
 
@@ -75,16 +73,15 @@ def samples_of(
     *trajectories: Trajectory,
     rollouts: tuple[Rollout, ...] = (),
     with_renderer: Renderer | None = None,
-    limits: SampleLimits = LIMITS,
     needs: Needs = LOGPROB,
+    prompt: int = 200,
+    limit: int = 50,
     **options: object,
 ) -> tuple[list[Sample], SampleReport]:
     ids = dict.fromkeys(t.problem_id for t in trajectories)
     groups = [Group(i, "add", tuple(t for t in trajectories if t.problem_id == i)) for i in ids]
-    made_with = with_renderer or renderer()
-    return make_samples(
-        groups, rollouts, PROBLEMS, made_with, "ant", limits, needs=needs, **options
-    )
+    maker = SampleMaker(with_renderer or renderer(), "ant", needs, prompt, limit, **options)
+    return maker.make(groups, rollouts, PROBLEMS)
 
 
 def reason(*args: Trajectory, **kwargs: object) -> DropReason:
@@ -118,7 +115,6 @@ def test_peer_sample_is_my_prompt_its_text_and_my_end_token() -> None:
     assert body is not None
     assert stopped.token_ids == (*prompt, *body, 2)
     assert cut_off.token_ids == (*prompt, *body)
-    assert (stopped.finish, cut_off.finish) == (Finish.STOP, Finish.LENGTH)
     assert not stopped.truncated and not cut_off.truncated  # whole, as its author left it
     assert stopped.loss_mask == (0,) * len(prompt) + (1,) * (len(body) + 1)
     assert (stopped.behaviour, stopped.old_logprobs, stopped.is_own) == (-0.5, None, False)
@@ -143,41 +139,31 @@ def test_order_is_snapshot_order_own_first_then_source_and_index() -> None:
     assert found == [("q2", "ant", 0), ("q2", "cat", 0), *both]
 
 
-def test_every_reason() -> None:
-    late = Verdict(0.0, Status.TIMEOUT)
-    broken = Verdict(0.0, Status.ERROR)
-    assert reason(peer("7", verdict=late)) is DropReason.NOT_JUDGED
-    assert reason(peer("7", verdict=broken)) is DropReason.NOT_JUDGED
-    assert len(samples_of(peer("7", verdict=Verdict(0.0, Status.UNPARSED)))[0]) == 1  # judged
-    assert (
-        reason(peer("", turns=(), finish=Finish.NOT_ATTEMPTED, verdict=None, mean_logprob=None))
-        is DropReason.NOT_ATTEMPTED
-    )
-    assert reason(peer("7", shareable=False)) is DropReason.NOT_SHAREABLE
-    assert reason(peer("日本"), with_renderer=renderer("narrow")) is DropReason.NOT_RENDERABLE
-    assert reason(peer("7 " * 60)) is DropReason.TOO_LONG
-    short = replace(LIMITS, max_prompt_tokens=5)
-    assert reason(peer("7"), limits=short) is DropReason.TOO_LONG
-    assert reason(peer("7", mean_logprob=None)) is DropReason.NO_LOGPROB
-    assert reason(peer("", finish=Finish.LENGTH)) is DropReason.EMPTY
-    assert reason(peer("7", finish=Finish.LENGTH), mask_truncated=True) is DropReason.TRUNCATED
-    started = renderer(reply_start="The answer is")
-    assert reason(peer("It is 42"), with_renderer=started) is DropReason.BEGUN_REPLY
+LATE = Verdict(0.0, Status.TIMEOUT)
+NOTHING = {"turns": (), "finish": Finish.NOT_ATTEMPTED, "verdict": None, "mean_logprob": None}
 
 
-def test_own_rows_are_dropped_by_the_reasons_that_concern_them() -> None:
-    rollout = own(0, (33, 2))
-    late = Verdict(0.0, Status.TIMEOUT)
-    assert reason(own_row(rollout, verdict=late), rollouts=(rollout,)) is DropReason.NOT_JUDGED
-    cut_off = own(0, (33,), Finish.LENGTH)
-    assert (
-        reason(own_row(cut_off), rollouts=(cut_off,), mask_truncated=True) is DropReason.TRUNCATED
-    )
-    empty = own(0, (), Finish.LENGTH)
-    assert reason(own_row(empty), rollouts=(empty,)) is DropReason.EMPTY
-    gone = replace(own_row(rollout), finish=Finish.NOT_ATTEMPTED, verdict=None)
-    assert reason(gone) is DropReason.NOT_ATTEMPTED
-    assert reason(own_row(rollout)) is DropReason.INVALID  # not in the journal
+@pytest.mark.parametrize(
+    ("row", "options", "expected"),
+    [
+        (peer("7", verdict=LATE), {}, "not_judged"),
+        (peer("7", verdict=Verdict(0.0, Status.ERROR)), {}, "not_judged"),
+        (peer("", **NOTHING), {}, "not_attempted"),
+        (peer("7", shareable=False), {}, "not_shareable"),
+        (peer("日本"), {"with_renderer": renderer("narrow")}, "not_renderable"),
+        (peer("7 " * 60), {}, "too_long"),
+        (peer("7"), {"prompt": 5}, "too_long"),
+        (peer("7", mean_logprob=None), {}, "no_logprob"),
+        (peer("", finish=Finish.LENGTH), {}, "empty"),
+        (peer("7", finish=Finish.LENGTH), {"mask_truncated": True}, "truncated"),
+        (peer("It is 42"), {"with_renderer": renderer(reply_start="The answer")}, "begun_reply"),
+        (own_row(own(0, (33, 2)), verdict=LATE), {"rollouts": (own(0, (33, 2)),)}, "not_judged"),
+        (own_row(own(0, ())), {"rollouts": (own(0, ()),)}, "empty"),
+        (own_row(own(0, (33, 2))), {}, "invalid"),  # not in the journal
+    ],
+)
+def test_every_reason(row: Trajectory, options: dict, expected: str) -> None:
+    assert reason(row, **options) == expected
 
 
 def test_rollout_outside_the_snapshot_is_not_used() -> None:
@@ -186,9 +172,14 @@ def test_rollout_outside_the_snapshot_is_not_used() -> None:
     assert [s.index for s in samples] == [0]
 
 
-def test_behaviour_may_be_missing_where_nobody_needs_it() -> None:
+def test_what_is_kept() -> None:
+    """A reply without an answer is judged. Log-probabilities may be missing if nobody needs them. An
+    empty reply that stopped is one end token."""
+    assert len(samples_of(peer("7", verdict=Verdict(0.0, Status.UNPARSED)))[0]) == 1
     [sample], _ = samples_of(peer("7", mean_logprob=None), needs=Needs("text"))
     assert sample.behaviour is None
+    [sample], _ = samples_of(peer(""))
+    assert sample.num_reply_tokens == 1 and sample.token_ids[-1] == 2
 
 
 def test_without_peers_only_own_and_no_drop() -> None:
@@ -198,12 +189,6 @@ def test_without_peers_only_own_and_no_drop() -> None:
     )
     assert [s.source for s in samples] == ["ant"]
     assert report.drops.total() == 0
-
-
-def test_empty_stopped_reply_is_one_end_token() -> None:
-    [sample], _ = samples_of(peer(""))
-    assert sample.num_reply_tokens == 1
-    assert sample.token_ids[-1] == 2
 
 
 @pytest.mark.parametrize(
@@ -226,23 +211,22 @@ def test_begun_replies(theirs: str, text: str, mine: str, rest: str) -> None:
 def test_too_long_may_be_truncated_at_a_whole_character() -> None:
     """x日本 is 1 + 3 + 3 byte tokens and an end token: 8. Cut to 6 it keeps x日, 4 tokens."""
     r = renderer()
-    limits = SampleLimits(200, 6, "truncate")
-    [sample], report = samples_of(peer("x日本"), limits=limits)
+    short = {"limit": 6, "too_long": "truncate"}
+    [sample], report = samples_of(peer("x日本"), **short)
     prompt = r.prompt(PROBLEMS["q1"].messages)
     assert r.text(prompt, sample.token_ids[len(prompt) :]) == ("x日", True)
     assert sample.num_reply_tokens == 4
-    assert sample.finish is Finish.LENGTH and sample.truncated
+    assert sample.truncated
     assert report.metrics()["samples/truncated"] == 1.0
-    assert report.token_ratio("bee") == 8 / 4  # of the whole reply
+    assert report.metrics()["samples/token_ratio/bee"] == 8 / 4  # of the whole reply
     # Cut by the end token alone: 8 > 7, and no end token remains.
-    [nearly], _ = samples_of(peer("x日本"), limits=replace(limits, max_response_tokens=7))
-    assert nearly.num_reply_tokens == 7
-    assert nearly.finish is Finish.LENGTH
+    [nearly], _ = samples_of(peer("x日本"), **{**short, "limit": 7})
+    assert nearly.num_reply_tokens == 7 and nearly.truncated
     # A reply that its author did not finish may be truncated again: both are LENGTH.
-    [twice], _ = samples_of(peer("x日本", finish=Finish.LENGTH), limits=limits)
-    assert twice.finish is Finish.LENGTH and twice.truncated
+    [twice], _ = samples_of(peer("x日本", finish=Finish.LENGTH), **short)
+    assert twice.truncated
     # Where truncated replies are masked, one truncated here is too.
-    assert reason(peer("x日本"), limits=limits, mask_truncated=True) is DropReason.TOO_LONG
+    assert reason(peer("x日本"), **short, mask_truncated=True) is DropReason.TOO_LONG
 
 
 def test_token_ratio_over_kept_samples() -> None:
@@ -257,32 +241,6 @@ def test_token_ratio_over_kept_samples() -> None:
     metrics = report.metrics()
     assert metrics["samples/token_ratio/bee"] == 1.0
     assert metrics["samples/token_ratio/cat"] == 2.0
-
-
-def test_other_splits_of_the_same_tokenizer_are_counted() -> None:
-    """bee carries ids: its first equals mine, its second is letter by letter. cat is only known to
-    use my tokenizer: 3 tokens against my 2 can only be another split."""
-    r = renderer()
-    prompt = r.prompt(PROBLEMS["q1"].messages)
-    body = r.continuation(prompt, "the")
-    letters = tuple(i for c in "the" for i in r.continuation(prompt, c))
-    assert (len(body), len(letters)) == (1, 3)
-
-    def tokens(ids: tuple[int, ...]) -> Tokens:
-        return Tokens(r.vocabulary_hash, ids, (0.0,) * len(ids))
-
-    samples, report = samples_of(
-        peer("the", 0, tokens=tokens((*body, 2)), num_tokens=2),
-        peer("the", 1, tokens=tokens((*letters, 2)), num_tokens=4),
-        peer("the", 2, tokens=replace(tokens((5,)), tokenizer="sha256:other"), num_tokens=1),
-        peer("the", 0, "cat", num_tokens=2, tokenizer=r.vocabulary_hash),
-        peer("the", 1, "cat", num_tokens=3, tokenizer=r.vocabulary_hash),
-        peer("the", 0, "dog", num_tokens=9),
-    )
-    assert len(samples) == 6
-    assert report.compared == {"bee": 2, "cat": 2}
-    assert report.other_split == {"bee": 1, "cat": 1}
-    assert report.metrics()["samples/other_split/cat"] == 1.0
 
 
 def test_metrics_name_every_reason_always() -> None:
@@ -320,34 +278,28 @@ def test_tokens_are_taken_as_they_are() -> None:
     assert plain.token_ids != theirs.token_ids
 
 
-def test_tokens_that_cannot_be_taken() -> None:
-    r = renderer()
-    tokens = Tokens(r.vocabulary_hash, (33, 2), (-0.1, -0.2))
-
-    def why(**other: object) -> DropReason:
-        return reason(peer("x", **{"tokens": tokens, **other}), needs=Needs("tokens"))
-
-    other = replace(tokens, tokenizer="sha256:other")
-    assert why(tokens=other) is DropReason.OTHER_VOCABULARY
-    assert why(tokens=None, tokenizer="sha256:other") is DropReason.OTHER_VOCABULARY
-    assert why(tokens=None, tokenizer=r.vocabulary_hash) is DropReason.NO_LOGPROB
-    assert why(begun="The") is DropReason.BEGUN_REPLY
-    assert why(shareable=False) is DropReason.NOT_SHAREABLE
-    empty = replace(tokens, ids=(), logprobs=())
-    assert why(tokens=empty, finish=Finish.LENGTH) is DropReason.EMPTY
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"tokens": Tokens("sha256:other", (33, 2), (-0.1, -0.2))}, "other_vocabulary"),
+        ({"tokens": None, "tokenizer": "sha256:other"}, "other_vocabulary"),
+        ({"tokens": None, "tokenizer": renderer().vocabulary_hash}, "no_logprob"),
+        ({"begun": "The"}, "begun_reply"),
+        ({"shareable": False}, "not_shareable"),
+        ({"tokens": Tokens(renderer().vocabulary_hash, (), ()), "finish": Finish.LENGTH}, "empty"),
+    ],
+)
+def test_tokens_that_cannot_be_taken(row: dict, expected: str) -> None:
+    tokens = Tokens(renderer().vocabulary_hash, (33, 2), (-0.1, -0.2))
+    assert reason(peer("x", **{"tokens": tokens, **row}), needs=Needs("tokens")) == expected
 
 
 def test_tokens_too_long_are_dropped_or_cut_with_their_logprobs() -> None:
     r = renderer()
     tokens = Tokens(r.vocabulary_hash, (*(33,) * 8, 2), tuple(-0.1 * i for i in range(9)))
-    short = SampleLimits(200, 6)
-    assert (
-        reason(peer("x", tokens=tokens), limits=short, needs=Needs("tokens")) is DropReason.TOO_LONG
-    )
-    [sample], report = samples_of(
-        peer("x", tokens=tokens), limits=replace(short, too_long="truncate"), needs=Needs("tokens")
-    )
+    given = peer("x", tokens=tokens)
+    assert reason(given, limit=6, needs=Needs("tokens")) is DropReason.TOO_LONG
+    [sample], report = samples_of(given, limit=6, needs=Needs("tokens"), too_long="truncate")
     assert sample.num_reply_tokens == 6
     assert sample.source_logprobs == tokens.logprobs[:6]
-    assert sample.finish is Finish.LENGTH
-    assert report.truncated == {"bee": 1}
+    assert report.truncated == 1

@@ -1,7 +1,6 @@
 """Teams of any size, independent noise streams, frozen and absent agents."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.journal import Journal
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.tasks.arithmetic import ArithmeticTask
-from hacrl.types import Finish, Problem
+from hacrl.types import Finish
 
 
 def rollouts(run: RunDirectory, agent: str, step: int = 0) -> dict:
@@ -45,19 +43,6 @@ def test_any_number_of_agents_trains(size: int, tmp_path: Path) -> None:
         assert all(r["peers/samples"] + sum_drops(r, name) == 24 * (size - 1) for r in trained)
         assert Checkpoints(run.checkpoints(name), 2).steps() == [2]
     assert [len(c.groups) for c in snapshots(run, 2)] == [6, 6]
-
-
-def test_a_learners_seconds_by_phase(tmp_path: Path) -> None:
-    """Evaluation and checkpoints are listed, but are no training seconds."""
-    config = team(member("wren"), steps=1)
-    run = hacrl.train(config, tmp_path / "run")
-    lines = [json.loads(x) for x in (run.path / "times.jsonl").read_text().splitlines()]
-    assert {line["agent"] for line in lines} == {"wren"}
-    phases = {key for line in lines for key in line} - {"step", "agent", "check"}
-    training = {*("sample", "score", "verify", "publish", "samples", "update", "offload")}
-    assert phases == training | {"evaluate", "checkpoint"}
-    spent = sum(line[phase] for line in lines for phase in training)
-    assert run.seconds("wren") == sum(run.training_seconds().values()) == pytest.approx(spent)
 
 
 def sum_drops(row: dict, learner: str) -> float:
@@ -102,13 +87,6 @@ def test_noise_streams_are_independent(tmp_path: Path) -> None:
             assert known == rows(plain, "wren"), name
 
 
-def test_reordering_the_team_reorders_the_results(tmp_path: Path) -> None:
-    one = hacrl.train(team(member("wren"), member("finch"), **NO_EVALUATION), tmp_path / "one")
-    two = hacrl.train(team(member("finch"), member("wren"), **NO_EVALUATION), tmp_path / "two")
-    for name in ("wren", "finch"):
-        assert rows(one, name) == rows(two, name)
-
-
 def test_two_agents_of_one_model_draw_differently(tmp_path: Path) -> None:
     config = team(member("a", "wren"), member("b", "wren"), steps=1, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
@@ -147,29 +125,20 @@ def test_agents_may_have_their_own_sizes_and_styles(tmp_path: Path) -> None:
     assert rollouts(plain, "finch") != rollouts(run, "finch")  # the system text was read
 
 
-def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """finch's prompts have 11, 11 and 10 tokens for the three operations. The first step has none of
-    the third operation, later steps have."""
-    real = ArithmeticTask.batch
-
-    def batch(task: ArithmeticTask, step: int, count: int) -> list[Problem]:
-        wanted = real(task, step, count if step else 3 * count // 2)
-        return wanted if step else [p for i, p in enumerate(wanted) if i % 3 < 2]
-
-    monkeypatch.setattr(ArithmeticTask, "batch", batch)
-    config = team(member("wren"), member("finch", max_prompt_tokens=10), steps=1, **NO_EVALUATION)
-    run = hacrl.train(config, tmp_path / "run")
+def test_a_prompt_too_long_for_one_agent_is_not_attempted_by_it(tmp_path: Path) -> None:
+    """finch's prompts have 11, 11 and 10 tokens for the three operations: of 6 it attempts 2. If all
+    were too long, it would take no part in the run."""
+    members = member("wren"), member("finch", max_prompt_tokens=10)
+    run = hacrl.train(team(*members, steps=1, **NO_EVALUATION), tmp_path / "run")
     (snapshot,) = snapshots(run, 1)
-    theirs = {t.finish for t in snapshot.rows if t.agent == "finch"}
-    assert theirs == {Finish.NOT_ATTEMPTED}
+    left = [t for t in snapshot.rows if t.finish is Finish.NOT_ATTEMPTED]
+    assert [t.agent for t in left] == ["finch"] * 4
     (wren,), (finch,) = rows(run, "wren"), rows(run, "finch")
-    assert finch["not_attempted"] == 6
-    assert wren["samples/drop/not_attempted"] == 6
-    assert wren["updates"] == 2  # own block only; the empty peers' block makes none
+    assert finch["not_attempted"] == wren["samples/drop/not_attempted"] == 4
     assert wren["updates_planned"] == 4
-    assert finch["updates"] == 0
+    config = team(member("finch", max_prompt_tokens=2), **NO_EVALUATION)
+    with pytest.raises(UserError, match=r"'finch': every prompt .* max_prompt_tokens = 2"):
+        hacrl.train(config, tmp_path / "short")
 
 
 # ---------------------------------------------------------------- honesty
@@ -188,34 +157,6 @@ def test_stale_sampler_weights_stop_the_run(tmp_path: Path, monkeypatch) -> None
     with pytest.raises(RunStopped, match="stale"):
         hacrl.train(config, tmp_path / "run")
     assert [r["step"] for r in rows(RunDirectory.open(tmp_path / "run"), "wren")] == [0]
-
-
-def test_the_samplers_own_logprobs_may_serve_while_they_agree(tmp_path: Path) -> None:
-    """In float32 the gap lies far below epsilon_low / 10, so only the probe is scored, and training
-    is the same to rounding."""
-    scored = hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path / "scored")
-    config = team(
-        member("wren"), **NO_EVALUATION, sampler={"behaviour": "sampler", "check_samples": 4}
-    )
-    own = hacrl.train(config, tmp_path / "own")
-    assert rollouts(own, "wren", 2) == rollouts(scored, "wren", 2)
-    for a, b in zip(rows(own, "wren"), rows(scored, "wren"), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-        assert 0 < b["agreement/max_gap"] < 1e-6
-
-
-def test_the_samplers_own_logprobs_do_not_serve_where_they_disagree(tmp_path: Path) -> None:
-    """With a clip of 1e-9 no rounding is small enough: every sequence is scored, as by default."""
-    clip = {"name": "hacpo", "epsilon_low": 1e-9, "epsilon_high": 1e-9}
-    runs = [
-        hacrl.train(
-            team(member("wren"), steps=1, algorithm=clip, sampler=sampler, **NO_EVALUATION),
-            tmp_path / sampler["behaviour"],
-        )
-        for sampler in ({"behaviour": "score"}, {"behaviour": "sampler", "check_samples": 4})
-    ]
-    scored, own = (Journal(run.journal("wren")).read(0)[0] for run in runs)
-    assert [r.completion.logprobs for r in own] == [r.completion.logprobs for r in scored]
 
 
 def test_evaluation_draws_do_not_depend_on_the_step(tmp_path: Path) -> None:
@@ -240,8 +181,8 @@ def test_non_finite_updates_in_a_row_stop_the_run_with_the_batch_saved(
         return values * float("nan") if torch.is_grad_enabled() else values
 
     monkeypatch.setattr(logprobs_module.LogProbs, "__call__", broken)
-    config = team(member("wren"), **NO_EVALUATION, skip_limit=3)
-    with pytest.raises(RunStopped, match="3 updates in a row"):
+    config = team(member("wren"), steps=8, **NO_EVALUATION)
+    with pytest.raises(RunStopped, match="5 updates in a row"):
         hacrl.train(config, tmp_path / "run")
     assert list((tmp_path / "run").glob("broken-wren-step-*.jsonl"))
 
@@ -279,30 +220,11 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), place)
 
 
-def test_a_folder_of_someone_elses_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
-        hacrl.train(team(member("wren"), **NO_EVALUATION), tmp_path)
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
-
-
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     run = hacrl.train(team(member("wren"), steps=1, **NO_EVALUATION), tmp_path / "run")
     with run.locked(), pytest.raises(UserError, match="another process"):
         hacrl.resume(run.path, steps=2)
     hacrl.resume(run.path, steps=2)
-
-
-def test_of_two_runs_that_begin_at_once_the_later_leaves_the_other_alone(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """Both found the place empty; one of them has the lock, and has sampled nothing yet."""
-    config = team(member("wren"), **NO_EVALUATION)
-    first = RunDirectory.create(tmp_path / "run", parse_config(config))
-    monkeypatch.setattr(RunDirectory, "create", lambda path, config: first)
-    with first.locked(), pytest.raises(UserError, match="another process"):
-        hacrl.train(config, tmp_path / "run")
-    assert first.config_path.is_file()
 
 
 def test_a_run_that_cannot_be_resumed_says_why_and_stays_unchanged(tmp_path: Path) -> None:
@@ -327,16 +249,6 @@ def test_a_pool_closed_by_other_members_is_refused(tmp_path: Path) -> None:
     pool.close(1, ["finch"])
     with pytest.raises(UserError, match=r"closed with the agents finch, but the config has wren"):
         hacrl.resume(run.path, steps=2)
-
-
-def test_accepted_other_agents_train_from_the_first_step(tmp_path: Path) -> None:
-    config = team(member("wren"), steps=1, **NO_EVALUATION)
-    run = hacrl.train(config, tmp_path / "run")
-    run.set_config(parse_config(team(member("finch"), steps=1, **NO_EVALUATION)))
-    with pytest.warns(UserWarning, match=r"from step 1 on"):
-        hacrl.resume(run.path, accept_changed=True)
-    assert Pool(run.pool_path).members(0) == ("finch",)
-    assert [row["agent"] for row in run.metric_rows("train")] == ["finch"]
 
 
 def test_gradient_checkpointing_trains_the_same_run(tmp_path: Path) -> None:

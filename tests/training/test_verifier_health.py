@@ -83,20 +83,3 @@ def test_a_leaking_reward_function_changes_no_number(tmp_path: Path) -> None:
     ]
     assert rows[0] == rows[1]
     assert all(row["verdict/error"] == 0 for row in rows[0])
-
-
-def test_workers_killed_from_outside_change_no_number(tmp_path: Path) -> None:
-    """FAULTS D7: every ninth call is killed the first time it runs."""
-    mark = tmp_path / "killed"
-    kill = (
-        f"count = len(completion); seen = {str(mark)!r} + str(zlib.crc32(completion.encode()))\n"
-        "    if count % 9 == 0 and not os.path.exists(seen):\n"
-        "        open(seen, 'w').close(); os.kill(os.getpid(), 9)\n    "
-    )
-    reward = f"return {NUMBER} % 3 / 2"
-    rows = [
-        hacrl.train(settings(tmp_path, body), tmp_path / name).metric_rows()
-        for name, body in (("calm", reward), ("killed", kill + reward))
-    ]
-    assert rows[0] == rows[1]
-    assert list(tmp_path.glob("killed*")) != []

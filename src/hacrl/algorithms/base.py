@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hacrl.algorithms.capability import Capability
 from hacrl.algorithms.functional import advantage, mean
-from hacrl.errors import UserError
 from hacrl.types import Group, LossOutput, MicroBatch, Sample, Trajectory, Update
 
 Peers = Literal["none", "outcomes", "text", "logprob", "tokens"]
@@ -42,12 +41,6 @@ class Needs:
     mixed: own and peers' samples of a problem in one update. with_own: the learner makes as many updates
     as alone, and peers' samples join the update of their problem. Problems that have only peers' samples
     come last."""
-
-    def __post_init__(self) -> None:
-        for field, kind in (("peers", Peers), ("score_peers", ScorePeers), ("updates", Updates)):
-            if (value := getattr(self, field)) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise UserError(f"Needs.{field} = {value!r} is unknown. Choose one of: {known}.")
 
     def include(self, what: Peers) -> bool:
         """Whether peers' replies are needed at this level: Needs("logprob").include("text") is True."""
@@ -108,11 +101,6 @@ class AlgorithmSettings(BaseModel):
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term to the start weights, own samples only (the paper's runs: 0.001)."""
 
-    @property
-    def logprob_tolerance(self) -> float:
-        """Error of a reply's mean log-probability that is negligible: far below the clip range."""
-        return 3e-5
-
 
 class DynamicSettings(AlgorithmSettings):
     """For algorithms with dynamic sampling (training/dynamic.py)."""
@@ -165,12 +153,6 @@ class Algorithm(ABC):
             self.needs = replace(self.needs, updates=settings.order)
         if isinstance(settings, SharingSettings):
             self.peer_filter = settings.peers
-        if isinstance(settings, DynamicSettings) and self.needs.peers != "none":
-            raise UserError(
-                f"algorithm.name = {settings.name!r}: dynamic sampling gives agents different problems, "
-                f"so it cannot be combined with Needs({self.needs.peers!r}). Derive the settings from "
-                "AlgorithmSettings instead of DynamicSettings, or set needs = Needs()."
-            )
 
     def rewards(self, step: Step, sample: Sample) -> list[float]:
         """The rewards that `credit` compares a sample with: those of its author's replies."""

@@ -21,10 +21,6 @@ class GspoSettings(AlgorithmSettings):
     epsilon_high: float = Field(4e-4, gt=0)
     """Clip of own samples' sequence ratio above 1."""
 
-    @property
-    def logprob_tolerance(self) -> float:
-        return self.epsilon_low / 10
-
 
 class Gspo(Algorithm):
     """`credit` is the default: each sample against its author's replies to the problem."""

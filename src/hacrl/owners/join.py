@@ -103,7 +103,7 @@ class Membership:
             raise UserError(
                 f"{source}: give one table [agent] with the model; the team is the hub's"
             )
-        tables = {"trust": ("reciprocity",), "agent": ("name", "samples_per_prompt", "away")}
+        tables = {"trust": ("reciprocity",), "agent": ("name", "samples_per_prompt")}
         found = [name for name in (*COMMON, "task") if name in tree]
         found += [f"hub.{key}" for key in tree.get("hub", {}) if key != "late_samples"]
         for table, keys in tables.items():

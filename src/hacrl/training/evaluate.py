@@ -5,23 +5,21 @@ does not depend on the step, so two evaluations of an agent differ only by its w
 compared problem by problem.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from hacrl.config import Config
-from hacrl.errors import RunStopped, UserError
+from hacrl.errors import RunStopped
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.replies import Evaluation, Row, count, failure_text, judged_counts
 from hacrl.sampling.base import Request
 from hacrl.stopping import stoppable
 from hacrl.store.rows import write_object, write_rows
-from hacrl.tasks import Task
 from hacrl.types import Completion, Finish, Problem, Rollout
 from hacrl.verify import VerifierPool
 
-FIRST_STEPS = 8  # steps whose prompts are measured if none of the first step fits
 EVALUATION = -1  # stands for the step in the noise streams of evaluations
 
 
@@ -70,10 +68,9 @@ def ask(
     """Sample and judge `samples` replies to each problem. Returns one row per reply, by problem.
 
     A problem whose prompt is longer than `prompt_limit` gets rows with an empty reply and reward 0.
-    A reply has at most `limit` tokens, and fewer where the model's context ends earlier.
     """
-    agent, context = policy.agent, policy.context or 1 << 30
-    prompts, _ = split_by_length(policy, problems, min(prompt_limit, context - 1))
+    longest = min(prompt_limit, policy.context - 1) if policy.context else prompt_limit
+    prompts = short_prompts(policy, problems, longest)
     rollouts = attempt(
         policy,
         prompts,
@@ -81,11 +78,10 @@ def ask(
         step=EVALUATION,
         samples=samples,
         temperature=temperature,
-        limit={p: min(limit, context - len(ids)) for p, ids in prompts.items()},
+        limit=limit,
     )
-    found = {
-        (r.problem_id, r.index): r for r in judge(rollouts, problems, verifier, agent.reply_start)
-    }
+    judged = judge(rollouts, problems, verifier, policy.agent.reply_start)
+    found = {(r.problem_id, r.index): r for r in judged}
     return [_row(p, i, found.get((p.id, i))) for p in problems for i in range(samples)]
 
 
@@ -112,35 +108,12 @@ def _row(problem: Problem, index: int, rollout: Rollout | None) -> Row:
 # ---------------------------------------------------------------- shared with training rollouts
 
 
-def split_by_length(
-    policy: Policy, problems: Sequence[Problem], prompt_limit: int
-) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
-    """Prompts by problem id, and the problems whose prompt is too long for the agent."""
+def short_prompts(
+    policy: Policy, problems: Sequence[Problem], limit: int
+) -> dict[str, tuple[int, ...]]:
+    """The prompts of at most `limit` tokens, by problem id."""
     prompts = {p.id: policy.renderer.prompt(p.messages) for p in problems}
-    too_long = [p for p in problems if len(prompts[p.id]) > prompt_limit]
-    for problem in too_long:
-        del prompts[problem.id]
-    return prompts, too_long
-
-
-def step_prompts(
-    policy: Policy, task: Task, count: int, limit: int, step: int
-) -> tuple[list[Problem], dict[str, tuple[int, ...]], list[Problem]]:
-    """The `count` problems of a step, their prompts of at most `limit` tokens by problem id, and the
-    problems with longer prompts. UserError if every prompt of the first steps is longer: the agent would
-    take no part in the run."""
-    problems = task.batch(step, count)
-    prompts, too_long = split_by_length(policy, problems, limit)
-    if step == 0 and not prompts:
-        first = [problem for s in range(FIRST_STEPS) for problem in task.batch(s, count)]
-        shortest = min(len(policy.renderer.prompt(problem.messages)) for problem in first)
-        if shortest > limit:
-            raise UserError(
-                f"agent {policy.agent.name!r}: every prompt of the first {len(first)} problems is "
-                f"longer than max_prompt_tokens = {limit}; the shortest has {shortest} tokens. Raise "
-                "max_prompt_tokens, or check the agent's template and tokenizer."
-            )
-    return problems, prompts, too_long
+    return {problem_id: ids for problem_id, ids in prompts.items() if len(ids) <= limit}
 
 
 def attempt(
@@ -151,19 +124,22 @@ def attempt(
     step: int,
     samples: int,
     temperature: float,
-    limit: int | Mapping[str, int],
+    limit: int,
     purpose: str = "",
 ) -> list[Rollout]:
-    """Sample `samples` replies to every prompt. `limit` is the longest reply, for all problems or by
-    problem id. Another `purpose` has other noise streams."""
+    """Sample `samples` replies to every prompt, of at most `limit` tokens, and fewer where the model's
+    context ends earlier. Another `purpose` has other noise streams."""
     if not prompts:
         return []
     wanted = [(problem_id, i) for problem_id in prompts for i in range(samples)]
-    limits = dict.fromkeys(prompts, limit) if isinstance(limit, int) else limit
+    context = policy.context or 1 << 30
     stream = policy.agent.name + purpose
     keys = [stream_key(seed, stream, step, problem_id, i) for problem_id, i in wanted]
     replies = policy.sampler.sample(
-        [Request(prompts[p], k, limits[p]) for (p, _), k in zip(wanted, keys, strict=True)],
+        [
+            Request(prompts[p], key, min(limit, context - len(prompts[p])))
+            for (p, _), key in zip(wanted, keys, strict=True)
+        ],
         temperature,
     )
     texts = policy.renderer.texts(

@@ -1,43 +1,27 @@
 """Hooks that the caller of a run may pass: diagnostics of a learner, watches over the metrics, and
-simulated attacks.
-
-`hacrl.study.diagnostics` provides the first two; `training` itself does not import `study`.
-"""
+simulated attacks. `hacrl.study.diagnostics` has the first two; `training` does not import `study`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hacrl.algorithms.capability import Capability
     from hacrl.logs.metrics_log import Watch
     from hacrl.store.rundir import RunDirectory
     from hacrl.training.agent import Agent
-    from hacrl.types import Problem, Sample, Snapshot, Trajectory
-
-
-class Diagnostics(Protocol):
-    """Measurements between credit and the first update. They change nothing in the run."""
-
-    def check(
-        self,
-        step: int,
-        snapshot: Snapshot,
-        problems: Mapping[str, Problem],
-        capability: Capability,
-        samples: Sequence[Sample],
-    ) -> dict[str, Any]:
-        """Measure, and return metrics."""
+    from hacrl.types import Trajectory
 
 
 @dataclass(frozen=True)
 class Hooks:
     """Example: Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))"""
 
-    diagnostics: Callable[[Agent], Diagnostics] | None = None
-    """Called for each learner of a run with diagnostics.every > 0. Must be importable on Ray."""
+    diagnostics: Callable[[Agent], Any] | None = None
+    """Called for each learner of a run with diagnostics.every > 0. The result has a method `check` that
+    measures between credit and the first update, changes nothing and returns metrics
+    (study/diagnostics/check.py). Must be importable on Ray."""
     watches: Sequence[Callable[[RunDirectory], Watch]] = ()
     tamper: Callable[[Agent, int, list[Trajectory]], list[Trajectory]] | None = None
     """For studies of attacks: called with an agent, the step and the rows it would publish; returns the

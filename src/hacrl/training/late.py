@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from hacrl.config import Config
-from hacrl.config_agent import AgentConfig
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
-from hacrl.trust.validate import Checker
 from hacrl.trust.view import LateStep, View, read_verdicts
-from hacrl.types import Problem, Sample, Snapshot, Trajectory
+from hacrl.types import Problem, Sample, Snapshot
 
 if TYPE_CHECKING:
-    from hacrl.text.render import Renderer
-    from hacrl.training.local import Shared
+    from hacrl.training.samples import SampleMaker
 
 KIND = "late"  # of the journal's files
 
@@ -49,11 +46,8 @@ class LateBatches:
         self.most = config.late_samples
         self.pool, self.view, self.journal, self.problems_of = pool, view, journal, problems_of
 
-    def at(
-        self, step: int, make_samples: Callable[..., tuple[list[Sample], Any]]
-    ) -> list[LateStep]:
-        """The late batches to use in a step, from the journal or chosen, judged and journalled now.
-        `make_samples` is that of the learner (samples.py)."""
+    def at(self, step: int, maker: SampleMaker) -> list[LateStep]:
+        """The late batches to use in a step, from the journal or chosen, judged and journalled now."""
         if not self.staleness:
             return []
         digest = self.pool.digest(step)
@@ -70,7 +64,7 @@ class LateBatches:
             problems = self.problems_of(at)
             rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
             seen = self.view.with_late(at, problems, rows, verdicts)
-            samples, _ = make_samples(seen.snapshot.groups, [], problems, only=names)
+            samples, _ = maker.make(seen.snapshot.groups, [], problems, only=names)
             found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
 
@@ -124,34 +118,3 @@ def late_metrics(steps: Sequence[LateStep], groups: Iterable[Sized]) -> dict[str
         "late/left_out": float(sum(len(late.samples) for late in steps) - used),
         "late/age": float(max((late.age for late in steps), default=0)),
     }
-
-
-def open_peers(
-    agent: AgentConfig,
-    shared: Shared,
-    renderer: Renderer,
-    own_rows: Callable[[int], Sequence[Trajectory] | None],
-    problems_of: Callable[[int], Problems],
-) -> tuple[View, Defence, LateBatches]:
-    """What a learner sees of its peers, what it admits, and what came late."""
-    config, pool, needs = shared.config, shared.pool, shared.algorithm.needs
-    journal = LearnerJournal(shared.run.journal(agent.name))
-    checker = Checker(
-        config,
-        shared.verifier.label,
-        shared.verifier.reward_range,
-        renderer if needs.include("tokens") else None,
-    )
-    view = View(
-        agent,
-        config,
-        pool,
-        checker,
-        shared.verifier,
-        journal,
-        own_rows,
-        judges=needs.include("outcomes"),
-        replaces_own=agent.publish != "all" or shared.hooks.tamper is not None,
-    )
-    late = LateBatches(config, pool, view, journal, problems_of)
-    return view, Defence(agent.name, config, pool, journal), late

@@ -10,7 +10,7 @@ agents: one after the other in this process (local.py), or in parallel, in proce
 import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.tasks import Task
 from hacrl.training.hooks import Hooks
-from hacrl.training.repair import damaged_batches, first_step, present
+from hacrl.training.repair import damaged_batches, first_step
 
 MAX_LOSSES = 5  # the 5th loss without a finished step stops the run or removes the agent
 
@@ -143,7 +143,7 @@ class Team:
             if self.takes_part(name, step) and not self.log.has("train", step, name):
                 row = await call(name, "rollout", step)
             await self.barrier(name, step)
-            if not self.is_away(name, step):
+            if not self.pool.is_away(step):
                 row = row if self.takes_part(name, step) else ABSENT
                 learned = await call(name, "learn", step) if name in self.learners else {}
                 self.log.add("train", step, name, {**row, **learned})
@@ -222,7 +222,8 @@ class Team:
         count, step = self.losses[name], self.steps_done[name]
         what = f"agent {name!r} was lost in step {step + 1} ({reason})"
         if count < MAX_LOSSES:
-            return self.observer.note(f"{what}. It restarts{self.restarts_from(name)}.")
+            how = "It restarts from its newest checkpoint, or from step 1 if it has none."
+            return self.observer.note(f"{what}. {how}")
         what += f" for the {MAX_LOSSES}th time"
         others = (self.active & set(self.learners)) - {name}
         loading = not self.barriers[START].released
@@ -233,14 +234,6 @@ class Team:
         self.log.release([name])
         for step in list(self.barriers):
             self.release_if_complete(step)
-
-    def restarts_from(self, name: str) -> str:
-        """Where a lost agent continues, as the end of a sentence."""
-        if name not in self.learners:
-            return ""
-        if self.saved[name]:
-            return " from its newest checkpoint"
-        return " and learns again from step 1, because it has no checkpoint yet"
 
     # ------------------------------------------------------------ barriers
 
@@ -272,10 +265,10 @@ class Team:
             self.release(step)
 
     def expected(self, step: int) -> list[str]:
-        """The agents that the barrier waits for: at the ends of a run all, else those not away."""
-        inside = 0 <= step < self.config.steps
-        here = [a for a in self.config.agents if a.name in self.active]
-        return [a.name for a in here if not (inside and self.is_away(a.name, step))]
+        """The agents that the barrier waits for."""
+        if 0 <= step < self.config.steps and self.pool.is_away(step):
+            return []
+        return [name for name in self.names if name in self.active]
 
     def deadline_passed(self, step: int) -> None:
         """Report who is missing. With late = "go_on" the step continues without them as soon as
@@ -301,7 +294,7 @@ class Team:
         barrier = self.barriers[step]
         if step == START:
             for old in range(self.first):
-                self.pool.close(old, present(self.config, old))
+                self.pool.close(old, self.names)
             self.log.open(self.config)
             self.observer.started(self.config, self.run, self.first)
             if self.first == 0:
@@ -318,13 +311,9 @@ class Team:
 
     # ------------------------------------------------------------ snapshots
 
-    def is_away(self, name: str, step: int) -> bool:
-        """Whether the agent neither rolls out nor learns in the step."""
-        return self.config.agent(name).is_away(step) or self.pool.is_away(step)
-
     def takes_part(self, name: str, step: int) -> bool:
         """Whether the agent is in the step's snapshot, or still can be."""
-        if self.is_away(name, step):
+        if self.pool.is_away(step):
             return False
         return name in self.pool.members(step) if self.pool.closed(step) else True
 
@@ -338,30 +327,20 @@ class Team:
                 self.note_missing(step, "continues without")
             # A lost agent that is not back yet may have published before it was lost.
             here = [n for n in expected if n in arrived or n in self.pool.arrived(step)]
-            if not here and not self.config.hub:
-                raise RunStopped(
-                    f"step {step + 1}: no agent is left to take part. Fix the cause, then run "
-                    f"`hacrl resume {self.run.path}`."
-                )
             self.pool.close(step, here)
         members = self.pool.members(step)
-        if self.config.hub is None:  # a hub decides who is in a step
-            self.check_members(step, members)
+        waits = self.config.runtime.late == "wait"
+        others = set(members) - set(self.names) or (waits and set(self.names) - set(members))
+        if others and self.config.hub is None:  # a hub decides who is in a step
+            raise UserError(
+                f"{self.run.path}: step {step + 1} was closed with the agents "
+                f"{', '.join(members)}, but the config has {', '.join(self.names)}. Start a new run."
+            )
         absent = [n for n in expected if n not in members]
         self.log.release(absent)
         self.log.expect("train", step, [n for n in self.names if n in members])
         evaluated = [n for n in self.to_evaluate(step + 1) if n in self.active and n not in absent]
         self.log.expect("evaluation", step + 1, evaluated)
-
-    def check_members(self, step: int, members: Sequence[str]) -> None:
-        """Raise a UserError if a run with other agents closed the step."""
-        here = present(self.config, step)
-        waits = self.config.runtime.late == "wait"
-        if not set(members) <= set(here) or (waits and len(members) < len(here)):
-            raise UserError(
-                f"{self.run.path}: step {step + 1} was closed with the agents "
-                f"{', '.join(members)}, but the config has {', '.join(here)}. Start a new run."
-            )
 
     def check_pool(self, first: int, end: int) -> None:
         """Raise a UserError if a snapshot of these closed steps was deleted."""

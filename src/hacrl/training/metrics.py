@@ -7,7 +7,7 @@ Times are in a separate file.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from hacrl.algorithms.capability import Capability
@@ -43,24 +43,6 @@ def rollout_metrics(rollouts: Sequence[Rollout], too_long: int) -> dict[str, Any
         "not_shareable": sum(not r.shareable for r in rollouts),
         "behaviour_logprob": _mean(r.mean_logprob for r in rollouts),
     }
-
-
-def agreement_facts(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> dict[str, float]:
-    """Differences of a sequence's mean log-probability between sampler and trainer."""
-    gaps = [abs(a.mean_logprob - b.mean_logprob) for a, b in zip(sampled, scored, strict=True)]
-    return {"agreement/max_gap": max(gaps, default=0.0), "agreement/mean_gap": _mean(gaps) or 0.0}
-
-
-def token_rounding(sampled: Sequence[Rollout], scored: Sequence[Rollout]) -> float:
-    """Standard deviation of the rounding of one token's log-probability. Sampler and trainer have the
-    same weights and different kernels, so that they differ by rounding. The mean over n tokens has a
-    variance n times smaller."""
-    squares = [
-        (a.mean_logprob - b.mean_logprob) ** 2 * len(a.completion.token_ids)
-        for a, b in zip(sampled, scored, strict=True)
-        if a.completion.token_ids
-    ]
-    return (_mean(squares) or 0.0) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -142,16 +124,10 @@ def learning_metrics(
 
 
 def _source_metrics(source: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    """Ratios of a peer's samples, also of short and long replies (split at the median), and how many
-    of them count."""
-    middle = median([r.sample.num_reply_tokens for r in rows] or [0])
+    """The mean ratio of a peer's samples, and how many of them count."""
     effective = effective_samples([r.weight for r in rows])
     return {
         f"ratio/{source}": _mean(r.ratio for r in rows),
-        f"ratio/{source}/short": _mean(
-            r.ratio for r in rows if r.sample.num_reply_tokens <= middle
-        ),
-        f"ratio/{source}/long": _mean(r.ratio for r in rows if r.sample.num_reply_tokens > middle),
         f"peers/used/{source}": _mean(r.used for r in rows),
         f"peers/effective/{source}": effective / len(rows) if rows else None,
     }

@@ -56,7 +56,9 @@ def damaged_batches(
     reopened = []
     for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
         error = pool.damaged(step) if step < first or pool.closed(step) else None
-        if config.hub and not error and pool.closed(step) and not _all_whole(pool, step):
+        # Batches of other owners have no journal here.
+        foreign = pool.members(step) if config.hub and not error and pool.closed(step) else ()
+        if not all(pool.whole(step, name) for name in foreign):
             error = changed(pool.folder, f"a batch of step {step + 1} is damaged", RESTORE)
         if error:
             pool.reopen(step)
@@ -70,7 +72,7 @@ def damaged_batches(
             pool.close(step, members)
             error = None
         if step < first:
-            for name in present(config, step) if error else pool.members(step):
+            for name in [a.name for a in config.agents] if error else pool.members(step):
                 if not pool.whole(step, name) and not pool.is_away(step):
                     damaged[name].append(step)
     count = len(reopened) + sum(map(len, damaged.values()))
@@ -88,13 +90,3 @@ def took_part(config: Config, run: RunDirectory, step: int) -> list[str]:
     rows = (row for row in run.metric_rows("train") if row["step"] == step)
     here = {row["agent"] for row in rows if not row.get("absent")}
     return [agent.name for agent in config.agents if agent.name in here]
-
-
-def _all_whole(pool: Pool, step: int) -> bool:
-    """Whether the batches of all members are whole; those of other owners have no journal here."""
-    return all(pool.whole(step, name) for name in pool.members(step))
-
-
-def present(config: Config, step: int) -> list[str]:
-    """The agents that are not away in a step."""
-    return [agent.name for agent in config.agents if not agent.is_away(step)]

@@ -2,7 +2,7 @@
 
 Own samples keep the token ids exactly as sampled. A peer's reply is tokenised with the learner's
 tokenizer as a continuation of the learner's own prompt; the learner's end token follows if and only
-if the peer stopped by itself (`_Maker.tokenise` below, `text/render.py`). A reply that cannot be
+if the peer stopped by itself (`SampleMaker._tokenise` below, `text/render.py`). A reply that cannot be
 reproduced exactly is dropped and counted by source and reason; its reward still counts in the group.
 
 If the algorithm needs a peer's tokens, the sample has the peer's ids and log-probabilities instead.
@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hacrl.algorithms.base import Needs, PeerFilter
@@ -52,19 +51,6 @@ class DropReason(StrEnum):
     INVALID = "invalid"  # an impossible value; not in the group either (trust/validate.py)
 
 
-@dataclass(frozen=True)
-class SampleLimits:
-    """Token limits of a learner.
-
-    Example: SampleLimits(max_prompt_tokens=1024, max_response_tokens=4096, too_long="drop")
-    """
-
-    max_prompt_tokens: int
-    max_response_tokens: int
-    too_long: Literal["drop", "truncate"] = "drop"
-    """A peer's reply over the limit: dropped, or truncated to the limit without an end token."""
-
-
 def check_context(agent: AgentConfig, config: Config, context: int | None) -> None:
     """UserError if the agent's token limits are more than its model reads; None: not known."""
     longest = config.prompt_limit(agent) + config.response_limit(agent)
@@ -89,17 +75,18 @@ class SampleReport:
     filtered: Counter[str] = field(default_factory=Counter)
     """Usable peers' replies that `algorithm.peers` leaves out, by reason
     (algorithms/functional.py:filter_reason)."""
-    truncated: Counter[str] = field(default_factory=Counter)
-    """Kept samples shortened to the learner's limit, by source."""
+    truncated: int = 0  # kept samples shortened to the learner's limit
     learner_tokens: Counter[str] = field(default_factory=Counter)
     """Reply tokens of kept peers' samples in the learner's tokenizer, before truncation."""
     source_tokens: Counter[str] = field(default_factory=Counter)
     """The same replies in their source's tokenizer."""
-    compared: Counter[str] = field(default_factory=Counter)
-    """Kept samples whose source has the learner's tokenizer."""
-    other_split: Counter[str] = field(default_factory=Counter)
-    """Those of `compared` whose tokens differ from the source's. The ids are compared if the trajectory
-    has them, else only the numbers of tokens, so the count is a lower bound."""
+
+    def take(self, t: Trajectory, made: T | DropReason) -> list[T]:
+        """A list with what was made of a trajectory; [] for a DropReason, which is counted."""
+        if isinstance(made, DropReason):
+            self.drops[t.agent, made] += 1
+            return []
+        return [made]
 
     def leave_out(self, samples: Mapping[tuple[str, str], int]) -> None:
         """Count samples that were made and are not used, by source and reason."""
@@ -107,79 +94,27 @@ class SampleReport:
             self.kept[source] -= number
             self.drops[source, DropReason(reason)] += number
 
-    def token_ratio(self, source: str) -> float:
-        """Learner's tokens per token of the source, over kept samples; nan if there are none."""
-        spent = self.source_tokens[source]
-        return self.learner_tokens[source] / spent if spent else float("nan")
-
     def metrics(self) -> dict[str, float]:
         """All counts as flat metrics. A reason that did not occur is 0; by source it is missing."""
-        result = {
-            "samples/kept": float(self.kept.total()),
-            "samples/truncated": float(self.truncated.total()),
-        }
+        result = {"samples/kept": self.kept.total(), "samples/truncated": self.truncated}
         for why in DropReason:
             lost = sum(n for (_, reason), n in self.drops.items() if reason is why)
-            result[f"samples/drop/{why}"] = float(lost)
+            result[f"samples/drop/{why}"] = lost
         for (source, why), lost in sorted(self.drops.items()):
-            result[f"samples/drop/{why}/{source}"] = float(lost)
+            result[f"samples/drop/{why}/{source}"] = lost
         for reason, number in sorted(self.filtered.items()):
-            result[f"samples/filtered/{reason}"] = float(number)
+            result[f"samples/filtered/{reason}"] = number
         for source in sorted({*self.kept, *(s for s, _ in self.drops)}):
-            result[f"samples/kept/{source}"] = float(self.kept[source])
+            result[f"samples/kept/{source}"] = self.kept[source]
             lost = sum(n for (name, _), n in self.drops.items() if name == source)
-            result[f"samples/dropped/{source}"] = float(lost)
-        for source in sorted(s for s, n in self.source_tokens.items() if n):
-            result[f"samples/token_ratio/{source}"] = self.token_ratio(source)
-        for source in sorted(self.compared):
-            result[f"samples/same_tokenizer/{source}"] = float(self.compared[source])
-            result[f"samples/other_split/{source}"] = float(self.other_split[source])
-        result["samples/end_token"] = float(self.end_token)
-        return result
-
-
-def make_samples(
-    groups: Sequence[Group],
-    rollouts: Sequence[Rollout],
-    problems: Mapping[str, Problem],
-    renderer: Renderer,
-    learner: str,
-    limits: SampleLimits,
-    *,
-    needs: Needs,
-    mask_truncated: bool = False,
-    peer_filter: PeerFilter = "all",
-    only: Collection[str] | None = None,
-) -> tuple[list[Sample], SampleReport]:
-    """The learner's samples of one step: groups in the snapshot's order, in each group the own
-    samples first, then the peers' by source and index. `needs` and `peer_filter` are those of the
-    algorithm. With `only`, samples are made of the replies of these agents alone."""
-    report = SampleReport(end_token=renderer.end_token(rollouts))
-    own_rollouts = {(r.step, r.problem_id, r.index): r for r in rollouts}
-    maker = _Maker(renderer, limits, report, needs, mask_truncated)
-    use_peers = needs.include("text")
-    made: list[Sample | _Candidate] = []  # candidates are tokenised all at once, below
-    for group in groups:
-        wanted = [t for t in group.trajectories if only is None or t.agent in only]
-        own = [t for t in wanted if t.agent == learner]
-        others = [t for t in wanted if t.agent != learner] if use_peers else []
-        for t in sorted(own, key=lambda t: t.index):
-            made += maker.kept(t, maker.own(t, own_rollouts.get((t.step, t.problem_id, t.index))))
-        for t in sorted(others, key=lambda t: (t.agent, t.index)):
-            found = maker.kept(t, maker.candidate(t, problems[t.problem_id]))
-            if found and (reason := filter_reason(t, group, learner, peer_filter)):
-                report.filtered[reason] += 1
-            else:
-                made += found
-    tokenised = maker.tokenise([c for c in made if isinstance(c, _Candidate)])
-    samples: list[Sample] = []
-    for item in made:
-        if isinstance(item, Sample):
-            samples.append(item)
-        else:
-            samples += maker.kept(item.trajectory, maker.peer(item, next(tokenised)))
-    report.kept.update(s.source for s in samples)
-    return samples, report
+            result[f"samples/dropped/{source}"] = lost
+        ratios = {
+            f"samples/token_ratio/{source}": self.learner_tokens[source] / spent
+            for source, spent in sorted(self.source_tokens.items())
+            if spent
+        }
+        counts = {name: float(number) for name, number in result.items()}
+        return {**counts, **ratios, "samples/end_token": float(self.end_token)}
 
 
 @dataclass(frozen=True)
@@ -192,27 +127,58 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Turns single trajectories into samples, or into the reason why not."""
+class SampleMaker:
+    """Makes one learner's samples. `needs` and `peer_filter` are those of the algorithm.
+
+    Example: SampleMaker(renderer, "wren", Needs("logprob"), 1024, 4096)
+    """
 
     renderer: Renderer
-    limits: SampleLimits
-    report: SampleReport
+    learner: str
     needs: Needs
-    mask_truncated: bool
+    max_prompt_tokens: int
+    max_response_tokens: int
+    too_long: Literal["drop", "truncate"] = "drop"
+    """A peer's reply over the limit: dropped, or truncated to the limit without an end token."""
+    mask_truncated: bool = False
+    peer_filter: PeerFilter = "all"
 
-    @cached_property
-    def needs_tokens(self) -> bool:
-        return self.needs.include("tokens")
+    def make(
+        self,
+        groups: Sequence[Group],
+        rollouts: Sequence[Rollout],
+        problems: Mapping[str, Problem],
+        only: Collection[str] | None = None,
+    ) -> tuple[list[Sample], SampleReport]:
+        """The samples of one step: groups in the snapshot's order, in each group the own samples first,
+        then the peers' by source and index. With `only`, of the replies of these agents alone."""
+        report = SampleReport(self.renderer.end_token(rollouts))
+        own = {(r.step, r.problem_id, r.index): r for r in rollouts}
+        made: list[Sample | _Candidate] = []  # candidates are tokenised all at once, below
+        for group in groups:
+            rows = (t for t in group.trajectories if only is None or t.agent in only)
+            for t in sorted(rows, key=lambda t: (t.agent != self.learner, t.agent, t.index)):
+                if t.agent == self.learner:
+                    made += report.take(t, self._own(t, own.get((t.step, t.problem_id, t.index))))
+                elif self.needs.include("text"):
+                    found = report.take(t, self._candidate(t, problems[t.problem_id]))
+                    if found and (
+                        reason := filter_reason(t, group, self.learner, self.peer_filter)
+                    ):
+                        report.filtered[reason] += 1
+                    else:
+                        made += found
+        replies = self._tokenise([c for c in made if isinstance(c, _Candidate)], report.end_token)
+        samples: list[Sample] = []
+        for item in made:
+            if isinstance(item, Sample):
+                samples.append(item)
+            else:
+                samples += report.take(item.trajectory, self._peer(item, next(replies), report))
+        report.kept.update(s.source for s in samples)
+        return samples, report
 
-    def kept(self, t: Trajectory, made: T | DropReason) -> list[T]:
-        """A list with the one thing made. If `made` is a DropReason: count the drop and return []."""
-        if isinstance(made, DropReason):
-            self.report.drops[t.agent, made] += 1
-            return []
-        return [made]
-
-    def own(self, t: Trajectory, rollout: Rollout | None) -> Sample | DropReason:
+    def _own(self, t: Trajectory, rollout: Rollout | None) -> Sample | DropReason:
         """The ids exactly as sampled; they are never tokenised again."""
         if reason := self._unusable(t):
             return reason
@@ -221,6 +187,7 @@ class _Maker:
         prompt, reply = rollout.prompt_ids, rollout.completion.token_ids
         if not reply:
             return DropReason.EMPTY
+        logprobs = rollout.completion.logprobs
         return Sample(
             problem_id=rollout.problem_id,
             index=rollout.index,
@@ -229,12 +196,11 @@ class _Maker:
             token_ids=prompt + reply,
             loss_mask=(0,) * len(prompt) + (1,) * len(reply),
             behaviour=rollout.mean_logprob,
-            old_logprobs=rollout.completion.logprobs,
-            source_logprobs=rollout.completion.logprobs if self.needs_tokens else None,
-            finish=rollout.completion.finish,
+            old_logprobs=logprobs,
+            source_logprobs=logprobs if self.needs.include("tokens") else None,
         )
 
-    def candidate(self, t: Trajectory, problem: Problem) -> _Candidate | DropReason:
+    def _candidate(self, t: Trajectory, problem: Problem) -> _Candidate | DropReason:
         """Everything that can be checked before the text is tokenised."""
         if reason := self._unusable(t):
             return reason
@@ -242,49 +208,56 @@ class _Maker:
             return DropReason.NO_LOGPROB
         if not t.shareable:
             return DropReason.NOT_SHAREABLE
-        if self.needs_tokens and (reason := self._unusable_tokens(t)):
-            return reason
         start, reply = self.renderer.settings.reply_start, t.reply_start + t.text
+        if self.needs.include("tokens"):
+            vocabulary = t.tokens.tokenizer if t.tokens else t.tokenizer
+            if vocabulary != self.renderer.vocabulary_hash:
+                return DropReason.OTHER_VOCABULARY
+            if t.tokens is None:
+                return DropReason.NO_LOGPROB
+            if t.reply_start != start:
+                return (
+                    DropReason.BEGUN_REPLY
+                )  # text can be split where reply_start ends, ids cannot
         if not reply.startswith(start):
             return DropReason.BEGUN_REPLY
         prompt_ids = self.renderer.prompt(problem.messages)
-        if len(prompt_ids) > self.limits.max_prompt_tokens:
+        if len(prompt_ids) > self.max_prompt_tokens:
             return DropReason.TOO_LONG
         return _Candidate(t, prompt_ids, reply.removeprefix(start))
 
-    def tokenise(self, candidates: Sequence[_Candidate]) -> Iterator[Ids | None]:
+    def _tokenise(self, candidates: Sequence[_Candidate], end_token: int) -> Iterator[Ids | None]:
         """The reply of each candidate in the learner's ids, with the learner's end token if the
         peer stopped by itself; None if the text cannot be reproduced. If the algorithm needs the
         peer's tokens, those as they are."""
-        if self.needs_tokens:
+        if self.needs.include("tokens"):
             yield from (c.trajectory.tokens.ids for c in candidates if c.trajectory.tokens)
             return
         texts = ((c.prompt_ids, c.text) for c in candidates)
         for c, ids in zip(candidates, self.renderer.continuations(texts), strict=True):
             stopped = c.trajectory.finish is Finish.STOP
-            yield (*ids, self.report.end_token) if ids is not None and stopped else ids
+            yield (*ids, end_token) if ids is not None and stopped else ids
 
-    def peer(self, candidate: _Candidate, whole: Ids | None) -> Sample | DropReason:
+    def _peer(
+        self, candidate: _Candidate, whole: Ids | None, report: SampleReport
+    ) -> Sample | DropReason:
         """The sample of a peer's whole reply, within the learner's limits."""
-        t, prompt = candidate.trajectory, candidate.prompt_ids
+        t, prompt, limit = candidate.trajectory, candidate.prompt_ids, self.max_response_tokens
         if not whole:
             return DropReason.NOT_RENDERABLE if whole is None else DropReason.EMPTY
-        finish, reply = t.finish, whole
-        if len(reply) > self.limits.max_response_tokens:
+        reply = whole
+        if len(whole) > limit:
             # With mask_truncated a truncated reply is not trained on, so it is dropped here.
-            if self.limits.too_long == "drop" or self.mask_truncated:
+            if self.too_long == "drop" or self.mask_truncated:
                 return DropReason.TOO_LONG
-            body = whole[:-1] if finish is Finish.STOP else whole
-            finish = Finish.LENGTH
-            reply = self.renderer.shorten(prompt, body, self.limits.max_response_tokens)
+            body = whole[:-1] if t.finish is Finish.STOP else whole
+            reply = self.renderer.shorten(prompt, body, limit)
             if not reply:
                 return DropReason.TOO_LONG
-            self.report.truncated[t.agent] += 1
-        self.report.learner_tokens[t.agent] += len(whole)
-        self.report.source_tokens[t.agent] += t.num_tokens
-        if t.reply_start == self.renderer.settings.reply_start:
-            self._compare_split(t, whole)
-        tokens = t.tokens if self.needs_tokens else None
+            report.truncated += 1
+        report.learner_tokens[t.agent] += len(whole)
+        report.source_tokens[t.agent] += t.num_tokens
+        tokens = t.tokens if self.needs.include("tokens") else None
         return Sample(
             problem_id=t.problem_id,
             index=t.index,
@@ -294,7 +267,6 @@ class _Maker:
             loss_mask=(0,) * len(prompt) + (1,) * len(reply),
             behaviour=t.mean_logprob,
             source_logprobs=tokens.logprobs[: len(reply)] if tokens else None,
-            finish=finish,
             truncated=len(reply) < len(whole),
         )
 
@@ -309,26 +281,3 @@ class _Maker:
         if self.mask_truncated and t.finish is Finish.LENGTH:
             return DropReason.TRUNCATED
         return None
-
-    def _unusable_tokens(self, t: Trajectory) -> DropReason | None:
-        """Why the learner cannot use the trajectory's token ids as they are."""
-        vocabulary = t.tokens.tokenizer if t.tokens else t.tokenizer
-        if vocabulary != self.renderer.vocabulary_hash:
-            return DropReason.OTHER_VOCABULARY
-        if t.tokens is None:
-            return DropReason.NO_LOGPROB
-        if t.reply_start != self.renderer.settings.reply_start:
-            return DropReason.BEGUN_REPLY  # text can be split where reply_start ends, ids cannot
-        return None
-
-    def _compare_split(self, t: Trajectory, reply: Ids) -> None:
-        """Count replies of the same tokenizer that were tokenised differently (end token aside)."""
-        if t.tokens is not None and t.tokens.tokenizer == self.renderer.vocabulary_hash:
-            end = -1 if t.finish is Finish.STOP else None
-            other = reply[:end] != tuple(t.tokens.ids[:end])
-        elif t.tokens is None and t.tokenizer == self.renderer.vocabulary_hash:
-            other = len(reply) != t.num_tokens
-        else:
-            return
-        self.report.compared[t.agent] += 1
-        self.report.other_split[t.agent] += other

@@ -20,9 +20,7 @@ def make_schedule(agent: AgentConfig, steps: int, updates_per_step: int) -> Call
     """
     if agent.schedule == "constant":
         return lambda update: 1.0
-    end = agent.schedule_steps or steps
-    learned = range(min(end, agent.learn_steps or end))
-    total = sum(not agent.is_away(step) for step in learned) * updates_per_step
+    total = (agent.schedule_steps or steps) * updates_per_step
     from transformers import get_scheduler
 
     try:

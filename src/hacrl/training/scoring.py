@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
-from hacrl.config import Config
 from hacrl.errors import RunStopped
 from hacrl.policy.policy import Policy
 from hacrl.store.journal import Journal
-from hacrl.training.metrics import agreement_facts, token_rounding
 from hacrl.types import Rollout, Sample
 
 ROUNDING = "agreement/rounding"
@@ -16,40 +15,49 @@ ROUNDING = "agreement/rounding"
 
 
 def score_rollouts(
-    policy: Policy, config: Config, step: int, rollouts: Sequence[Rollout]
+    policy: Policy, step: int, rollouts: Sequence[Rollout], tolerance: float | None
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Put the trainer's log-probabilities in the place of the sampler's.
-
-    With behaviour = "sampler" only a probe is scored, and the sampler's log-probabilities stay
-    while the two agree (`AlgorithmSettings.logprob_tolerance`).
-    """
-    settings, name = config.sampler, policy.agent.name
-    probe = list(rollouts)
-    if settings.behaviour == "sampler":
-        probe = probe[: settings.check_samples]
-    scored = _scored(policy, probe)
-    rounding = token_rounding(probe, scored)
-    facts = agreement_facts(probe, scored)
+    """Put the trainer's log-probabilities in the place of the sampler's, and measure how much they
+    differ. RunStopped if a sequence's mean differs by more than `tolerance` on average; None: by more
+    than rounding explains."""
+    scores = policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])
+    scored = [
+        replace(r, completion=replace(r.completion, logprobs=tuple(s)))
+        for r, s in zip(rollouts, scores, strict=True)
+    ]
+    facts, rounding = agreement(rollouts, scored)
     facts |= getattr(policy.sampler, "facts", dict)()  # of a sampler with a copy of the weights
-    gap, allowed = facts["agreement/mean_gap"], settings.tolerance or _tolerance(policy)
+    # bfloat16 moves a short reply's mean by a few hundredths.
+    gap, allowed = facts["agreement/mean_gap"], tolerance or (0.05 if policy.half else 1e-4)
     if math.isnan(gap):
         raise RunStopped(
-            f"agent {name!r}: log-probabilities are not numbers (nan): the weights have "
+            f"agent {policy.agent.name!r}: log-probabilities are not numbers (nan): the weights have "
             "diverged. Lower the learning rate and start again, or resume from an older checkpoint."
         )
-    if not gap <= allowed:
+    if gap > allowed:
         raise RunStopped(
-            f"agent {name!r}: sampler and trainer differ by {gap:.3g} in a sequence's mean "
-            f"log-probability, averaged over {len(probe)} sequences (allowed: {allowed:g}). The "
+            f"agent {policy.agent.name!r}: sampler and trainer differ by {gap:.3g} in a sequence's mean "
+            f"log-probability, averaged over {len(scored)} sequences (allowed: {allowed:g}). The "
             "sampler's weights are stale, or the two compute different functions. If that is the "
             "rounding of your model, raise sampler.tolerance."
         )
-    if settings.behaviour == "sampler":
-        if facts["agreement/max_gap"] < config.algorithm.logprob_tolerance:
-            return list(rollouts), facts
-        scored = _scored(policy, rollouts)
     policy.mark_scored(step, rounding)
     return scored, {**facts, **({ROUNDING: rounding} if policy.half else {})}
+
+
+def agreement(
+    sampled: Sequence[Rollout], scored: Sequence[Rollout]
+) -> tuple[dict[str, float], float]:
+    """Differences of a sequence's mean log-probability between sampler and trainer, and the standard
+    deviation of the rounding of one token. Both have the same weights, but different kernels, so they
+    differ by rounding; the mean over n tokens has a variance n times smaller."""
+    gaps = [abs(a.mean_logprob - b.mean_logprob) for a, b in zip(sampled, scored, strict=True)]
+    facts = {
+        "agreement/max_gap": max(gaps, default=0.0),
+        "agreement/mean_gap": fmean(gaps) if gaps else 0.0,
+    }
+    squares = [g**2 * len(r.completion.token_ids) for g, r in zip(gaps, sampled, strict=True)]
+    return facts, fmean(squares) ** 0.5 if squares else 0.0
 
 
 def recall_scores(policy: Policy, journal: Journal, step: int) -> None:
@@ -62,25 +70,10 @@ def recall_scores(policy: Policy, journal: Journal, step: int) -> None:
             policy.mark_scored(step, facts[ROUNDING])
 
 
-def _tolerance(policy: Policy) -> float:
-    """What rounding can explain: bfloat16 moves a short reply's mean by a few hundredths."""
-    return 0.05 if policy.half else 1e-4
-
-
-def _scored(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    scores = policy.score([(r.prompt_ids, r.completion.token_ids) for r in rollouts])
-    return [
-        replace(r, completion=replace(r.completion, logprobs=tuple(s)))
-        for r, s in zip(rollouts, scores, strict=True)
-    ]
-
-
 def score_peers(policy: Policy, samples: Sequence[Sample]) -> list[Sample]:
     """The samples with the log-probabilities that the policy's weights give to those of peers."""
     peers = [s for s in samples if not s.is_own]
-    split = [len(s.token_ids) - s.num_reply_tokens for s in peers]
-    scores = policy.score(
-        [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(peers, split, strict=True)]
-    )
+    pairs = [(s.prompt_ids, s.token_ids[len(s.prompt_ids) :]) for s in peers]
+    scores = policy.score(pairs)
     scored = iter(replace(s, old_logprobs=tuple(x)) for s, x in zip(peers, scores, strict=True))
     return [s if s.is_own else next(scored) for s in samples]

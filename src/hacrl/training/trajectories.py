@@ -1,43 +1,47 @@
 """Rollouts -> trajectories: what an agent publishes of a step."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hacrl.types import Finish, Problem, Rollout, Sampling, Tokens, Trajectory, Turn
 
+if TYPE_CHECKING:
+    from hacrl.training.agent import Agent
+
 
 def make_trajectories(
+    agent: Agent,
+    step: int,
     rollouts: Sequence[Rollout],
     problems: Sequence[Problem],
-    too_long: Sequence[Problem],
-    *,
-    agent: str,
-    step: int,
-    policy_version: int,
-    sampling: Sampling,
-    verifier: str,
-    tokenizer: str,
-    reply_start: str = "",
-    with_tokens: bool = False,
+    attempted: Collection[str],
 ) -> list[Trajectory]:
-    """Text and a few numbers of every rollout, and a "not attempted" for each problem in
-    `too_long`. Token ids and token log-probabilities only where `with_tokens`."""
+    """Text and a few numbers of every rollout, and a "not attempted" for each problem whose id is not in
+    `attempted`. Token ids and token log-probabilities only where the algorithm needs them."""
+    config, settings = agent.config, agent.agent
     task_of = {p.id: p.task for p in problems}
-    prefix = (Turn("assistant", reply_start, False),) if reply_start else ()
-    attempted = [
+    begun = (Turn("assistant", settings.reply_start, False),) if settings.reply_start else ()
+    sampling = Sampling(config.temperature, config.response_limit(settings))
+    tokenizer = agent.policy.renderer.vocabulary_hash
+    with_tokens = agent.algorithm.needs.include("tokens")
+    version = agent.steps_learned(step)
+    rows = [
         Trajectory(
             problem_id=r.problem_id,
             task=task_of[r.problem_id],
-            agent=agent,
+            agent=agent.name,
             index=r.index,
             step=step,
-            policy_version=policy_version,
-            turns=(*prefix, Turn("assistant", r.completion.text, True)),
+            policy_version=version,
+            turns=(*begun, Turn("assistant", r.completion.text, True)),
             finish=r.completion.finish,
             mean_logprob=r.mean_logprob,
             num_tokens=len(r.completion.token_ids),
             verdict=r.verdict and replace(r.verdict, parts=()),
-            verifier=verifier,
+            verifier=agent.verifier.label,
             sampling=sampling,
             shareable=r.shareable,
             tokenizer=tokenizer,
@@ -47,7 +51,8 @@ def make_trajectories(
         )
         for r in rollouts
     ]
-    return attempted + [not_attempted(p, agent, step, sampling) for p in too_long]
+    others = (p for p in problems if p.id not in attempted)
+    return rows + [not_attempted(p, agent.name, step, sampling) for p in others]
 
 
 def not_attempted(problem: Problem, agent: str, step: int, sampling: Sampling) -> Trajectory:

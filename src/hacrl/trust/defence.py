@@ -44,7 +44,7 @@ Score = Callable[[Sequence[Sample]], list[Sample]]
 class Defence:
     """The defences of one learner. With the default settings it changes nothing.
 
-    Example: snapshot, samples = defence.admit(3, seen, samples, agent._score_peers)
+    Example: snapshot, samples = defence.admit(3, seen, samples, score)
     """
 
     def __init__(self, name: str, config: Config, pool: Pool, journal: LearnerJournal) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import hacrl
 from hacrl.config import Config
-from hacrl.config_file import first_difference
+from hacrl.config_file import RENAMED, first_difference
 from hacrl.errors import UserError
 from hacrl.fingerprint import change_kind, config_by_key, model_folder
 from hacrl.store.checkpoint import sha256
@@ -110,8 +110,9 @@ class FinishedRuns:
         row = self._runs[run.name]
         given = config_by_key(run.config, exclude_defaults=True)
         # A run from before a setting existed is a run with its default.
-        now = {k: v for k, v in settings(run.config).items() if k in row["settings"] or k in given}
-        if changed := first_difference(row["settings"], now):
+        then = {k: v for k, v in row["settings"].items() if not _removed(k)}
+        now = {k: v for k, v in settings(run.config).items() if k in then or k in given}
+        if changed := first_difference(then, now):
             raise UserError(
                 f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
                 "or delete its line."
@@ -167,6 +168,12 @@ def settings(config: Config) -> dict[str, Any]:
             found[key] = Path(value).name
     found |= {"steps": config.steps, "evaluation.every": config.evaluation.every}
     return dict(json.loads(json.dumps(found)))
+
+
+def _removed(key: str) -> bool:
+    """Whether a setting of a stored run, such as agents.wren.prune, does not exist any more."""
+    table, _, rest = key.partition(".")
+    return (f"agents.{rest.partition('.')[2]}" if table == "agents" else key) in RENAMED
 
 
 def source_digest() -> str:

@@ -17,7 +17,7 @@ from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_g
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
 from hacrl.study.diagnostics.harm import CHECKED, HarmWatch
 from hacrl.training.agent import Agent
-from hacrl.training.evaluate import attempt, judge, split_by_length
+from hacrl.training.evaluate import attempt, judge, short_prompts
 from hacrl.training.hooks import Hooks
 from hacrl.types import Problem, Rollout, Sample, Snapshot
 
@@ -81,7 +81,7 @@ class Diagnostics:
 
     def _fresh(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
         """Judged replies of the learner at its current weights, from separate noise streams."""
-        prompts, _ = split_by_length(self.policy, problems, self.config.prompt_limit(self.agent))
+        prompts = short_prompts(self.policy, problems, self.config.prompt_limit(self.agent))
         rollouts = attempt(
             self.policy,
             prompts,

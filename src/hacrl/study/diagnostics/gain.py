@@ -107,7 +107,6 @@ def _samples(replies: Sequence[Rollout], learner: str) -> list[Sample]:
             loss_mask=(0,) * len(r.prompt_ids) + (1,) * len(r.completion.token_ids),
             behaviour=None,
             advantage=advantage,
-            finish=r.completion.finish,
         )
         for r, advantage in zip(replies, leave_one_out(rewards), strict=True)
     ]
