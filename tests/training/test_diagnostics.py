@@ -1,4 +1,4 @@
-"""Theory checks in whole runs: they change nothing, and warn about a harmful peer."""
+"""Theory checks in whole runs: they change nothing, and a lying peer has a negative gain."""
 
 import json
 import sys
@@ -12,7 +12,6 @@ import hacrl
 from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.diagnostics.baseline import Guess, baseline_metrics
-from hacrl.study.diagnostics.check import HOOKS
 from hacrl.study.diagnostics.gain import gain_metrics
 from hacrl.study.inspect.summary import summarise
 from hacrl.study.tables import summary_table
@@ -141,7 +140,7 @@ def score(completion, answer, **columns):
 LIAR = HONEST.replace("return float(", "return 1.0 - float(")
 
 
-def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
+def test_the_gain_tells_a_harmful_peer_from_a_helpful_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stored runs of the same replies of finch: one judged by the verifier, one by a verifier
@@ -167,16 +166,11 @@ def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
         diagnostics={"every": 1, "problems": 16, "samples": 16},
     )
     config["algorithm"]["name"] = "naive"
-    heard = Notes()
-    run = start(config, tmp_path / "run", observer=heard, hooks=HOOKS)
-    [note] = heard.notes
-    assert note.startswith("liar hurts wren: ")
-    assert summarise(run).checks.warnings == (note,)
-    assert note in str(summary_table(summarise(run)).caption)
-    gains = [
-        r["diagnostics/gain/honest"] for r in run.metric_rows() if "diagnostics/gain/honest" in r
-    ]
-    assert sum(gains) > 0
+    rows = hacrl.train(config, tmp_path / "run").metric_rows()
+    liar, honest = (
+        sum(row.get(f"diagnostics/gain/{peer}", 0.0) for row in rows) for peer in ("liar", "honest")
+    )
+    assert liar < 0 < honest
     sys.modules.pop("rewards", None)
 
 

@@ -110,7 +110,6 @@ def summary_table(summary: RunSummary) -> Table:
             f"diagnostics: checks at {plural(checks.count, 'step')} took {checks.rollouts:,} more "
             f"rollouts and {duration(checks.seconds)}, not counted above"
         )
-        caption += checks.warnings
     caption += [
         f"{a.name}: {a.too_long} of {a.prompts} prompts were left out, because they are longer than "
         f"max_prompt_tokens = {config.prompt_limit(config.agent(a.name))}"

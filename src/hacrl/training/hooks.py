@@ -1,7 +1,6 @@
-"""Hooks that the caller of a run may pass: diagnostics of a learner, watches over the metrics, and
-simulated attacks.
+"""Hooks that the caller of a run may pass: diagnostics of a learner, and simulated attacks.
 
-`hacrl.study.diagnostics` provides the first two; `training` itself does not import `study`.
+`hacrl.study.diagnostics` provides the first; `training` itself does not import `study`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from hacrl.algorithms.capability import Capability
-    from hacrl.logs.metrics_log import Watch
-    from hacrl.store.rundir import RunDirectory
     from hacrl.training.agent import Agent
     from hacrl.types import Problem, Sample, Snapshot, Trajectory
 
@@ -34,11 +31,10 @@ class Diagnostics(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Example: Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))"""
+    """Example: Hooks(diagnostics=Diagnostics)"""
 
     diagnostics: Callable[[Agent], Diagnostics] | None = None
     """Called for each learner of a run with diagnostics.every > 0. Must be importable on Ray."""
-    watches: Sequence[Callable[[RunDirectory], Watch]] = ()
     tamper: Callable[[Agent, int, list[Trajectory]], list[Trajectory]] | None = None
     """For studies of attacks: called with an agent, the step and the rows it would publish; returns the
     rows to publish instead. The agent itself learns from its true rows."""

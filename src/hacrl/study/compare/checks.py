@@ -9,21 +9,9 @@ from typing import Any
 
 from hacrl.statistics import Estimate, t_interval
 from hacrl.study.compare.reading import AgentRun
-from hacrl.study.diagnostics.harm import CHECKED, find_harm
+from hacrl.study.diagnostics.baseline import CHECKED
 
 PREFIX = "diagnostics/"
-
-
-@dataclass(frozen=True)
-class PeerWarning:
-    """A peer that hurts the agent in the run of one seed.
-
-    Example: PeerWarning(seed=3, peer="finch", sentence="finch hurts wren: ...")
-    """
-
-    seed: int
-    peer: str
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -31,7 +19,7 @@ class TheoryChecks:
     """Results and cost of an agent's checks.
 
     Example: TheoryChecks(checks=3.0, rollouts=3072.0, seconds=9.1,
-             figures={"bias/own": Estimate(0.001, -0.01, 0.012, 5, "t")}, warnings=())
+             figures={"bias/own": Estimate(0.001, -0.01, 0.012, 5, "t")})
     """
 
     checks: float
@@ -40,7 +28,6 @@ class TheoryChecks:
     figures: Mapping[str, Estimate]
     """Metrics of the checks without their prefix: mean over the checks of each seed, then mean and
     interval over seeds."""
-    warnings: tuple[PeerWarning, ...]
 
     def sources(self, learner: str) -> list[str]:
         """The sources whose gradients were measured, the learner first."""
@@ -60,12 +47,6 @@ def theory_checks(agent_runs: Sequence[AgentRun]) -> TheoryChecks | None:
         rollouts=fmean(sum(row[CHECKED] for row in r.checks) for r in checked),
         seconds=fmean(r.check_seconds for r in checked),
         figures={key: t_interval([m[key] for m in by_seed if key in m]) for key in keys},
-        warnings=tuple(
-            PeerWarning(r.run.seed, harm.peer, harm.sentence)
-            for r in checked
-            for harm in find_harm(r.run.config, r.checks)
-            if harm.learner == r.agent
-        ),
     )
 
 

@@ -13,7 +13,7 @@ from hacrl.errors import UserError
 from hacrl.replies import failure_text, judged_counts
 from hacrl.store.reader import DIAGNOSTICS
 from hacrl.study.compare.suite import Run
-from hacrl.study.diagnostics.harm import CHECKED
+from hacrl.study.diagnostics.baseline import CHECKED
 
 SHOWN = re.compile(
     r"peers/(used|below_floor|above_one|effective_samples)|own/(clipped|advantage_zero)|grad_norm"

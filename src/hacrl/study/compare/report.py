@@ -101,7 +101,6 @@ def render(results: Results, up: str = "") -> str:
             for row, found in checked
             for source in found.sources(row.agent)
         ],
-        warnings=[(row, warning) for row, found in checked for warning in found.warnings],
         links=_links(results, up),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
@@ -351,7 +350,6 @@ def _source_line(row: Row, found: TheoryChecks, source: str) -> Line:
         return "" if value is None else f"{value:.0%}"
 
     own = source == row.agent
-    warned = sum(w.peer == source for w in found.warnings)
     return {
         "team / agent": row.name,
         "arm": row.arm,
@@ -362,7 +360,6 @@ def _source_line(row: Row, found: TheoryChecks, source: str) -> Line:
         "used": fraction("used"),
         "effective": fraction("effective"),
         "gain per step": _fine_points(found.figures.get(f"gain/{source}")),
-        "hurts": "" if own else f"{warned} of {len(row.seeds)}",
     }
 
 

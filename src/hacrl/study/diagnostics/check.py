@@ -12,10 +12,9 @@ from typing import Any
 from hacrl.algorithms.capability import Capability
 from hacrl.noise import order_key
 from hacrl.store.rows import write_object
-from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
+from hacrl.study.diagnostics.baseline import CHECKED, Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
-from hacrl.study.diagnostics.harm import CHECKED, HarmWatch
 from hacrl.training.agent import Agent
 from hacrl.training.evaluate import attempt, judge, split_by_length
 from hacrl.training.hooks import Hooks
@@ -118,8 +117,8 @@ class Diagnostics:
         write_object(folder / f"step-{step:06d}.json", rows)
 
 
-HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))
-"""The hooks of `hacrl train`: these checks, and the warning about harmful peers."""
+HOOKS = Hooks(diagnostics=Diagnostics)
+"""The hooks of `hacrl train`."""
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ from hacrl.config import AgentConfig, Config
 from hacrl.replies import judged_counts
 from hacrl.statistics import Estimate, compare_paired
 from hacrl.store.reader import RunReader
-from hacrl.study.diagnostics.harm import CHECKED, find_harm
+from hacrl.study.diagnostics.baseline import CHECKED
 
 Curve = list[tuple[int, float]]  # (steps done, value)
 
@@ -79,15 +79,14 @@ class AgentSummary:
 
 @dataclass(frozen=True)
 class Checks:
-    """Cost and warnings of a run's diagnostics. No other figure includes them.
+    """Cost of a run's diagnostics. No other figure includes it.
 
-    Example: Checks(count=3, rollouts=6144, seconds=20.5, warnings=("finch hurts wren: ...",))
+    Example: Checks(count=3, rollouts=6144, seconds=20.5)
     """
 
     count: int  # steps with a check
     rollouts: int
     seconds: float
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,6 @@ def _checks(run: RunReader, config: Config) -> Checks | None:
         count=len({row["step"] for row in checked}),
         rollouts=sum(row[CHECKED] for row in checked),
         seconds=sum(run.seconds(agent.name, diagnostics=True) for agent in config.agents),
-        warnings=tuple(harm.sentence for harm in find_harm(config, checked)),
     )
 
 
