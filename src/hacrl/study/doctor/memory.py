@@ -19,10 +19,76 @@ from math import ceil
 import torch
 
 from hacrl.config import AgentConfig, Config
+from hacrl.importing import remote_code
+from hacrl.policy.fuse import WORTH_COMPILING
 from hacrl.policy.head import CHUNK_BYTES
 from hacrl.policy.offload import is_short
 from hacrl.sampling.cache import PAGE, PREFILL_TOKENS
-from hacrl.study.doctor.activations import Measured, measure
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one model.
+
+    Example: Sizes(parameters=1.7e9, trained=1.7e9, kept=1.9e6, layers=28, hidden=2048, inner=6144,
+             words=151936, cache_token=114688)
+    """
+
+    parameters: int
+    trained: int  # trainable parameters: those above, or the adapter's
+    kept: float  # bytes saved for the backward per token, over all layers
+    layers: int
+    hidden: int
+    inner: int
+    words: int
+    cache_token: int  # bytes of keys and values per token
+
+
+def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -> Sizes | None:
+    """The sizes of a model, which is built from its config without weights; None if it cannot be built.
+
+    For the backward a layer with a gated MLP saves inputs and outputs of its norms, queries, keys,
+    values, the output of the attention, gate, up and their product. Where norms and activations are not
+    compiled into one operation (policy/fuse.py), it also saves the activated gate and copies in norms.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hacrl.policy.lora import add_adapter
+
+    remote = remote_code(agent)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=remote)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=remote)
+            model = add_adapter(model, agent.lora) if agent.lora else model
+        text = config.get_text_config()
+        hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+        inner = getattr(text, "intermediate_size", None) or 4 * hidden
+        if experts := getattr(text, "num_experts_per_tok", None):
+            inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+        width = getattr(text, "head_dim", None) or hidden // heads
+        query, keys = width * heads, width * (getattr(text, "num_key_value_heads", None) or heads)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RuntimeError):
+        return None
+    named = dict(model.named_parameters())
+    norms = [p.numel() for name, p in named.items() if p.ndim == 1 and name.endswith("norm.weight")]
+    wide = norms.count(hidden) / layers * hidden
+    narrow = query + keys if len(norms) > norms.count(hidden) else 0  # norms of queries and keys
+    kept = 3 * inner + 2 * query + 2 * keys + 2 * wide + narrow
+    parameters = sum(p.numel() for name, p in named.items() if "lora_" not in name)
+    half = dtype.itemsize == 2
+    if not (on_gpu and half and parameters >= WORTH_COMPILING and agent.ranks == 1):
+        kept += inner + (half + (not agent.lora)) * (wide + narrow)
+    return Sizes(
+        parameters=parameters,
+        trained=sum(p.numel() for p in named.values() if p.requires_grad),
+        kept=kept * layers * dtype.itemsize,
+        layers=layers,
+        hidden=hidden,
+        inner=inner,
+        words=model.get_output_embeddings().weight.shape[0],
+        cache_token=2 * keys * layers * dtype.itemsize,
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +167,7 @@ def estimate_need(
     from its config. `source` is a model folder or a hub name."""
     on_gpu = device.type == "cuda"
     half = agent.dtype == "bfloat16" or (agent.dtype == "auto" and on_gpu)
-    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32, on_gpu=on_gpu)
+    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32, on_gpu)
     if sizes is None:
         return None
     width = 2 if half else 4
@@ -137,7 +203,7 @@ def estimate_need(
 
 
 def _passes(
-    agent: AgentConfig, sizes: Measured, tokens: int, device: torch.device, width: int
+    agent: AgentConfig, sizes: Sizes, tokens: int, device: torch.device, width: int
 ) -> float:
     """Forward and backward of a micro-batch, without float32 gradients."""
     element = width + (0 if device.type == "cuda" else 8)
