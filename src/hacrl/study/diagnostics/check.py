@@ -45,14 +45,12 @@ class Diagnostics:
         """Run a check and return its metrics, all named diagnostics/..."""
         ordered = sorted(problems, key=lambda p: (order_key(self.config.seed, step, p), p))
         asked = [problems[p] for p in ordered[: self.settings.problems]]
-        fresh = self._fresh(step, asked)
-        chosen = {p.id for p in asked}
+        rewards = _rewards(self._fresh(step, asked))
         guessed = {
             g.problem_id: guesses(g, capability, self.agent.name)
             for g in snapshot.groups
-            if g.problem_id in chosen
+            if g.problem_id in {p.id for p in asked}
         }
-        rewards = _rewards(fresh)
         parts = blocks(self.plan, samples, ordered, self.rate(step))
         found = directions(self.policy, self.algorithm, parts, self.agent.name)
         unseen, held_out = self._unseen.at(step, self.settings.problems)

@@ -55,8 +55,8 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -
 
     from hacrl.policy.lora import add_adapter
 
-    remote = remote_code(agent)
     try:
+        remote = remote_code(agent)
         config = AutoConfig.from_pretrained(source, trust_remote_code=remote)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=remote)
@@ -95,23 +95,19 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -
 class Need:
     """Memory of one agent in bytes.
 
-    Example: Need(parameters=268_098_176, weights=540e6, offloadable=3.2e9, batch=18e9,
-             step=1.3e9, cache=80e6, sampling=270e6, offload="auto")
+    Example: Need(parameters=268_098_176, weights=540e6, offloadable=3.2e9, learning=18e9,
+             cache=80e6, sampling=270e6, offload="auto")
     """
 
     parameters: int
     weights: float  # weights for sampling and scoring; always on the device
     offloadable: float
     """Master weights, moments and start weights; can be on the host while other agents learn."""
-    batch: float  # forward and backward of a micro-batch, with the gradients of earlier ones
-    step: float  # the optimizer step, with gradients
+    learning: float
+    """A micro-batch with the gradients of earlier ones, or the optimizer step; 0 if it is frozen."""
     cache: float  # KV cache of all rows that are sampled at the same time, at maximum length
     sampling: float  # a prefill or a decode step
     offload: str
-
-    @property
-    def learning(self) -> float:
-        return max(self.batch, self.step)
 
 
 @dataclass(frozen=True)
@@ -179,11 +175,12 @@ def estimate_need(
     most = max(config.samples_of(a) for a in config.agents) * config.prompts_per_step
     update = min(config.minibatch_samples, most * len(config.agents)) * longest
     tokens = min(max(agent.microbatch_tokens, longest), update)
-    batch = step = 0.0
+    learning = 0.0
     if agent.learns:
         gradients = trained * 4
         batch = _passes(agent, sizes, tokens, device, width) + (gradients if tokens < update else 0)
         step = gradients + 2 * 4 * (sizes.words * sizes.hidden if not agent.lora else 0)
+        learning = max(batch, step)
     # Sampling: a prefill or scoring pass, or the logits of a decode step.
     rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
     prefill = min(PREFILL_TOKENS, config.prompts_per_step * config.prompt_limit(agent))
@@ -193,8 +190,7 @@ def estimate_need(
         parameters=sizes.parameters,
         weights=sizes.parameters * width * (1 if agent.ranks == 1 else 1 + 1 / agent.ranks),
         offloadable=trained * (12 if half else 8) + (sizes.parameters * width if kl else 0),
-        batch=batch,
-        step=step,
+        learning=learning,
         cache=min(cache, config.sampler.cache_fraction * whole) if whole else cache,
         sampling=max(passing, rows * sizes.words * width),
         # Shards are never offloaded, and on a CPU there is nowhere to offload to.
