@@ -176,47 +176,38 @@ def evaluate(
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
+        given: dict[str, Any] = {"target": target, "overrides": overrides or [], "out": out}
         if benchmarks:
-            limits = (problems, _numbers(samples), max_tokens)
+            limits = {"problems": problems, "samples": _numbers(samples)}
+            limits["max_response_tokens"] = max_tokens
             found, table, folder = _evaluate_benchmarks(
-                target, overrides or [], benchmarks, data, out, limits, chosen
+                limits, names=benchmarks, data=data, **given, **chosen
             )
         else:
-            found, table, folder = _evaluate(target, overrides or [], config, out, chosen)
+            found, table, folder = _evaluate(config=config, **given, **chosen)
         from hacrl.study.tables import console
 
         print_json(found) if as_json else console().print(table)
         note(f"replies: {folder}")
 
 
-def _evaluate(
-    target: str, changes: list[str], config: Path | None, out: Path | None, chosen: dict[str, Any]
-) -> tuple[Any, Any, Path]:
+def _evaluate(target: str, overrides: list[str], **given: Any) -> tuple[Any, Any, Path]:
     """Plain data and table of an evaluation on held-out problems, and the folder with the replies."""
     from hacrl.config import load_config
     from hacrl.study.evaluation import evaluate_held_out, evaluation_table
 
-    results, folder = evaluate_held_out(target, changes, config=config, out=out, **chosen)
-    used = load_config(config or Path(target) / "config.toml", changes)
+    results, folder = evaluate_held_out(target, overrides, **given)
+    used = load_config(given["config"] or Path(target) / "config.toml", overrides)
     found = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
     return found, evaluation_table(results, used.verifier.kind), folder
 
 
-def _evaluate_benchmarks(
-    target: str,
-    changes: list[str],
-    benchmarks: str,
-    data: Path | None,
-    out: Path | None,
-    limits: tuple[int | None, dict[str, int], int],
-    chosen: dict[str, Any],
-) -> tuple[Any, Any, Path]:
+def _evaluate_benchmarks(limits: dict[str, Any], **given: Any) -> tuple[Any, Any, Path]:
+    """The same on benchmarks."""
     from hacrl.study.benchmarks.results import summary_table
     from hacrl.study.benchmarks.run import BenchmarkSettings, evaluate_target
 
-    problems, samples, tokens = limits
-    settings = BenchmarkSettings(problems=problems, samples=samples, max_response_tokens=tokens)
-    summary, folder = evaluate_target(target, changes, benchmarks, data, out, settings, **chosen)
+    summary, folder = evaluate_target(settings=BenchmarkSettings(**limits), **given)
     return asdict(summary), summary_table(summary), folder
 
 
