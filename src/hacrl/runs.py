@@ -156,7 +156,7 @@ def train_team(
         with ExitStack() as stack:
             executor = _executor(config.runtime.kind)(config, run, observer, hooks)
             executor.open(stack, task, pool)
-            log = MetricsLog(run, observer, (*WATCHES, *hooks.watches))
+            log = MetricsLog(run, observer, WATCHES)
             stack.callback(log.close)
             team = Team(config, run, pool, executor, log)
             # pop_all: what was opened is closed before the signal handlers are restored.

@@ -16,26 +16,13 @@ import pytest
 from cli_helpers import ROOT, accepted, hacrl, refused, write
 from matplotlib.figure import Figure
 
-from hacrl.api import Run
 from hacrl.config import load_config
-from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 
 ARMS = {"together": "hacpo", "alone": "gspo"}
 
 
 # ---------------------------------------------------------------- looking at a run
-
-
-def test_show_prints_every_agent_and_writes_the_picture(run: Path, tmp_path: Path) -> None:
-    out, _ = accepted("show", run, "--png", tmp_path / "curves.png")
-    rows = [line for line in out.splitlines() if line.startswith(("wren", "finch"))]
-    rows, curves = rows[:2], rows[2:]
-    assert len(rows) == len(curves) == 2
-    assert all(" 32 " in row for row in rows)  # rollouts: 2 steps x 4 prompts x 4 samples
-    assert all(" 4 " in row for row in rows)  # updates: 2 steps x (own + peers)
-    assert "reward per step" in out
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_samples_show_what_the_files_say(run: Path) -> None:
@@ -84,27 +71,11 @@ def test_replies_that_are_not_judged_are_on_every_screen(tmp_path: Path) -> None
     assert len(re.findall(rf"50.0±0.0 {count}", out)) == 2
 
 
-def test_a_reward_function_that_always_fails_exits_with_3(tmp_path: Path) -> None:
-    (tmp_path / "rewards.py").write_text("def score(completion):\n    return 'yes'\n")
-    verifier = {"kind": "function", "workers": 1, "options": {"path": "rewards:score"}}
-    config, run = write(tmp_path / "team.toml", verifier=verifier), tmp_path / "run"
-    code, _, err = hacrl("train", config, "--run", run)
-    assert code == 3
-    assert (
-        "failed on all 12 replies (first error: the function returned 'yes', not a number)" in err
-    )
-    assert f"`hacrl resume {run} --accept-changed`" in err
-
-
-def test_reading_a_run_changes_no_file(run: Path) -> None:
-    """A run of another user, or in an archive, may be read-only."""
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    for command in ("show", "samples"):
-        assert hacrl(command, run)[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
 def test_samples_of_what_is_not_there(run: Path) -> None:
+    """A run may be read-only: nothing is written."""
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    accepted("samples", run)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     assert "--step 7: the run has samples of steps 1 to 2" in refused("samples", run, "--step", "7")
     assert "wren, finch" in refused("samples", run, "--agent", "emu")
     assert "add-0-0" in refused("samples", run, "--problem", "add-0-0")
@@ -123,10 +94,14 @@ def test_first_hour_14_steps_count_from_1(run: Path) -> None:
 def test_first_hour_16_axes_have_whole_numbers_inside_the_picture(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`show` has a row of figures and a curve for every agent."""
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
-    assert hacrl("show", run, "--png", tmp_path / "run.png")[0] == 0
+    out, _ = accepted("show", run, "--png", tmp_path / "run.png")
+    rows = [line for line in out.splitlines() if line.startswith(("wren", "finch"))]
+    assert len(rows) == 4 and all(" 32 " in row for row in rows[:2])  # 2 steps x 4 x 4 rollouts
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     [figure] = drawn
     for axes in figure.axes:
         labels = [x for x in axes.get_xticklabels() if axes.get_xlim()[0] <= x.get_position()[0]]
@@ -159,8 +134,7 @@ def test_export_makes_a_folder_that_loads_and_can_be_evaluated(run: Path, tmp_pa
     out, _ = accepted("eval", folder, "--config", config, "--out", tmp_path / "eval")
     assert "model" in out
     assert "not empty" in refused("export", run, "finch", folder)
-    with pytest.raises(UserError, match="is a file; give a new folder"):
-        Run(run).export("finch", folder / "config.json")
+    assert "is a file" in refused("export", run, "finch", folder / "config.json")
     assert "wren, finch" in refused("export", run, "emu", tmp_path / "emu")
     assert "at step 9" in refused("export", run, "wren", tmp_path / "wren", "--step", "9")
 
@@ -176,6 +150,9 @@ def test_messages_of_the_first_hour(run: Path, tmp_path: Path) -> None:
     code, _, err = hacrl("train", config, "--steps", "3")
     assert code == 2 and "steps=VALUE" in err
     assert "is a directory" in refused("train", tmp_path)
+    assert "does not exist" in refused("train", tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("steps = = 3\n")
+    assert "line 1" in refused("train", tmp_path / "broken.toml")
     data = tmp_path / "d.jsonl"
     data.write_text('{"question": "1 + 1", "answer": null}\n')
     task = write(tmp_path / "b.toml", task={"kind": "jsonl", "train": str(data)})
@@ -213,18 +190,29 @@ def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: 
     assert "continues from the checkpoint after step 1; replies that are in the journals" in err
     assert "step 3 of 3" in out
     _, err = accepted("resume", copy)
-    assert "All 3 steps are done; `" in err
-    assert f"hacrl resume {copy} steps=6` adds more" in err
+    assert f"All 3 steps are done ({copy}); `" in err
+    assert f"hacrl resume {copy} steps=N` adds more" in err
     assert (copy / "metrics.jsonl").read_text().startswith(before)
     assert "seed: 0 -> 1. Restore" in refused("resume", copy, "seed=1")
     assert "is not of the form key=value" in refused("resume", copy, "seed")
     assert "override step=9: unknown key; did you mean 'steps'" in refused("resume", copy, "step=9")
     assert "is not a run directory" in refused("resume", tmp_path)
+    config = run.parent / "team.toml"
+    assert "seed is 0 there and 5 here" in refused("train", config, "seed=5", "--run", run)
+    assert f"hacrl resume {run}" in refused("train", config, "--run", run)
 
 
 def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     out, _ = accepted("doctor", ROOT / "configs/pocket.toml")
-    for word in ("torch", "device", "pip install 'hacrl[vllm]'", "own + ", "heron", "ok  task"):
+    for word in (
+        "torch",
+        "device",
+        "pip install 'hacrl[vllm]'",
+        "KV cache",
+        "own + ",
+        "heron",
+        "ok  task",
+    ):
         assert word in out
     config = write(tmp_path / "a.toml")
     code, out, err = hacrl("doctor", config, f"agents.wren.model={tmp_path / 'nowhere'}")
@@ -250,7 +238,6 @@ def test_the_demo_compares_both_arms(tmp_path: Path) -> None:
 
 
 def test_a_benchmark(tmp_path: Path) -> None:
-    """A pocket model on a benchmark file."""
     rows = [{"id": f"g-{i}", "question": f"{i}+1", "answer": str(i + 1)} for i in range(3)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "gsm8k_test.jsonl").write_text(lines)
@@ -268,17 +255,11 @@ def test_a_benchmark(tmp_path: Path) -> None:
     ("override", "words"),
     [
         ("agents.0.learning_rat=1e-4", ["agents.0.learning_rat", "did you mean 'learning_rate'"]),
-        ("algorithm.alhpa=1", ["algorithm.alhpa", "did you mean 'alpha'"]),
         ("steps=many", ["override steps=many: steps = 'many' is not a whole number"]),
-        ("agents.1.name=wren", ["agents", "'wren'", "used twice"]),
-        ("minibatch_samples=3", ["minibatch_samples = 3", "at least 4"]),
-        ("algorithm.last_floor=1.0", ["last_floor", "below 1", "0.875"]),
         ("algorithm.name=hocpo", ["algorithm.name", "'hocpo'", "hacpo, gspo"]),
-        ("verifier.kind=numbr", ["verifier", "'numbr'", "number"]),
         ("task.kind=arithmetics", ["task.kind", "arithmetics", "jsonl"]),
         ("runtime.device=cuda:99", ["cuda:99", "cpu"]),
         ("agents.0.model=/no/such/folder", ["agent 'wren'", "/no/such/folder", "does not exist"]),
-        ("agents.0.model=pocket:owl", ["owl", "wren, finch, heron"]),
         ("pool.url=redis://x", ["pool: no longer exists", "RUN/pool", "delete"]),
         ("steps", ["'steps'", "key=value"]),
     ],
@@ -287,12 +268,6 @@ def test_bad_settings(tmp_path: Path, override: str, words: list[str]) -> None:
     message = refused("train", write(tmp_path / "a.toml"), override, "--run", tmp_path / "run")
     for word in words:
         assert word in message
-
-
-def test_a_file_that_is_no_config(tmp_path: Path) -> None:
-    assert "does not exist" in refused("train", tmp_path / "a.toml")
-    (tmp_path / "b.toml").write_text("steps = = 3\n")
-    assert "line 1" in refused("train", tmp_path / "b.toml")
 
 
 def test_model_folders_that_cannot_be_used(tmp_path: Path) -> None:
@@ -311,25 +286,3 @@ def test_model_folders_that_cannot_be_used(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         assert "agent 'wren'" in message
         assert word in message
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", ["a.jsonl", "empty"]),
-        ('{"question": "1+1", "answer": "2"}\n{"question": \n', ["a.jsonl", "2"]),
-        ('{"question": "1+1", "answer": "2"}\n{"answer": "2"}\n', ["a.jsonl", "2", "question"]),
-    ],
-)
-def test_bad_data(tmp_path: Path, content: str, words: list[str]) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
-    config = write(tmp_path / "a.toml", task={"kind": "jsonl", "train": "a.jsonl"})
-    message = refused("train", config, "--run", tmp_path / "run")
-    for word in words:
-        assert word in message
-
-
-def test_a_directory_with_another_run(run: Path) -> None:
-    config = run.parent / "team.toml"
-    assert "seed is 0 there and 5 here" in refused("train", config, "seed=5", "--run", run)
-    assert f"hacrl resume {run}" in refused("train", config, "--run", run)

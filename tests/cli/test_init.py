@@ -28,20 +28,18 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_a_team_from_flags_trains(tmp_path: Path) -> None:
     data, config = write_rows(tmp_path / "sums.jsonl", SUMS), tmp_path / "team.toml"
-    out, _ = accepted("init", config, *POCKET, "--data", data, "--schema")
+    out, _ = accepted("init", config, *POCKET, "--data", data)
     assert "question: column 'problem', answer: column 'solution'" in out
     assert "number fits, because all 36 answers are numbers" in out
     assert f"train {config}" in out
-    text = config.read_text()
-    assert text.startswith("#:schema ./hacrl-schema.json\n")
-    assert len({line.index(" # ") for line in text.splitlines() if " # " in line[1:]}) == 1
+    lines = config.read_text().splitlines()
+    assert len({line.index(" # ") for line in lines if " # " in line[1:]}) == 1
     settings = load_config(config)
     assert settings.task.train == str(data)
     assert [agent.model for agent in settings.agents] == ["pocket:wren", "pocket:finch"]
     out, _ = accepted("doctor", config, "--json")
     checks = json.loads(out)["checks"]
-    assert {c["what"]: c["good"] for c in checks}["agent wren"] is True
-    assert all(c["good"] for c in checks)
+    assert "agent wren" in [c["what"] for c in checks] and all(c["good"] for c in checks)
     accepted("train", config, "steps=1", "evaluation.problems=0", "--run", tmp_path / "r")
     assert "exists" in refused("init", config, *POCKET, "--data", data)
 
@@ -58,15 +56,13 @@ def test_a_team_from_conversations(tmp_path: Path, answer: str | None) -> None:
 
     data = write_rows(tmp_path / "chat.jsonl", [row(a) for a in range(40)])
     config = tmp_path / "team.toml"
-    code, out, err = hacrl("init", config, *POCKET, "--data", data, "--steps", "1")
-    assert code == 0, err
+    out, _ = accepted("init", config, *POCKET, "--data", data, "--steps", "1")
     source = "column 'answer'" if answer else "the last message"
     assert f"40 rows; question: column 'messages', answer: {source}" in out
     settings = load_config(config)
     assert (settings.verifier.kind, settings.task.columns.messages) == ("number", "messages")
     assert settings.max_prompt_tokens > 100
-    code, out, err = hacrl("doctor", config)
-    assert code == 0, out + err
+    accepted("doctor", config)
 
 
 def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
@@ -84,10 +80,6 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
     _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err
-    drawn = "import random\n\ndef score(completion):\n    return random.random()\n"
-    (tmp_path / "rewards.py").write_text(drawn)
-    out, _ = accepted("doctor", config, "--trust-code")
-    assert "when it is judged again: such a run cannot be repeated" in " ".join(out.split())
     (tmp_path / "rewards.py").write_text("def score(completion, answer):\n    return 1 / 0\n")
     code, out, _ = hacrl("doctor", config, "--trust-code")
     assert code == 2 and "no  verifier: function does not judge" in out and "ZeroDivision" in out
@@ -127,37 +119,27 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
         (["Paris", "Rome 2"], "exact"),
     ],
 )
-def test_the_answers_choose_the_verifier(tmp_path: Path, answers: list[str], kind: str) -> None:
-    rows = [{"Prompt": "x?", "target": answer, "more": 1} for answer in answers]
-    data = read_data(write_rows(tmp_path / "d.jsonl", rows))
-    assert (data.question, data.answer, data.other_columns) == ("Prompt", "target", ["more"])
-    assert guess_verifier(data)[0] == kind
+def test_the_answers_choose_the_verifier(answers: list[str], kind: str) -> None:
+    assert guess_verifier(answers)[0] == kind
 
 
-def test_a_column_with_a_telling_word_is_chosen_and_others_are_asked_for(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "d.jsonl", [{"prompt_text": "x?", "correct_answer": "1", "n": 1}])
-    data = read_data(file)
-    assert (data.question, data.answer) == ("prompt_text", "correct_answer")
-    file = write_rows(tmp_path / "e.jsonl", [{"one": "x?", "two": "1", "three": "2"}])
-    data = read_data(file, ask=lambda flag, *_: {"--question": "one", "--answer": "two"}[flag])
-    assert (data.question, data.answer) == ("one", "two")
+def test_columns_with_other_names_are_asked_for(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "e.jsonl", [{"Prompt": "x?", "two": "1", "three": "2"}])
+    data = read_data(file, None, None, lambda flag, *_: {"--answer": "two"}[flag])
+    assert (data.question, data.answer, data.other_columns) == ("Prompt", "two", ["three"])
 
 
 @pytest.mark.parametrize(
     ("rows", "flags", "message"),
     [
-        (
-            [{"a": "x", "b": "y"}],
-            (),
-            "no column looks like the question; give --question COLUMN, one of: a, b",
-        ),
+        ([{"a": "x", "b": "y"}], (), "give --question COLUMN, one of: a, b"),
         ([{"question": "x", "b": 1, "c": 2}], (), "give --answer COLUMN"),
         (
             [{"question": "x", "answer": "1"}],
             ("--answer", "answr"),
-            "its columns are: question, answer; did you mean 'answer'?",
+            "its columns are: question, answer",
         ),
-        ([{"question": "x", "answer": None}], (), "line 1: column 'answer' is empty"),
+        ([{"question": "x", "answer": None}], (), "line 1: column 'answer'"),
         ([{"question": "x", "answer": "1"}], ("--reward", "right"), "choose one of exact, number"),
         ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
         ([{"messages": [], "answer": "1"}], (), "must be a list of messages {role, content}"),

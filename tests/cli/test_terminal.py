@@ -16,14 +16,23 @@ from hacrl.config import parse_config
 from hacrl.errors import RunStopped, Terminated, UserError, describe, explain, first_line
 from hacrl.store.rundir import RunDirectory
 
+INTERRUPTED = RuntimeError("Error calling __set_name__ on 'Field' instance")
+"""What Python makes of Ctrl-C while a class is made."""
+INTERRUPTED.__cause__ = KeyboardInterrupt()
 CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
 
 
-def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the progress line reads."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_plain_progress(clock: list[float]) -> None:
     """A first step of 100 s, then 29 of 2 s. Lines at step 1, every 10 s, and at the last step. The
     first estimate comes with step 2 and ignores the slow first step."""
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     screen = io.StringIO()
     with progress.ProgressLine(Console(file=screen, width=200)) as line:
         line.phase("loading")
@@ -41,27 +50,8 @@ def test_plain_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[8:] == ["note: [odd] words"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "first", "words"),
-    [(1, 0, "1 step"), (5, 0, "5 steps"), (5, 3, "steps 4 to 5"), (5, 4, "step 5")],
-)
-def test_the_steps_to_train_are_named(steps: int, first: int, words: str) -> None:
-    screen = io.StringIO()
-    with progress.ProgressLine(Console(file=screen, width=200)) as line:
-        line.started(parse_config({**CONFIG, "steps": steps}), RunDirectory(Path("x")), first)
-    lines = [f"Training wren, finch with hacpo for {words} -> x"]
-    if first:
-        lines.append(
-            f"It continues from the checkpoint after step {first}; replies that are in the journals are "
-            "not sampled again."
-        )
-    assert screen.getvalue().splitlines() == lines
-
-
-def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_a_terminal(clock: list[float]) -> None:
     """FIRST_HOUR 7, 21: the line fits, no number is cut, and the seconds of the phase move."""
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60)
     with progress.ProgressLine(console) as line:
@@ -74,15 +64,14 @@ def test_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         line._live.refresh()
     text = screen.getvalue()
     assert "for steps 11 to 30 -> runs/x" in text
+    assert "continues from the checkpoint after step 10" in text
     assert "step 11/30  rollouts  reward agent-0 0.25  +8" in text
     assert "step 11/30  rollouts 7 s  reward agent-0 0.25  +8" in text
     assert "…" not in text
 
 
-def test_plain_progress_inside_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_progress_inside_a_long_step(clock: list[float]) -> None:
     """FIRST_HOUR 21: a log shows the phases of a step that takes minutes."""
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     screen = io.StringIO()
     with progress.ProgressLine(Console(file=screen, width=200)) as line:
         line.started(parse_config(CONFIG), RunDirectory(Path("runs/x")), 0)
@@ -99,6 +88,7 @@ def test_plain_progress_inside_a_long_step(monkeypatch: pytest.MonkeyPatch) -> N
         (RunStopped("stale"), 3, "error: stale"),
         (KeyboardInterrupt(), 130, "stopped"),
         (Terminated(), 143, "stopped"),
+        (INTERRUPTED, 130, "stopped"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "the disk is full"),
         (RuntimeError("(sqlite3.OperationalError) database or disk is full"), 2, "free space"),
         (MemoryError("big"), 4, "microbatch_tokens"),
@@ -115,18 +105,6 @@ def test_errors_become_a_message_and_a_code(
         raise error
     assert end.value.exit_code == code
     assert words in capsys.readouterr().err
-
-
-def test_an_error_from_an_interrupted_import_is_an_interruption(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Python turns Ctrl-C inside __set_name__, while a class is made, into a RuntimeError."""
-    error = RuntimeError("Error calling __set_name__ on 'Field' instance")
-    error.__cause__ = KeyboardInterrupt()
-    with pytest.raises(typer.Exit) as end, errors_as_messages():
-        raise error
-    assert end.value.exit_code == 130
-    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_a_bug_keeps_its_traceback_and_an_exit_its_code() -> None:

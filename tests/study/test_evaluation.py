@@ -1,4 +1,4 @@
-"""`hacrl eval` of a run: overrides, problems that were trained on, data that has changed."""
+"""`hacrl eval` of a run: overrides, and data that has changed."""
 
 import json
 import shutil
@@ -18,8 +18,7 @@ from hacrl.study.inspect.samples import find_samples
 def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one step with 12 training problems, of which it holds out others."""
     folder = tmp_path_factory.mktemp("own")
-    files = {"train": range(12), "held_out": range(20, 24), "mixed": (*range(10, 12), 20)}
-    for name, numbers in files.items():
+    for name, numbers in {"train": range(12), "held_out": range(20, 24)}.items():
         write_questions(folder / f"{name}.jsonl", {i: i + 30 for i in numbers})
     paths = {key: str(folder / f"{key}.jsonl") for key in ("train", "held_out")}
     settings = {"task": {"kind": "jsonl", **paths}, "evaluation": {"problems": "all"}}
@@ -32,27 +31,16 @@ def write_questions(path: Path, answers: dict[int, int]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_eval_says_how_many_problems_were_trained_on(own_data: Path, tmp_path: Path) -> None:
-    """10+30 and 11+30 of mixed.jsonl are training problems, also behind another prompt; 20+30 is not."""
-    notes: list[str] = []
-    for prompt in ("{question}", "{question}="):
-        changes = [f"task.held_out={own_data / 'mixed.jsonl'}", f"task.prompt={prompt}"]
-        evaluate_held_out(str(own_data / "run"), changes, out=tmp_path, report=notes.append)
-    trained_on = "2 of the 3 problems are training problems of"
-    assert [text.startswith(trained_on) for text in notes] == [True, False, True, False]
-    notes.clear()
-    evaluate_held_out(str(own_data / "run"), out=tmp_path, report=notes.append)
-    assert notes == ["wren: 4 problems x 1 replies"]
-
-
 def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path) -> None:
-    """One token a reply; a setting that --config would leave unused is refused."""
-    changes = ["agents.wren.max_response_tokens=1"]
-    [(_, result)], _ = evaluate_held_out(str(own_data / "run"), changes, out=tmp_path)
+    """One token a reply. A run has its own config."""
+    changes, notes = ["agents.wren.max_response_tokens=1"], []
+    [(_, result)], _ = evaluate_held_out(
+        str(own_data / "run"), changes, out=tmp_path, report=notes.append
+    )
     assert result.reply_tokens == 1
-    config = own_data / "run" / "config.toml"
-    with pytest.raises(UserError, match=r"agents.wren.max_response_tokens=1: with --config"):
-        evaluate_held_out(str(own_data / "run"), changes, config=config, out=tmp_path)
+    assert notes == ["wren: 4 problems x 1 replies"]
+    with pytest.raises(UserError, match="key=value instead of --config"):
+        evaluate_held_out(str(own_data / "run"), config=own_data / "run" / "config.toml")
 
 
 def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:

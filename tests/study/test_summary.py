@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from team import member, team
 
-from hacrl.algorithms import Needs
 from hacrl.cli.progress import ProgressLine
 from hacrl.config import parse_config
 from hacrl.statistics import Estimate
@@ -17,7 +16,6 @@ from hacrl.store.reader import LAYOUT
 from hacrl.store.rows import write_object, write_rows
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.doctor import doctor
-from hacrl.study.doctor.doctor import plan_texts
 from hacrl.study.doctor.memory import size_text
 from hacrl.study.evaluation import evaluation_table
 from hacrl.study.inspect.samples import one_line
@@ -31,7 +29,6 @@ from hacrl.study.tables import (
     points_text,
     summary_table,
 )
-from hacrl.training.plan import make_plan
 
 
 def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
@@ -76,9 +73,10 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     assert (agent.best.step, agent.best.accuracy.mean) == (0, 0.75)
     assert agent.gain.mean == pytest.approx(-0.25)  # of four problems one got lost
     assert agent.gain.count == 4
-    caption = str(summary_table(summary).caption)
-    assert "reward: mean of the first and last 2 steps" in caption
-    assert "peers used: " in caption and "time: " in caption
+    assert "reward: mean of the first and last 2 steps" in str(summary_table(summary).caption)
+    (agent,) = summarise(write_run(tmp_path / "begun", [0.5], {0: [0.0, 1.0]})).agents
+    assert agent.after is None and agent.gain is None
+    assert agent.best is not None and agent.best.step == 0
 
 
 def printed(table: Table, width: int) -> str:
@@ -105,13 +103,6 @@ def test_narrow_terminals_cut_no_number(tmp_path: Path) -> None:
         assert text.count("gspo") == text.count("agent") and text.count("a" * 5) >= 2
 
 
-def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
-    (agent,) = summarise(write_run(tmp_path / "run", [0.5], {0: [0.0, 1.0]})).agents
-    assert agent.after is None
-    assert agent.best is not None and agent.best.step == 0
-    assert agent.gain is None
-
-
 def test_show_prints_the_last_notes(tmp_path: Path) -> None:
     """Notes may quote a peer's text: markup stays text, control characters are removed."""
     run = write_run(tmp_path / "run", [0.5], {})
@@ -131,51 +122,23 @@ def test_numbers_in_words() -> None:
     assert points_text(Estimate(-0.02, -0.05, 0.01, 300)) == "-2.0±3.0"
     assert points_text(None) == "-"
     assert [duration(s) for s in (8.26, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]
+    assert [size_text(s) for s in (5.4e5, 2.1e7, 1.64e9)] == ["0.5 MB", "21 MB", "1.6 GB"]
+    assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
+    assert [sparkline(v) for v in ([0.0, 0.5, 1.0], [0.5, 0.5])] == ["▁▄█", "▁▁"]
+    assert sparkline([0, 0, 4, 4, 8], width=3) == "▁▄█"  # more values than columns are averaged
 
-
-# ---------------------------------------------------------------- curves, doctor, samples
 
 CONFIG = team(member("wren"), member("finch", learn=False), steps=30)
 
 
-def test_sparklines() -> None:
-    """Lowest to highest; a flat line; more values than columns are averaged."""
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
-    assert sparkline([0.5, 0.5]) == "▁▁"
-    assert sparkline([0, 0, 4, 4, 8], width=3) == "▁▄█"
-
-
-def test_plan_in_words() -> None:
-    """128 prompts x 8, one peer, minibatches of 512: two and two, the peers' floors .85 and .875."""
-    plan = make_plan(
-        learner="a",
-        prompts=128,
-        samples_per_prompt={"a": 8, "b": 8},
-        minibatch_samples=512,
-        needs=Needs("logprob"),
-        floor=0.8,
-        last_floor=0.875,
-    )
-    assert plan_texts(plan) == ["2 own + 2 peers", "0.85 to 0.875"]
-    assert plan_texts(None) == ["none (frozen)", "-"]
-
-
-def test_sizes_in_words() -> None:
-    assert [size_text(s) for s in (5.4e5, 2.1e7, 1.64e9)] == ["0.5 MB", "21 MB", "1.6 GB"]
-
-
-def test_model_text_stays_on_its_line() -> None:
-    assert one_line("a\nb\r\nc") == "a ⏎ b ⏎ c"
-
-
-def test_doctor_checks_the_extras_of_runtime_and_sampler(monkeypatch) -> None:
-    """A missing extra is reported with the command that installs it."""
+def test_doctor_names_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: "")
     asked = {"runtime": {"kind": "ray"}, "sampler": {"kind": "vllm"}}
-    found = {f.detail for f in doctor.check(parse_config({**CONFIG, **asked})) if not f.good}
-    assert {"needs pip install 'hacrl[ray]'", "needs pip install 'hacrl[vllm]'"} <= found
-    found = {f.detail for f in doctor.check(parse_config(CONFIG))}
-    assert not any("ray" in detail or "vllm" in detail for detail in found)
+    for config, detail in (
+        (CONFIG | asked, "pip install 'hacrl[vllm,ray]'"),
+        (CONFIG, "none needed"),
+    ):
+        assert detail in [found.detail for found in doctor.check(parse_config(config))]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +155,6 @@ def test_partial_rewards_are_not_called_accuracy(kind: str, name: str) -> None:
     line.evaluated(0, [row])
     assert name.removesuffix(" in") in stream.getvalue()
     assert ("50.0±10.0 %" in stream.getvalue()) is (kind == "number")
-    summary = RunSummary(Path("run"), config, 1, "stopped", (), None)
+    summary = RunSummary(Path("run"), config, 1, "stopped", ())
     assert name in str(summary_table(summary).caption)
     assert name in str(evaluation_table([], kind).title)

@@ -1,5 +1,6 @@
-"""Theory checks in whole runs: they change nothing, and warn about a harmful peer."""
+"""Theory checks in whole runs: they change nothing, and a lying peer has a negative gain."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from team import NO_EVALUATION, Notes, member, team
 import hacrl
 from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
-from hacrl.study.diagnostics.check import HOOKS
+from hacrl.study.diagnostics.baseline import Guess, baseline_metrics
+from hacrl.study.diagnostics.gain import gain_metrics
 from hacrl.study.inspect.summary import summarise
-from hacrl.study.tables import summary_table
 
 HERE = {"kind": "number", "workers": 0}
 
@@ -54,6 +55,14 @@ def test_a_run_with_checks_is_the_run_without(checked: RunDirectory, tmp_path: P
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_resumed_run_has_the_checks_of_an_unbroken_one(
+    checked: RunDirectory, tmp_path: Path
+) -> None:
+    half = hacrl.train(three(every=2) | {"steps": 2}, tmp_path / "half")
+    whole = hacrl.resume(half.path, steps=3)
+    assert whole.metric_rows("train") == checked.metric_rows("train")
+
+
 def test_checks_come_when_due_and_are_complete(checked: RunDirectory) -> None:
     """3 problems x 4 replies of the step and as many held-out ones; a frozen member has none."""
     rows = [row for row in checked.metric_rows() if row["kind"] == "train"]
@@ -72,6 +81,48 @@ def test_checks_come_when_due_and_are_complete(checked: RunDirectory) -> None:
                 assert f"diagnostics/{figure}/{name}" in row
 
 
+def test_the_figures_can_be_counted_again_from_the_runs_files(checked: RunDirectory) -> None:
+    for row in checked.metric_rows():
+        if "diagnostics/cost/rollouts" not in row:
+            continue
+        path = checked.path / "diagnostics" / row["agent"] / f"step-{row['step']:06d}.json"
+        stored = json.loads(path.read_text())
+        fresh = {p: v.pop("fresh_rewards") for p, v in stored["baselines"].items()}
+        guessed = {p: {n: Guess(*g) for n, g in v.items()} for p, v in stored["baselines"].items()}
+        again = baseline_metrics(guessed, fresh) | gain_metrics(stored["unseen"]["gains"])
+        assert again.items() <= row.items()
+
+
+def test_their_cost_stands_apart(checked: RunDirectory) -> None:
+    """The run's own rollouts are 3 steps x 24 for each agent, as without checks."""
+    summary = summarise(checked)
+    assert [a.rollouts for a in summary.agents] == [72, 72, 72]
+    times = [json.loads(x) for x in (checked.path / "times.jsonl").read_text().splitlines()]
+    assert sum(t.get("diagnostics", 0.0) for t in times) > 0
+    other = ("step", "agent", "diagnostics", "evaluate", "checkpoint", "check")
+    rest = sum(v for t in times for k, v in t.items() if k not in other)
+    assert sum(agent.seconds for agent in summary.agents) == pytest.approx(rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "sources"), [("gspo", {"wren"}), ("sgt", {"wren", "w2"}), ("f-tis", {"wren", "w2"})]
+)
+def test_other_algorithms_have_what_applies(name: str, sources: set[str], tmp_path: Path) -> None:
+    """gspo takes no peer's samples; in sgt they join the own updates, in f-tis their tokens cross; the
+    baselines are computed from the snapshot, whether or not the algorithm uses them."""
+    config = team(
+        member("wren"),
+        member("w2", "wren"),
+        **NO_EVALUATION | {"steps": 1, "prompts_per_step": 16, "samples_per_prompt": 2},
+        algorithm={"name": name},
+        verifier=HERE,
+        diagnostics={"every": 1, "problems": 3, "samples": 4},
+    )
+    [row] = [r for r in hacrl.train(config, tmp_path / "run").metric_rows() if r["agent"] == "wren"]
+    assert {k.split("/")[2] for k in row if k.startswith("diagnostics/gain/")} == sources
+    assert row["diagnostics/bias/capability"] is not None
+
+
 # ---------------------------------------------------------------- a peer that hurts
 
 HONEST = """
@@ -84,7 +135,7 @@ def score(completion, answer, **columns):
 LIAR = HONEST.replace("return float(", "return 1.0 - float(")
 
 
-def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
+def test_the_gain_tells_a_harmful_peer_from_a_helpful_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stored runs of the same replies of finch: one judged by the verifier, one by a verifier
@@ -110,16 +161,11 @@ def test_a_harmful_peer_is_reported_and_a_helpful_one_is_not(
         diagnostics={"every": 1, "problems": 16, "samples": 16},
     )
     config["algorithm"]["name"] = "naive"
-    heard = Notes()
-    run = start(config, tmp_path / "run", observer=heard, hooks=HOOKS)
-    [note] = heard.notes
-    assert note.startswith("liar hurts wren: ")
-    assert summarise(run).checks.warnings == (note,)
-    assert note in str(summary_table(summarise(run)).caption)
-    gains = [
-        r["diagnostics/gain/honest"] for r in run.metric_rows() if "diagnostics/gain/honest" in r
-    ]
-    assert sum(gains) > 0
+    rows = hacrl.train(config, tmp_path / "run").metric_rows()
+    liar, honest = (
+        sum(row.get(f"diagnostics/gain/{peer}", 0.0) for row in rows) for peer in ("liar", "honest")
+    )
+    assert liar < 0 < honest
     sys.modules.pop("rewards", None)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hacrl.cli.terminal import SETTINGS, Overrides, errors_as_messages, note
+from hacrl.cli.terminal import SETTINGS, AcceptChanged, Overrides, errors_as_messages, note
 from hacrl.errors import UserError
 
 commands = typer.Typer()
@@ -74,10 +74,7 @@ def charter_amend(
         str | None, typer.Option(help="For join and rotate: the member's new public key.")
     ] = None,
     publish: Annotated[
-        str | None,
-        typer.Option(
-            help="For join: what the member publishes (all, successes, rewards, nothing)."
-        ),
+        str | None, typer.Option(help="For join: all (default), successes, rewards or nothing.")
     ] = None,
     team: TeamId = None,
 ) -> None:
@@ -93,17 +90,14 @@ def charter_amend(
         signer = Key.read(key)
         connection = Connection(url)
         record = fetch_team(connection, team)
-        founder = signer.public == record.charter.founder
-        if kind == "join" and publish is None:
-            publish = "all"
         signed = record.amend(
             signer,
             kind=kind,
             member=member,
             step=step - 1,
             key=member_key,
-            publish=publish,
-            signer="founder" if founder else "member",
+            publish=publish or ("all" if kind == "join" else None),
+            signer="founder" if signer.public == record.charter.founder else "member",
         )
         record.amended(signed)  # an error here is clearer than the hub's
         connection.send("POST", "/v1/amendments", signed.encode())
@@ -130,10 +124,7 @@ def join(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a hub that does not answer.")
     ] = 3600.0,
-    accept_changed: Annotated[
-        bool,
-        typer.Option("--accept-changed", help="Continue even if models or settings have changed."),
-    ] = False,
+    accept_changed: AcceptChanged = False,
 ) -> None:
     """Train your agent in the team of the hub at URL.
 
@@ -175,7 +166,7 @@ def hub(
         str | None,
         typer.Option(
             envvar="HACRL_HUB_DATABASE",
-            help="URL of the database: postgresql://... or sqlite:///FILE (default: DATA/hub.db).",
+            help="postgresql://... or sqlite:///FILE (default: DATA/hub.db).",
         ),
     ] = None,
     listen: Annotated[
@@ -183,10 +174,7 @@ def hub(
     ] = "127.0.0.1:8700",
     data: Annotated[Path, typer.Option(help="Folder for batches.")] = Path("hub-data"),
     keep_steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Keep only the batches of the last N closed steps (default: all)."
-        ),
+        int | None, typer.Option(min=1, help="Keep the batches of the last N steps (default: all).")
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file with the TLS certificate chain.")

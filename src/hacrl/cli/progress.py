@@ -60,13 +60,11 @@ class ProgressLine(Observer):
         self._steps, self._first, self._done = config.steps, step, step
         self._score = score_name(config.verifier.kind)
         self._last_line = time.monotonic()
-        names = ", ".join(agent.name for agent in config.agents)
         if step >= config.steps:
-            return self._print(_all_done(config, run))
-        steps = plural(config.steps, "step")
-        if step:
-            one = step + 1 == config.steps
-            steps = f"step {config.steps}" if one else f"steps {step + 1} to {config.steps}"
+            more = "" if config.hub else f"; `{program()} resume {run.path} steps=N` adds more"
+            return self._print(f"All {config.steps} steps are done ({run.path}){more}.")
+        names = ", ".join(agent.name for agent in config.agents)
+        steps = f"steps {step + 1} to {config.steps}" if step else plural(config.steps, "step")
         self._print(f"Training {names} with {config.algorithm.name} for {steps} -> {run.path}")
         if step:
             self._print(
@@ -139,12 +137,3 @@ class ProgressLine(Observer):
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _all_done(config: Config, run: RunDirectory) -> str:
-    """What a resume of a finished run says. The charter sets the steps of a team across owners."""
-    steps = config.steps
-    done = f"All {steps} steps are done" if steps > 1 else "The only step is done"
-    if config.hub is not None:
-        return f"{done} ({run.path})."
-    return f"{done}; `{program()} resume {run.path} steps={2 * steps}` adds more."

@@ -33,16 +33,15 @@ def show(
     """Show the results and curves of RUN."""
     with errors_as_messages(trust_code=False):
         from hacrl.store.rundir import RunDirectory
-        from hacrl.study.inspect.summary import as_json as summary_json
-        from hacrl.study.inspect.summary import summarise
+        from hacrl.study.inspect import summary as inspect
         from hacrl.study.plots import reward_lines, run_figure
         from hacrl.study.tables import console, notes_text, summary_table
 
-        summary = summarise(RunDirectory.open(run))
-        out = console()
+        summary = inspect.summarise(RunDirectory.open(run))
         if as_json:
-            print_json(summary_json(summary))
+            print_json(inspect.as_json(summary))
         else:
+            out = console()
             out.print(summary_table(summary))
             out.print(reward_lines(summary))
             out.print(notes_text(summary))
@@ -60,20 +59,16 @@ def view(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET",
-            help="Run directory, folder of runs, folder of a suite, or URL of a hub.",
+            metavar="TARGET", help="Run, folder of runs or of a suite, or URL of a hub."
         ),
     ] = "runs",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Other addresses than localhost need a token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = 8720,
     browser: Annotated[
-        bool | None,
-        typer.Option("--open/--no-browser", help="Open a browser (default: only in a terminal)."),
-    ] = None,
+        bool, typer.Option("--open/--no-browser", help="Open a browser, if in a terminal.")
+    ] = True,
     export: Annotated[
         Path | None, typer.Option(help="Write the page to this HTML file; start no server.")
     ] = None,
@@ -101,7 +96,7 @@ def view(
 
         def ready(address: str) -> None:
             print(f"{target} is shown at {address}  (Ctrl-C stops)", flush=True)
-            if sys.stderr.isatty() if browser is None else browser:
+            if browser and sys.stderr.isatty():
                 import webbrowser
 
                 webbrowser.open(address)
@@ -119,9 +114,7 @@ def samples(
         str | None, typer.Option(help="Show the advantages and weights of this learner.")
     ] = None,
     problem: Annotated[str | None, typer.Option(help="Show only the problem with this id.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of rows (default: 48; JSON: all).")
-    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows (JSON: all).")] = 48,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten replies.")] = False,
     as_json: Json = False,
     trust_code: TrustCode = False,
@@ -129,15 +122,14 @@ def samples(
     """Show replies of RUN with reward, ratio, advantage and weight."""
     with errors_as_messages(trust_code=trust_code):
         from hacrl.store.rundir import RunDirectory
-        from hacrl.study.inspect.samples import as_json as samples_json
-        from hacrl.study.inspect.samples import find_samples, print_samples
+        from hacrl.study.inspect import samples as inspect
         from hacrl.study.tables import console
 
-        found = find_samples(RunDirectory.open(run), step, agent, problem, note)
+        found = inspect.find_samples(RunDirectory.open(run), step, agent, problem, note)
         if as_json:
-            print_json(samples_json(found)[:limit])
+            print_json(inspect.as_json(found))
         else:
-            print_samples(console(), found, limit or 48, full)
+            inspect.print_samples(console(), found, limit, full)
 
 
 @commands.command("eval")
@@ -150,27 +142,23 @@ def evaluate(
     ],
     overrides: Overrides = None,
     config: Annotated[
-        Path | None, typer.Option(help="Config with the problems. Needed for a model folder.")
+        Path | None, typer.Option(help="For a model: config with the held-out problems.")
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(
-            help="Evaluate only this agent of the run. For a model: use this agent's settings."
-        ),
+        typer.Option(help="Only this agent of the run. For a model: use this agent's settings."),
     ] = None,
     step: Checkpoint = None,
     best: Best = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write the replies to.")] = None,
     benchmarks: Annotated[
-        str,
-        typer.Option(help="Evaluate on these benchmarks (comma-separated); math7 means all."),
+        str, typer.Option(help="Evaluate on these benchmarks (comma-separated); math7 means all.")
     ] = "",
     data: Annotated[
         Path | None, typer.Option(help="With --benchmarks: folder with the data files.")
     ] = None,
     problems: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --benchmarks: maximum number of problems of each."),
+        int | None, typer.Option(min=1, help="With --benchmarks: maximum problems of each.")
     ] = None,
     samples: Annotated[
         str, typer.Option(help="With --benchmarks: replies per problem, e.g. aime25=8,amc23=4")
@@ -188,65 +176,52 @@ def evaluate(
     # A config on the command line is the user's own, like that of `train`.
     with errors_as_messages(trust_code=trust_code or config is not None):
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
+        given: dict[str, Any] = {"target": target, "overrides": overrides or [], "out": out}
         if benchmarks:
-            limits = {
-                "problems": problems,
-                "samples": _numbers(samples),
-                "max_response_tokens": max_tokens,
-            }
-            given = (target, overrides or [], benchmarks, data, out)
-            folder = _evaluate_benchmarks(*given, limits, as_json, chosen)
+            limits = {"problems": problems, "samples": _numbers(samples)}
+            limits["max_response_tokens"] = max_tokens
+            found, table, folder = _evaluate_benchmarks(benchmarks, data, limits, **given, **chosen)
         else:
-            folder = _evaluate_held_out(target, overrides or [], config, out, as_json, chosen)
+            found, table, folder = _evaluate(config=config, **given, **chosen)
+        from hacrl.study.tables import console
+
+        print_json(found) if as_json else console().print(table)
         note(f"replies: {folder}")
 
 
-def _evaluate_held_out(
-    target: str,
-    overrides: list[str],
-    config: Path | None,
-    out: Path | None,
-    as_json: bool,
-    chosen: dict[str, Any],
-) -> Path:
-    """Evaluate on held-out problems, print the table and return the folder with the replies."""
+def _evaluate(target: str, overrides: list[str], **given: Any) -> tuple[Any, Any, Path]:
+    """Plain data and table of an evaluation on held-out problems, and the folder with the replies."""
     from hacrl.config import load_config
     from hacrl.study.evaluation import evaluate_held_out, evaluation_table
-    from hacrl.study.tables import console
 
-    results, folder = evaluate_held_out(target, overrides, config=config, out=out, **chosen)
-    show = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
-    used = load_config(config or Path(target) / "config.toml", overrides)
-    table = evaluation_table(results, used.verifier.kind)
-    print_json(show) if as_json else console().print(table)
-    return folder
+    results, folder = evaluate_held_out(target, overrides, **given)
+    used = load_config(given["config"] or Path(target) / "config.toml", overrides)
+    found = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
+    return found, evaluation_table(results, used.verifier.kind), folder
 
 
 def _evaluate_benchmarks(
+    names: str,
+    data: Path | None,
+    limits: dict[str, Any],
     target: str,
     overrides: list[str],
-    benchmarks: str,
-    data: Path | None,
     out: Path | None,
-    limits: dict[str, Any],
-    as_json: bool,
-    chosen: dict[str, Any],
-) -> Path:
-    """Evaluate on benchmarks, print the table and return the folder with the replies."""
+    **chosen: Any,
+) -> tuple[Any, Any, Path]:
+    """The same on benchmarks."""
     from hacrl.study.benchmarks.catalogue import BenchmarkSettings, choose_benchmarks
     from hacrl.study.benchmarks.results import summary_table
     from hacrl.study.benchmarks.run import evaluate_benchmarks
     from hacrl.study.evaluation import find_candidates, output_folder
-    from hacrl.study.tables import console
 
     if data is None:
         raise UserError("--benchmarks needs --data DIR, the folder with the data files")
-    wanted, settings = choose_benchmarks(benchmarks), BenchmarkSettings(**limits)
+    wanted, settings = choose_benchmarks(names), BenchmarkSettings(**limits)
     candidates = find_candidates(target, overrides, **chosen)
     folder = out or output_folder(target, "benchmarks")
     summary = evaluate_benchmarks(candidates, wanted, data, folder, settings, chosen["report"])
-    print_json(asdict(summary)) if as_json else console().print(summary_table(summary))
-    return folder
+    return asdict(summary), summary_table(summary), folder
 
 
 def _numbers(text: str) -> dict[str, int]:

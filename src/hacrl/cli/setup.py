@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hacrl.cli.terminal import (
+    AcceptChanged,
     Json,
     Overrides,
     TrustCode,
@@ -36,32 +37,22 @@ def init(
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option(
-            help="exact, number, choice, math, FILE.py:FUNCTION, or own (writes a function to edit)."
-        ),
+        typer.Option(help="exact, number, choice, math, FILE.py:FUNCTION, or own (writes one)."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     question: Annotated[str | None, typer.Option(help="Column with the question.")] = None,
     answer: Annotated[str | None, typer.Option(help="Column with the answer.")] = None,
-    held_out: Annotated[
-        Path | None, typer.Option(help="File with the held-out problems (default: a part of DATA).")
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Also write the JSON schema, for editors.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite CONFIG.")] = False,
 ) -> None:
     """Write a commented CONFIG for your own team.
 
     In a terminal it asks for missing options.
     """
     with errors_as_messages(trust_code=False):
-        from hacrl.study.init.start import Wishes, start_team
+        from hacrl.study.init.team import start_team
 
-        wishes = Wishes(
-            config, model or [], data, reward, steps, question, answer, held_out, schema, force
-        )
-        for path in start_team(wishes, _ask, typer.echo):
+        given = (config, model or [], data, reward, steps, question, answer)
+        files = start_team(*given, _ask, typer.echo)
+        for path in files:
             typer.echo(f"wrote {path}")
         trust = " --trust-code" if 'kind = "function"' in config.read_text("utf-8") else ""
         typer.echo("next:")
@@ -89,8 +80,8 @@ def schema() -> None:
         print_json(config_schema())
 
 
-@commands.command()
-def doctor(
+@commands.command("doctor")
+def check(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="Config to check (TOML).")
     ] = None,
@@ -106,17 +97,16 @@ def doctor(
         from hacrl.config import load_config
 
         settings = load_config(config, overrides or []) if config else None
-        from hacrl.study.doctor.doctor import as_json as doctor_json
-        from hacrl.study.doctor.doctor import check, print_config, print_installation
+        from hacrl.study.doctor import doctor
         from hacrl.study.tables import console
 
-        findings = list(check(settings)) if settings else []
+        findings = list(doctor.check(settings)) if settings else []
         if as_json:
-            print_json(doctor_json(settings, findings))
+            print_json(doctor.as_json(settings, findings))
         else:
-            print_installation(out := console())
+            doctor.print_installation(out := console())
             if settings is not None:
-                print_config(out, settings, findings)
+                doctor.print_config(out, settings, findings)
         if missing := [finding for finding in findings if finding.good is False]:
             names = ", ".join(finding.what for finding in missing)
             raise UserError(f"{config} cannot run here: see {names} above")
@@ -131,22 +121,16 @@ def fetch_data(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("data"),
     source: Annotated[
         str,
-        typer.Option(
-            "--from", help="Folder or URL with the source files, instead of the pinned source."
-        ),
+        typer.Option("--from", help="Folder or URL with the source files, in place of the hub."),
     ] = "",
-    accept_changed: Annotated[
-        bool,
-        typer.Option("--accept-changed", help="Accept rows that differ from the pinned ones."),
-    ] = False,
+    accept_changed: AcceptChanged = False,
 ) -> None:
     """Download data sets of the paper and write them as JSONL files.
 
     The sources are pinned; the number of rows and the sha256 of the result are checked.
     """
     with errors_as_messages():
-        from hacrl.tasks.fetch import SOURCES
-        from hacrl.tasks.fetch import fetch as fetch_set
+        from hacrl.tasks.fetch import SOURCES, fetch
 
         for name in SOURCES if names == ["all"] else names:
-            fetch_set(name, out, source, accept_changed, note)
+            fetch(name, out, source, accept_changed, note)

@@ -41,6 +41,9 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Allow code that the config names, e.g. a reward function."),
 ]
+AcceptChanged = Annotated[
+    bool, typer.Option("--accept-changed", help="Continue even if data or settings have changed.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

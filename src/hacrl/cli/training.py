@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from hacrl.cli.terminal import (
     SETTINGS,
+    AcceptChanged,
     Json,
     Overrides,
     OverridesAndArms,
@@ -20,9 +22,6 @@ from hacrl.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hacrl.study.compare.plan import PlanRow
     from hacrl.study.compare.results import Results
 
 commands = typer.Typer()
@@ -34,9 +33,7 @@ def train(
     overrides: OverridesAndArms = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            "--run", help="Run directory to write (default: runs/NAME, or NAME-2 if that exists)."
-        ),
+        typer.Option("--run", help="Run directory to write (default: runs/NAME, or NAME-2)."),
     ] = None,
 ) -> None:
     """Train the team that CONFIG describes.
@@ -63,12 +60,7 @@ def train(
 def resume(
     run: Run,
     overrides: Overrides = None,
-    accept_changed: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changed", help="Continue even if data, models or settings have changed."
-        ),
-    ] = False,
+    accept_changed: AcceptChanged = False,
 ) -> None:
     """Continue RUN from its newest complete checkpoint.
 
@@ -121,19 +113,17 @@ def compare(
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Store results of finished runs in this file, and do not train those in it again."
+            help="File of finished runs: results are added, runs in it not trained again."
         ),
     ] = None,
     against: Annotated[
         str, typer.Option(help="Write a second report with this arm as the reference.")
     ] = "",
     report: Annotated[
-        bool,
-        typer.Option("--report", help="Do not train; build the report from finished runs."),
+        bool, typer.Option("--report", help="Do not train; build the report from finished runs.")
     ] = False,
     plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Do not train; estimate rollouts, memory and GPU hours."),
+        bool, typer.Option("--plan", help="Do not train; estimate rollouts, memory and GPU hours.")
     ] = False,
     as_json: Json = False,
     trust_code: TrustCode = False,
@@ -146,10 +136,13 @@ def compare(
         folder = out or Path("runs") / "compare" / suite.stem
         arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
         if plan:
-            from hacrl.study.compare.plan import make_plan
+            from hacrl.study.compare.plan import make_plan, plan_table
+            from hacrl.study.tables import console
 
             rows = make_plan(suite, folder, overrides or [], arms, kept, chosen)
-            return _print_plan(rows, as_json)
+            if as_json:
+                return print_json([asdict(row) for row in rows])
+            return console().print(plan_table(rows))
         from hacrl.study.compare import compare as run_suite
 
         results = run_suite(
@@ -161,18 +154,6 @@ def compare(
             print_json(results_json(results))
         else:
             _print_results(results, folder, against)
-
-
-def _print_plan(rows: Sequence[PlanRow], as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from hacrl.study.compare.plan import plan_table
-    from hacrl.study.tables import console
-
-    if as_json:
-        print_json([asdict(row) for row in rows])
-    else:
-        console().print(plan_table(rows))
 
 
 def _print_results(results: Results, out: Path, against: str = "") -> None:

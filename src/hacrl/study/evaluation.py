@@ -22,9 +22,7 @@ from hacrl.store.reader import RunReader
 from hacrl.study.model_card import CARD, model_card
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
-from hacrl.tasks.dataset import normalised
 from hacrl.training.evaluate import evaluate
-from hacrl.types import Problem
 from hacrl.verify import VerifierPool
 
 Report = Callable[[str], None]
@@ -65,51 +63,61 @@ def candidates_of_run(
     names = [a.name for a in config.agents if not a.replay]
     if agent is not None and agent not in names:
         raise UserError(f"agent {agent!r} is not in {run.path}; there are {', '.join(names)}")
-    wanted = [config.agent(name) for name in names if agent in (None, name)]
-    return [_candidate(run, config, a, step, best, report) for a in wanted]
+    found = []
+    for chosen in (config.agent(name) for name in names if agent in (None, name)):
+        load = partial(
+            Policy, chosen, device=config.runtime.device, temperature=config.temperature, beta=0.0
+        )
+        checkpoints = Checkpoints(run.checkpoints(chosen.name), config.checkpoint.keep)
+        at = _checkpoint(run, checkpoints, chosen.name, step, best, report) if chosen.learns else 0
+        found.append(
+            Candidate(chosen, at, partial(_restored, load, checkpoints, at) if at else load)
+        )
+    return found
 
 
-def _candidate(
-    run: RunReader, config: Config, agent: AgentConfig, step: int | None, best: bool, report: Report
-) -> Candidate:
-    load = partial(
-        Policy, agent, device=config.runtime.device, temperature=config.temperature, beta=0.0
-    )
-    if not agent.learns or step == 0:
-        return Candidate(agent, 0, load)
-    checkpoints = Checkpoints(run.checkpoints(agent.name), config.checkpoint.keep)
+def _checkpoint(
+    run: RunReader,
+    checkpoints: Checkpoints,
+    name: str,
+    step: int | None,
+    best: bool,
+    report: Report,
+) -> int:
+    """The step of the checkpoint to use; 0 is the model before training."""
+    if step == 0:
+        return 0
     stored = checkpoints.steps()
     if not stored:
         raise UserError(
-            f"{run.path} has no checkpoint of {agent.name!r} yet; continue the run with "
+            f"{run.path} has no checkpoint of {name!r} yet; continue the run with "
             f"`hacrl resume {run.path}`"
         )
     if step is None and best:
         if (marked := checkpoints.best()) is None:
             raise UserError(
-                f"{run.path}: no checkpoint of {agent.name!r} is marked as the best; leave out --best"
+                f"{run.path}: no checkpoint of {name!r} is marked as the best; leave out --best"
             )
         step, score = marked
         if step == 0:
             report(
-                f"no checkpoint of {agent.name!r} is better than the start ({100 * score:.1f} % "
-                "before training): this is the model before training. Leave out --best for the "
-                "newest checkpoint."
+                f"no checkpoint of {name!r} is better than the start ({100 * score:.1f} %): this is "
+                "the model before training. Leave out --best for the newest checkpoint."
             )
-            return Candidate(agent, 0, load)
+            return 0
     chosen = checkpoints.newest_whole(report) if step is None else step
     if chosen not in stored:
         raise UserError(
-            f"{run.path} has no complete checkpoint of {agent.name!r} at step {chosen}; there are "
+            f"{run.path} has no complete checkpoint of {name!r} at step {chosen}; there are "
             f"{', '.join(map(str, stored))}"
         )
+    return chosen
 
-    def restored() -> Policy:
-        policy = load()
-        policy.restore(checkpoints.load(chosen))
-        return policy
 
-    return Candidate(agent, chosen, restored)
+def _restored(load: Callable[[], Policy], checkpoints: Checkpoints, step: int) -> Policy:
+    policy = load()
+    policy.restore(checkpoints.load(step))
+    return policy
 
 
 def candidate_of_model(
@@ -168,31 +176,33 @@ def evaluate_held_out(
     report: Report = lambda text: None,
 ) -> tuple[list[tuple[Candidate, Evaluation]], Path]:
     """Evaluate a run's agents, or a model, on held-out problems. Returns the results and the folder
-    of the replies. `config` gives the problems and limits, by default the run's own; for a model
-    `agent` is the agent of `config` that lends its settings, by default the first."""
-    path = Path(target)
-    if is_run(target):
-        run = RunReader(path)
-        settings = load_config(config or run.config_path, overrides)
-        own = _own_config(run, settings, overrides) if config else settings
-        found = candidates_of_run(run, own, agent=agent, step=step, best=best, report=report)
-        base = path
-    else:
-        if config is None:
-            raise UserError(
-                f"{target} is not a run directory. For a model give the config with the problems: "
-                "--config FILE.toml"
-            )
-        if step is not None or best:
-            raise UserError(f"{target} is not a run directory, so it has no checkpoints")
-        settings = load_config(config, overrides)
-        found = [_like_agent(target, settings, agent)]
-        base = Path.cwd()
+    of the replies. For a model `config` gives problems and limits, and `agent` is the agent of it that
+    lends its settings, by default the first."""
+    if is_run(target) == bool(config):
+        raise UserError(
+            f"{target} is a run, which has its own config; change it with key=value instead of --config"
+            if config
+            else f"{target} is not a run directory. For a model give the config with the problems: "
+            "--config FILE.toml"
+        )
+    settings = load_config(config or Path(target) / "config.toml", overrides)
     if not settings.evaluation.problems:
         raise UserError("evaluation.problems = 0: give a number, e.g. evaluation.problems=200")
-    problems = make_task(settings.task, settings.seed, base).held_out(settings.evaluation.most)
-    if is_run(target):
-        _check_problems(run, settings, problems, report)
+    if config:
+        if step is not None or best:
+            raise UserError(f"{target} is not a run directory, so it has no checkpoints")
+        found = [_like_agent(target, settings, agent)]
+        task = make_task(settings.task, settings.seed, Path.cwd())
+    else:
+        run = RunReader(Path(target))
+        found = candidates_of_run(run, settings, agent=agent, step=step, best=best, report=report)
+        task = make_task(settings.task, settings.seed, run.path)
+        if settings.task == run.config().task and problems_changed(run, settings, task):
+            report(
+                f"the data of {run.path} has changed since it was trained: its training problems may "
+                "be among these"
+            )
+    problems = task.held_out(settings.evaluation.most)
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
@@ -210,45 +220,6 @@ def evaluate_held_out(
                     f"max_prompt_tokens = {limit} and count as not solved"
                 )
     return results, out
-
-
-def _own_config(run: RunReader, settings: Config, overrides: Sequence[str]) -> Config:
-    """The run's config, for its agents, with the device of another config that has the problems."""
-    if given := [text for text in overrides if text.startswith("agents.")]:
-        raise UserError(
-            f"{given[0]}: with --config the agents have the settings of {run.path}. Leave out --config "
-            "to change them"
-        )
-    loading = {"runtime": settings.runtime, "temperature": settings.temperature}
-    return run.config().model_copy(update=loading)
-
-
-def _check_problems(
-    run: RunReader, settings: Config, problems: Sequence[Problem], report: Report
-) -> None:
-    """Report problems that the run has trained on, and data that has changed since."""
-    config = run.config()
-    try:
-        task = make_task(config.task, config.seed, run.path)
-    except UserError:  # the data of the run is not here
-        return
-    trained = {_question(problem, config) for problem in getattr(task, "train", ())}
-    if seen := sum(_question(problem, settings) in trained for problem in problems):
-        report(
-            f"{seen} of the {len(problems)} problems are training problems of {run.path}: this is no "
-            "held-out accuracy"
-        )
-    if problems_changed(run, config, task):
-        report(
-            f"the data of {run.path} has changed since it was trained: its training problems may be "
-            "among these"
-        )
-
-
-def _question(problem: Problem, config: Config) -> str:
-    """What is asked, without the prompt's template where the row has a question, to compare problems."""
-    said = "\n".join(message.content for message in problem.messages)
-    return normalised(str(problem.asked.get(config.task.columns.question, said)))
 
 
 def _like_agent(model: str, config: Config, agent: str | None) -> Candidate:
@@ -295,10 +266,8 @@ def export_agent(
 ) -> int:
     """Write an agent's checkpoint as a model folder, or its adapter alone, with a model card; returns
     its step."""
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; give a new folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give a new folder")
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise UserError(f"{folder} is a file or not empty; give a new folder")
     (candidate,) = candidates_of_run(
         run, run.config(), agent=name, step=step, best=best, report=report
     )

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_text, score_name
-from hacrl.safe_text import plural
 from hacrl.statistics import Estimate
 from hacrl.study.inspect.summary import AgentSummary, RunSummary
 
@@ -95,7 +94,7 @@ def plain_table(
 
 def summary_table(summary: RunSummary) -> Table:
     """One row per agent: held-out accuracy before, after and at best; rewards; cost."""
-    config, checks = summary.config, summary.checks
+    config = summary.config
     name, unit = score_name(config.verifier.kind)
     edge = max((agent.edge for agent in summary.agents), default=1)
     caption = [
@@ -106,12 +105,6 @@ def summary_table(summary: RunSummary) -> Table:
         "after clipping",
         "time: sum of the agent's phases, from sampling to saving; loading is not counted",
     ]
-    if checks is not None:
-        caption.append(
-            f"diagnostics: checks at {plural(checks.count, 'step')} took {checks.rollouts:,} more "
-            f"rollouts and {duration(checks.seconds)}, not counted above"
-        )
-        caption += checks.warnings
     caption += [
         f"{a.name}: {a.too_long} of {a.prompts} prompts were left out, because they are longer than "
         f"max_prompt_tokens = {config.prompt_limit(config.agent(a.name))}"

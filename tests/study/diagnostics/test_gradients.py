@@ -140,37 +140,6 @@ def test_displacement_equals_an_update(before: int, limit: float, llama: Path) -
     assert norm(gradient) == pytest.approx(norm(moved), rel=1e-3)
 
 
-def test_the_whole_effect_through_momentum(llama: Path) -> None:
-    """With b1 = 0.9 an update applies a tenth of its gradient at once and the rest later: after many
-    updates with gradient zero the weights have moved by the displacement (b2 near 1: v stays)."""
-    p = policy(llama, betas=(0.9, 0.999999), max_grad_norm=1e9)
-    loss = algorithm("gspo").loss
-    chosen = samples(p)
-    [block] = blocks(plan(a=1), chosen, PROBLEMS)
-    for _ in range(50):  # bias corrections must be over
-        p.update(chosen, loss, block.update)
-    nothing = [replace(s, advantage=0.0) for s in chosen]
-    for _ in range(150):
-        p.update(nothing, loss, block.update)
-    fresh = [replace(s, behaviour=_mean(p, s)) for s in chosen]
-    gradient = p.gradient(fresh, range(4), loss, block.update)
-    displace(p, [(1, [gradient])])
-    start = weights(p)
-    p.update(fresh, loss, block.update)
-    for _ in range(100):
-        p.update(nothing, loss, block.update)
-    moved = {n: m - start[n] for n, m in weights(p).items()}
-    assert cosine(moved, gradient) > 0.999
-    # v^ = v / (1 - b2^t) is nearly v / t here, and t rises by ten while the effect comes: 3 percent
-    assert norm(moved) == pytest.approx(norm(gradient), rel=0.1)
-
-
-def _mean(p: Policy, s: Sample) -> float:
-    n = len(s.token_ids) - s.num_reply_tokens
-    [scores] = p.score([(s.token_ids[:n], s.token_ids[n:])])
-    return sum(scores) / len(scores)
-
-
 def test_a_check_of_gradients_changes_nothing(llama: Path) -> None:
     """Weights, optimizer and the next update are the same with and without it."""
     loss = algorithm("naive").loss

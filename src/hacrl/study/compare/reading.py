@@ -11,7 +11,7 @@ from typing import Any
 from hacrl.errors import UserError
 from hacrl.replies import failure_text, judged_counts
 from hacrl.study.compare.suite import Run
-from hacrl.study.diagnostics.harm import CHECKED
+from hacrl.study.diagnostics.baseline import CHECKED
 
 SHOWN = re.compile(
     r"peers/(used|below_floor|above_one)|own/(clipped|advantage_zero)|grad_norm|reply_tokens"

@@ -15,6 +15,7 @@ from hacrl.algorithms.capability import Capability
 from hacrl.types import Group
 
 BASELINES = ("own", "pooled", "capability")
+CHECKED = "diagnostics/cost/rollouts"  # the metrics rows of a check contain this key: its rollouts
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from typing import Any
 from hacrl.algorithms.capability import Capability
 from hacrl.noise import order_key
 from hacrl.store.rows import write_object
-from hacrl.study.diagnostics.baseline import Guess, baseline_metrics, guesses
+from hacrl.study.diagnostics.baseline import CHECKED, Guess, baseline_metrics, guesses
 from hacrl.study.diagnostics.gain import UnseenProblems, gain_metrics, problem_gains
 from hacrl.study.diagnostics.gradients import Directions, blocks, directions
-from hacrl.study.diagnostics.harm import CHECKED, HarmWatch
 from hacrl.training.agent import Agent
 from hacrl.training.evaluate import attempt, judge, short_prompts
 from hacrl.training.hooks import Hooks
@@ -46,14 +45,12 @@ class Diagnostics:
         """Run a check and return its metrics, all named diagnostics/..."""
         ordered = sorted(problems, key=lambda p: (order_key(self.config.seed, step, p), p))
         asked = [problems[p] for p in ordered[: self.settings.problems]]
-        fresh = self._fresh(step, asked)
-        chosen = {p.id for p in asked}
+        rewards = _rewards(self._fresh(step, asked))
         guessed = {
             g.problem_id: guesses(g, capability, self.agent.name)
             for g in snapshot.groups
-            if g.problem_id in chosen
+            if g.problem_id in {p.id for p in asked}
         }
-        rewards = _rewards(fresh)
         parts = blocks(self.plan, samples, ordered, self.rate(step))
         found = directions(self.policy, self.algorithm, parts, self.agent.name)
         unseen, held_out = self._unseen.at(step, self.settings.problems)
@@ -118,8 +115,8 @@ class Diagnostics:
         write_object(folder / f"step-{step:06d}.json", rows)
 
 
-HOOKS = Hooks(diagnostics=Diagnostics, watches=(HarmWatch,))
-"""The hooks of `hacrl train`: these checks, and the warning about harmful peers."""
+HOOKS = Hooks(diagnostics=Diagnostics)
+"""The hooks of `hacrl train`."""
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

@@ -31,7 +31,6 @@ class UnseenProblems:
 
     def __init__(self, task: Task, seed: int, prompts_per_step: int, evaluated: int | None) -> None:
         self.task, self.seed, self.prompts = task, seed, prompts_per_step
-        self._used: dict[int, set[str]] = {}
         try:
             reported = {p.id for p in task.held_out(evaluated)} if evaluated != 0 else set()
             self.spare = [p for p in task.held_out(None) if p.id not in reported]
@@ -45,7 +44,8 @@ class UnseenProblems:
                 self.spare, key=lambda p: hash_number("diagnostics", self.seed, step, p.id)
             )
             return chosen[:count], True
-        used = {problem for earlier in range(step + 1) for problem in self._ids(earlier)}
+        earlier = (self.task.batch(i, self.prompts) for i in range(step + 1))
+        used = {problem.id for batch in earlier for problem in batch}
         coming: dict[str, Problem] = {}
         for later in range(step + 1, step + 1 + LOOK_AHEAD):
             for problem in self.task.batch(later, self.prompts):
@@ -54,11 +54,6 @@ class UnseenProblems:
             if len(coming) == count:
                 break
         return list(coming.values()), False
-
-    def _ids(self, step: int) -> set[str]:
-        if step not in self._used:
-            self._used[step] = {p.id for p in self.task.batch(step, self.prompts)}
-        return self._used[step]
 
 
 def reinforce(batch: MicroBatch, update: Update) -> LossOutput:

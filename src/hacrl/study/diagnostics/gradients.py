@@ -2,16 +2,11 @@
 
 A block (own, peers or mixed; plan.py) is treated as one update with all its samples and the floor of its
 first planned update. A source's part is the gradient of its samples alone with the block's divisors, so
-the parts add up to the block's gradient. No weight changes.
-
-Displacement of the weights by a part g of an update's gradient G through AdamW:
+the parts add up to the block's gradient. No weight changes. Through AdamW a part g of a gradient G moves
 
     d = - rate * c * g / (sqrt(v^) + eps),     c = min(1, max_grad_norm / (|G| + 1e-6))
 
-is the whole effect of g: AdamW's first moment only spreads it over later updates. v^ is the second
-moment at the end of the step, if each block of updates makes its U updates with the same G. One v^ for
-all makes displacements additive, and no part is divided by almost zero where the parts of G cancel.
-Weight decay does not depend on samples and is left out.
+with v^ the second moment at the end of the step: displacements are additive (docs/diagnostics.md).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,13 @@
 """`hacrl doctor`: installed packages, devices, and whether a config can run on this machine."""
 
-import json
 import platform
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from hacrl.algorithms import make_algorithm
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
 from hacrl.importing import CodeRefused, remote_code
-from hacrl.policy.load import choose_device, longest_sequence, model_source
+from hacrl.policy.load import choose_device, load_renderer, longest_sequence, model_source
 from hacrl.safe_text import plural
 from hacrl.sampling.cache import device_memory
 from hacrl.store.reader import RunReader
@@ -33,8 +32,8 @@ from hacrl.study.doctor.memory import (
 )
 from hacrl.study.tables import plain_table
 from hacrl.tasks import make_task
-from hacrl.text.render import Renderer, RenderSettings, load_tokenizer
-from hacrl.training.plan import Plan, plan_of
+from hacrl.text.render import Renderer
+from hacrl.training.plan import plan_of
 from hacrl.training.samples import check_context
 from hacrl.verify import VerifierPool, make_verifier
 
@@ -73,7 +72,7 @@ class Finding:
 
 
 def print_installation(console: Console) -> None:
-    """Print versions, devices, free disk space and extras."""
+    """Print versions, devices and extras."""
     console.print(f"hacrl {__version__}, Python {platform.python_version()}, {platform.platform()}")
     console.print(", ".join(f"{name} {_version(name)}" for name in CORE))
     for i in range(torch.cuda.device_count()):
@@ -82,7 +81,6 @@ def print_installation(console: Console) -> None:
     if not torch.cuda.is_available():
         threads = torch.get_num_threads()
         console.print(f"device: cpu with {plural(threads, 'torch thread')}; no GPU found")
-    console.print(f"free disk space here: {size_text(shutil.disk_usage(Path.cwd()).free)}")
     table = plain_table("\nextras", ["extra", "package", "installed", "needed for"])
     for extra, (package, purpose) in EXTRAS.items():
         state = _version(package) or f"no: pip install 'hacrl[{extra}]'"
@@ -99,12 +97,12 @@ def _version(package: str) -> str:
 
 
 def print_config(console: Console, config: Config, findings: Sequence[Finding]) -> None:
-    """Print the checks of a config and the plan of a step."""
+    """Print the checks of a config and the memory of its agents."""
     console.print("\nchecks of the config", style="bold")
     marks = {True: ("ok", "green"), False: ("no", "red"), None: ("--", "yellow")}
     for finding in findings:
         console.print(Text(*marks[finding.good]), f" {finding.what}: {finding.detail}")
-    _print_plan(console, config)
+    _print_memory(console, config)
 
 
 def as_json(config: Config | None, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -125,20 +123,10 @@ def check(config: Config) -> Iterator[Finding]:
     """Run all checks that need no loaded model."""
     yield _try("task", partial(_task, config))
     yield _try("verifier", partial(_verifier, config))
-    yield _try("algorithm", partial(_algorithm, config))
-    yield _try("device", partial(_device, config))
+    yield _try("updates per step", partial(_updates, config))
+    yield _try("extras", partial(_extras, config))
     for agent in config.agents:
         yield _try(f"agent {agent.name}", partial(_agent, config, agent))
-        if agent.lora:
-            yield _extra("lora", f"agent {agent.name}")
-        if agent.model and config.sampler_of(agent).kind == "vllm":
-            yield _extra("vllm", f"agent {agent.name}")
-    if config.runtime.kind == "ray":
-        yield _extra("ray", "runtime.kind = 'ray'")
-    if config.log.wandb:
-        yield _extra("wandb", "log.wandb")
-    if config.log.trackio:
-        yield _extra("trackio", "log.trackio")
     yield from memory_findings(config)
 
 
@@ -147,15 +135,8 @@ def _try(what: str, call: Callable[[], str]) -> Finding:
         return Finding(True, what, call())
     except CodeRefused as error:
         return Finding(None, what, f"not checked: {error}")
-    except (UserError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:  # a UserError is a ValueError
         return Finding(False, what, str(error))
-
-
-def _extra(extra: str, what: str) -> Finding:
-    package = EXTRAS[extra][0]
-    if found := _version(package):
-        return Finding(True, what, f"{package} {found}")
-    return Finding(False, what, f"needs pip install 'hacrl[{extra}]'")
 
 
 def _task(config: Config) -> str:
@@ -171,75 +152,69 @@ def _verifier(config: Config) -> str:
     """Judge the reference answer of the first problem, in a worker process."""
     kind = config.verifier.kind
     make_verifier(config.verifier)
-    workers = config.verifier.num_workers
-    text = f"{kind}, {workers} worker process{'es' * (workers != 1)}"
     try:
         problem = make_task(config.task, config.seed, Path.cwd()).batch(0, 1)[0]
     except UserError:  # the check of the task reports it
-        return text
+        return kind
     reply = f"\\boxed{{{problem.answer}}}" if kind == "math" else problem.answer
     with VerifierPool(config.verifier.model_copy(update={"workers": 1})) as pool:
-        verdict, again = pool.judge_all([(reply, problem)] * 2)
+        [verdict] = pool.judge_all([(reply, problem)])
     if not verdict.judged:
         raise UserError(
             f"{kind} does not judge {reply[:60]!r}, the answer of the first problem: {verdict.detail}"
         )
-    text += f"; a reply with the answer of the first problem gets reward {verdict.reward:g}"
-    if again.judged and again.reward != verdict.reward:
-        text += f", and {again.reward:g} when it is judged again: such a run cannot be repeated"
-    return text
+    return f"{kind}; a reply with the answer of the first problem gets reward {verdict.reward:g}"
 
 
-def _algorithm(config: Config) -> str:
-    peers = make_algorithm(config.algorithm, (0.0, 1.0)).needs.peers != "none"
-    how = "agents learn from one another" if peers else "each agent learns alone"
-    return f"{config.algorithm.name}, {how}"
+def _updates(config: Config) -> str:
+    algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
+    plans = {a.name: plan_of(config, a, algorithm).parts for a in config.agents if a.learns}
+    texts = {name: " + ".join(f"{n} {part}" for part, n in parts) for name, parts in plans.items()}
+    return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _device(config: Config) -> str:
-    wanted = sorted({a.device or config.runtime.device for a in config.agents})
-    found = ((name, str(choose_device(name))) for name in wanted)
-    return ", ".join(name if name == device else f"{name} = {device}" for name, device in found)
+def _extras(config: Config) -> str:
+    samplers = {config.sampler_of(agent).kind for agent in config.agents if agent.model}
+    needed = {
+        "lora": any(agent.lora for agent in config.agents),
+        "vllm": "vllm" in samplers,
+        "ray": config.runtime.kind == "ray",
+        "wandb": bool(config.log.wandb),
+        "trackio": bool(config.log.trackio),
+    }
+    names = [extra for extra, wanted in needed.items() if wanted]
+    if missing := [extra for extra in names if not _version(EXTRAS[extra][0])]:
+        raise UserError(f"pip install 'hacrl[{','.join(missing)}]'")
+    return ", ".join(names) or "none needed"
 
 
 def _agent(config: Config, agent: AgentConfig) -> str:
     if agent.replay:
         RunReader.open(Path(agent.replay))
         return f"replays the run {agent.replay}"
+    device = choose_device(agent.device or config.runtime.device)
     source = model_source(agent.model, agent.name)
     if not Path(source).is_dir():
         return f"{source} is a hub name; the model is downloaded when the run starts"
     if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
-    renderer = make_renderer(agent, source)
-    check_context(agent, config, context_length(agent, source))
-    return f"{source}, vocabulary of {len(renderer.tokenizer):,} tokens"
+    renderer, context = make_renderer(agent, source)
+    check_context(agent, config, context)
+    return f"{source} on {device}, vocabulary of {len(renderer.tokenizer):,} tokens"
 
 
-def make_renderer(agent: AgentConfig, source: str) -> Renderer:
-    """The renderer that the agent will have; UserError if its tokenizer or template does not work."""
-    tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
-    settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
-    return Renderer(tokenizer, settings, _end_ids(Path(source), tokenizer))
+def make_renderer(agent: AgentConfig, source: str) -> tuple[Renderer, int | None]:
+    """The agent's renderer and the context length of its model, without loading the model; UserError if
+    its tokenizer or template does not work."""
+    from transformers import AutoConfig, GenerationConfig
 
-
-def context_length(agent: AgentConfig, source: str) -> int | None:
-    """The longest sequence that the model reads, if its config says so."""
-    from transformers import AutoConfig
-
-    return longest_sequence(
-        AutoConfig.from_pretrained(source, trust_remote_code=remote_code(agent))
-    )
-
-
-def _end_ids(folder: Path, tokenizer: Any) -> list[int] | None:
-    """The end tokens that the folder and its tokenizer name, without loading the model."""
-    named: list[Any] = [tokenizer.eos_token_id]
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        if path.is_file():
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            named += value if isinstance(value, list) else [value]
-    return sorted({i for i in named if i is not None}) or None
+    config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code(agent))
+    try:
+        generation = GenerationConfig.from_pretrained(source)
+    except OSError:  # the folder has none
+        generation = GenerationConfig.from_model_config(config)
+    renderer = load_renderer(source, agent, SimpleNamespace(generation_config=generation))
+    return renderer, longest_sequence(config)
 
 
 def memory_findings(config: Config) -> Iterator[Finding]:
@@ -293,37 +268,17 @@ def agent_need(config: Config, agent: AgentConfig) -> Need | None:
     return estimate_need(config, agent, source, device, device_memory(device))
 
 
-def _print_plan(console: Console, config: Config) -> None:
-    """Print updates, floors and memory of every agent."""
-    algorithm = None
-    with suppress(CodeRefused):
-        algorithm = make_algorithm(config.algorithm, (0.0, 1.0))
+def _print_memory(console: Console, config: Config) -> None:
+    """Print parameters and memory of every agent whose model is here."""
     caption = (
-        "memory: estimates for sequences of maximum length\n"
+        "estimates for sequences of maximum length\n"
         "optimizer: master weights, moments and start weights"
     )
-    columns = ["rollouts", "updates", "peers' floors", "parameters", "weights", "optimizer"]
-    columns += ["update", "KV cache"]
-    table = plain_table("\none step of each agent", ["agent"], columns, caption)
+    columns = ("parameters", "weights", "optimizer", "update", "KV cache")
+    table = plain_table("\nmemory of each agent", ["agent"], columns, caption)
     for agent in config.agents:
-        plan = plan_of(config, agent, algorithm) if algorithm and agent.learns else None
-        sizes = ["-"] * 5
         if need := agent_need(config, agent):
             memory = (need.weights, need.offloadable, need.learning, need.cache)
-            sizes = [f"{need.parameters:,}", *(size_text(x) if x else "-" for x in memory)]
-        prompts = dict.fromkeys((config.prompts_per_step, config.problems_per_step))
-        counts = [0] if agent.replay else [n * config.samples_of(agent) for n in prompts]
-        rollouts = " to ".join(f"{n:,}" for n in counts)
-        table.add_row(agent.name, rollouts, *(plan_texts(plan) if algorithm else "--"), *sizes)
+            sizes = (size_text(x) if x else "-" for x in memory)
+            table.add_row(agent.name, f"{need.parameters:,}", *sizes)
     console.print(table)
-
-
-def plan_texts(plan: Plan | None) -> list[str]:
-    """Updates, and the floors of updates with peers' samples: ["2 own + 4 peers", "0.83 to 0.875"]."""
-    if plan is None:
-        return ["none (frozen)", "-"]
-    updates = " + ".join(f"{count} {name}" for name, count in plan.parts)
-    kinds = [name for name, count in plan.parts for _ in range(count)]
-    floors = [f for name, f in zip(kinds, plan.floors, strict=True) if name != "own" and f]
-    ends = dict.fromkeys((floors[0], floors[-1])) if floors else {}
-    return [updates, " to ".join(f"{floor:.4g}" for floor in ends) or "-"]

@@ -19,33 +19,95 @@ from math import ceil
 import torch
 
 from hacrl.config import AgentConfig, Config
+from hacrl.importing import remote_code
+from hacrl.policy.fuse import WORTH_COMPILING
 from hacrl.policy.head import CHUNK_BYTES
 from hacrl.policy.offload import is_short
 from hacrl.sampling.cache import PAGE, PREFILL_TOKENS
-from hacrl.study.doctor.activations import Measured, measure
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one model.
+
+    Example: Sizes(parameters=1.7e9, trained=1.7e9, kept=1.9e6, layers=28, hidden=2048, inner=6144,
+             words=151936, cache_token=114688)
+    """
+
+    parameters: int
+    trained: int  # trainable parameters: those above, or the adapter's
+    kept: float  # bytes saved for the backward per token, over all layers
+    layers: int
+    hidden: int
+    inner: int
+    words: int
+    cache_token: int  # bytes of keys and values per token
+
+
+def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -> Sizes | None:
+    """The sizes of a model, which is built from its config without weights; None if it cannot be built.
+
+    For the backward a layer with a gated MLP saves inputs and outputs of its norms, queries, keys,
+    values, the output of the attention, gate, up and their product. Where norms and activations are not
+    compiled into one operation (policy/fuse.py), it also saves the activated gate and copies in norms.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hacrl.policy.lora import add_adapter
+
+    try:
+        remote = remote_code(agent)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=remote)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=remote)
+            model = add_adapter(model, agent.lora) if agent.lora else model
+        text = config.get_text_config()
+        hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+        inner = getattr(text, "intermediate_size", None) or 4 * hidden
+        if experts := getattr(text, "num_experts_per_tok", None):
+            inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+        width = getattr(text, "head_dim", None) or hidden // heads
+        query, keys = width * heads, width * (getattr(text, "num_key_value_heads", None) or heads)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RuntimeError):
+        return None
+    named = dict(model.named_parameters())
+    norms = [p.numel() for name, p in named.items() if p.ndim == 1 and name.endswith("norm.weight")]
+    wide = norms.count(hidden) / layers * hidden
+    narrow = query + keys if len(norms) > norms.count(hidden) else 0  # norms of queries and keys
+    kept = 3 * inner + 2 * query + 2 * keys + 2 * wide + narrow
+    parameters = sum(p.numel() for name, p in named.items() if "lora_" not in name)
+    half = dtype.itemsize == 2
+    if not (on_gpu and half and parameters >= WORTH_COMPILING and agent.ranks == 1):
+        kept += inner + (half + (not agent.lora)) * (wide + narrow)
+    return Sizes(
+        parameters=parameters,
+        trained=sum(p.numel() for p in named.values() if p.requires_grad),
+        kept=kept * layers * dtype.itemsize,
+        layers=layers,
+        hidden=hidden,
+        inner=inner,
+        words=model.get_output_embeddings().weight.shape[0],
+        cache_token=2 * keys * layers * dtype.itemsize,
+    )
 
 
 @dataclass(frozen=True)
 class Need:
     """Memory of one agent in bytes.
 
-    Example: Need(parameters=268_098_176, weights=540e6, offloadable=3.2e9, batch=18e9,
-             step=1.3e9, cache=80e6, sampling=270e6, offload="auto")
+    Example: Need(parameters=268_098_176, weights=540e6, offloadable=3.2e9, learning=18e9,
+             cache=80e6, sampling=270e6, offload="auto")
     """
 
     parameters: int
     weights: float  # weights for sampling and scoring; always on the device
     offloadable: float
     """Master weights, moments and start weights; can be on the host while other agents learn."""
-    batch: float  # forward and backward of a micro-batch, with the gradients of earlier ones
-    step: float  # the optimizer step, with gradients
+    learning: float
+    """A micro-batch with the gradients of earlier ones, or the optimizer step; 0 if it is frozen."""
     cache: float  # KV cache of all rows that are sampled at the same time, at maximum length
     sampling: float  # a prefill or a decode step
     offload: str
-
-    @property
-    def learning(self) -> float:
-        return max(self.batch, self.step)
 
 
 @dataclass(frozen=True)
@@ -101,7 +163,7 @@ def estimate_need(
     from its config. `source` is a model folder or a hub name."""
     on_gpu = device.type == "cuda"
     half = agent.dtype == "bfloat16" or (agent.dtype == "auto" and on_gpu)
-    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32, on_gpu=on_gpu)
+    sizes = measure(source, agent, torch.bfloat16 if half else torch.float32, on_gpu)
     if sizes is None:
         return None
     width = 2 if half else 4
@@ -113,11 +175,12 @@ def estimate_need(
     most = max(config.samples_of(a) for a in config.agents) * config.prompts_per_step
     update = min(config.minibatch_samples, most * len(config.agents)) * longest
     tokens = min(max(agent.microbatch_tokens, longest), update)
-    batch = step = 0.0
+    learning = 0.0
     if agent.learns:
         gradients = trained * 4
         batch = _passes(agent, sizes, tokens, device, width) + (gradients if tokens < update else 0)
         step = gradients + 2 * 4 * (sizes.words * sizes.hidden if not agent.lora else 0)
+        learning = max(batch, step)
     # Sampling: a prefill or scoring pass, or the logits of a decode step.
     rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
     prefill = min(PREFILL_TOKENS, config.prompts_per_step * config.prompt_limit(agent))
@@ -127,8 +190,7 @@ def estimate_need(
         parameters=sizes.parameters,
         weights=sizes.parameters * width * (1 if agent.ranks == 1 else 1 + 1 / agent.ranks),
         offloadable=trained * (12 if half else 8) + (sizes.parameters * width if kl else 0),
-        batch=batch,
-        step=step,
+        learning=learning,
         cache=min(cache, config.sampler.cache_fraction * whole) if whole else cache,
         sampling=max(passing, rows * sizes.words * width),
         # Shards are never offloaded, and on a CPU there is nowhere to offload to.
@@ -137,7 +199,7 @@ def estimate_need(
 
 
 def _passes(
-    agent: AgentConfig, sizes: Measured, tokens: int, device: torch.device, width: int
+    agent: AgentConfig, sizes: Sizes, tokens: int, device: torch.device, width: int
 ) -> float:
     """Forward and backward of a micro-batch, without float32 gradients."""
     element = width + (0 if device.type == "cuda" else 8)

@@ -1,18 +1,23 @@
-"""Choose the numbers of a config from data and models, and write it with comments."""
+"""`hacrl init`: from models, a data file and a reward to a commented config."""
 
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hacrl.config import AgentConfig
 from hacrl.errors import UserError
-from hacrl.study.init.data import Data
+from hacrl.safe_text import plural
+from hacrl.store.files import write_atomic
+from hacrl.study.init.data import Ask, Data, guess_verifier, read_data
 from hacrl.study.templates import render
+from hacrl.verify.settings import VERIFIERS
 
 POCKET = "pocket:"
+BUILT_IN = "arithmetic"  # in place of a data file: the built-in problems
+OWN = "own"  # in place of a verifier: write a reward function to edit
 MEASURED_ROWS = 1000  # rows whose prompts are tokenised to choose max_prompt_tokens
 SMALL = 500_000_000
 """Parameters. Smaller models get the learning rate and the clip of configs/real."""
@@ -23,6 +28,76 @@ PROMPTS = {
     "exact": "{question}\nReply with the answer only.",
 }
 """Verifier -> prompt that asks for what it reads. Pocket models get the question alone."""
+
+
+def start_team(
+    config: Path,
+    models: Sequence[str],
+    data_file: str | None,
+    reward: str | None,
+    steps: int | None,
+    question: str | None,
+    answer: str | None,
+    ask: Ask,
+    report: Callable[[str], None],
+) -> list[Path]:
+    """Write the config, and a reward function if wanted. Returns the files. What is not given is asked
+    for, or chosen from the data; `report` gets one sentence for each choice."""
+    if config.suffix != ".toml":
+        raise UserError(f"{config}: give the config a name that ends with .toml, e.g. team.toml")
+    if config.exists():
+        raise UserError(f"{config} exists; choose another name, or delete it")
+    if not models:
+        text = "Models: folders, hub names or pocket:NAME, separated by commas"
+        given = ask("--model", text, "pocket:wren, pocket:finch")
+        models = [model.strip() for model in given.split(",") if model.strip()]
+    text = f"Data file (.jsonl, .csv or .parquet), or `{BUILT_IN}` for built-in problems"
+    named, data = data_file or ask("--data", text, None), None
+    if named != BUILT_IN:
+        data = read_data(Path(named).expanduser(), question, answer, ask)
+        report(
+            f"data: {plural(len(data.rows), 'row')}; question: column {data.question!r}, answer: "
+            f"{data.answer_source}"
+        )
+    kind, function = _reward(reward, data, ask, report)
+    pocket = all(model.startswith(POCKET) for model in models)
+    prompt = "{question}" if pocket else PROMPTS.get(kind, "{question}")
+    agents = _make_agents(models, data, prompt, config.parent)
+    count = steps or int(ask("--steps", "Training steps", "50"))
+    files = {config: _config_text(agents, data, kind, function, prompt, count, config.parent)}
+    if function and data:
+        module, _, name = function.partition(":")
+        code = config.parent / f"{module.replace('.', '/')}.py"
+        if not code.exists():
+            numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
+            files[code] = render("init/rewards.py.j2", name=name, data=data, numbers=numbers)
+    config.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        write_atomic(path, content)
+    return list(files)
+
+
+def _reward(
+    wanted: str | None, data: Data | None, ask: Ask, report: Callable[[str], None]
+) -> tuple[str, str | None]:
+    """The kind of verifier, given or fitting the answers, and the import path of a reward function."""
+    if data is None:
+        return "number", None
+    known = ", ".join(kind for kind in VERIFIERS if kind != "function")
+    if wanted is None:
+        kind, reason = guess_verifier(data.answers)
+        report(f"reward: {kind} fits, because {reason}")
+        question = f"Reward: {known}, FILE.py:FUNCTION, or `{OWN}` to write a function"
+        wanted = ask("--reward", question, kind)
+    wanted = "rewards.py:score" if wanted == OWN else wanted
+    if ":" in wanted:
+        module, _, name = wanted.partition(":")
+        return "function", f"{module.removesuffix('.py')}:{name}"
+    if wanted not in VERIFIERS or wanted == "function":
+        raise UserError(
+            f"--reward {wanted}: choose one of {known}, {OWN}, or FILE.py:FUNCTION for your own"
+        )
+    return wanted, None
 
 
 @dataclass(frozen=True)
@@ -40,98 +115,61 @@ class Agent:
     """Context length of its model; None if the model is not on this machine."""
     prompt_tokens: int = 0
     """Longest prompt of the data in its tokens; 0 if its tokenizer is not on this machine."""
-    answer_tokens: int = 0  # longest answer of the data
 
 
-@dataclass(frozen=True)
-class Reward:
-    """The verifier table of the new config.
-
-    Example: Reward("function", {"path": "rewards:score"})
-    """
-
-    kind: str
-    options: dict[str, Any]
-
-
-def make_agents(
-    models: Sequence[str], data: Data | None, prompt: str, base: Path
-) -> tuple[Agent, ...]:
+def _make_agents(models: Sequence[str], data: Data | None, prompt: str, base: Path) -> list[Agent]:
     """One agent per model, named after it. Models of this machine are measured on the data. Relative
     folders start at `base`, the config's folder."""
-    names: list[str] = []
-    for model in models:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.removeprefix(POCKET).rpartition("/")[2])
-        name = name.strip("._-").lower()[:60] or "agent"
-        while name in names:
-            stem, _, number = name.rpartition("~")
-            name = f"{stem or name}-{int(number or 1) + 1}"
-        names.append(name)
-    return tuple(_agent(n, m, data, prompt, base) for n, m in zip(names, models, strict=True))
-
-
-def _agent(name: str, model: str, data: Data | None, prompt: str, base: Path) -> Agent:
-    if not find_spec("torch"):  # nothing is measured
-        return Agent(name, model, 2e-4 if model.startswith(POCKET) else 1e-6)
     from hacrl.policy.load import model_source
     from hacrl.study.doctor.memory import named_parameters
+    from hacrl.study.evaluation import model_name
 
-    local = base / Path(model).expanduser()
-    path = model if model.startswith(POCKET) or not local.exists() else str(local)
-    source = Path(model_source(path, name))
-    if not source.is_dir():  # a hub name, which is not downloaded here
-        return Agent(name, model, _learning_rate(named_parameters(model)))
-    rate = 2e-4 if model.startswith(POCKET) else _learning_rate(_folder_size(source))
-    return _measured(Agent(name, model, rate), str(source), data, prompt)
+    agents: list[Agent] = []
+    for model in models:
+        name = plain = model_name(model).lower()[:60]
+        while name in [agent.name for agent in agents]:
+            name = f"{plain}-{len(agents) + 1}"
+        folder = base / Path(model).expanduser()
+        source = Path(model_source(str(folder) if folder.exists() else model, name))
+        if not source.is_dir():  # a hub name, which is not downloaded here
+            agents.append(Agent(name, model, _learning_rate(named_parameters(model))))
+            continue
+        weights = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+        rate = 2e-4 if model.startswith(POCKET) else _learning_rate(weights / 2)
+        agents.append(Agent(name, model, rate, *_measure(name, str(source), data, prompt)))
+    return agents
 
 
-def _measured(agent: Agent, source: str, data: Data | None, prompt: str) -> Agent:
-    """The agent with template, context length and the longest prompt and answer of the data."""
-    from hacrl.study.doctor.doctor import context_length, make_renderer
+def _measure(
+    name: str, source: str, data: Data | None, prompt: str
+) -> tuple[str | None, int | None, int]:
+    """Template, context length and the longest prompt of the data, of a model folder."""
+    from hacrl.study.doctor.doctor import make_renderer
     from hacrl.text.render import load_tokenizer
 
     template = None if load_tokenizer(source).chat_template else "plain"
-    settings = AgentConfig(name=agent.name, model=source, template=template)
-    renderer = make_renderer(settings, source)
-    longest = answer = 0
-    for problem in data.problems(prompt, MEASURED_ROWS) if data else []:
-        longest = max(longest, len(renderer.prompt(problem.messages)))
-        ids = renderer.tokenizer.encode(problem.answer, add_special_tokens=False)
-        answer = max(answer, len(ids))
-    context = context_length(settings, source)
-    return replace(
-        agent, template=template, context=context, prompt_tokens=longest, answer_tokens=answer
-    )
+    agent = AgentConfig(name=name, model=source, template=template)
+    renderer, context = make_renderer(agent, source)
+    problems = data.problems(prompt, MEASURED_ROWS) if data else []
+    longest = max((len(renderer.prompt(p.messages)) for p in problems), default=0)
+    return template, context, longest
 
 
 def _learning_rate(parameters: float | None) -> float:
     return 1e-5 if parameters and parameters < SMALL else 1e-6
 
 
-def _folder_size(folder: Path) -> int:
-    """Parameters of a model folder, assuming two bytes each."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
-
-
-def _round_up(number: float, step: int = 32) -> int:
-    return step * -(-int(number) // step)
-
-
-def limits(agents: Sequence[Agent], data: Data | None, reward: Reward, gpu: bool) -> dict[str, int]:
-    """Token limits: room for the longest prompt, and for reasoning before the answer.
+def _limits(agents: Sequence[Agent], data: Data | None, response: int) -> dict[str, int]:
+    """Token limits: room for the longest prompt, and `response` tokens if the models can read them.
 
     A prompt whose tokenizer is not on this machine is counted as two characters a token, which is
     safe for English text.
     """
-    measured = max((a.prompt_tokens for a in agents), default=0)
+    measured = max(a.prompt_tokens for a in agents)
     if data and any(not a.prompt_tokens for a in agents):
         longest = max(sum(len(m.content) for m in p.messages) for p in data.problems())
         measured = max(measured, longest // 2 + 64)
-    prompt = max(32, _round_up(1.25 * measured))
-    pocket = all(a.model.startswith(POCKET) for a in agents)
-    response = 48 if pocket else 512 if gpu else 128
-    answer = max((a.answer_tokens for a in agents), default=0)
-    response = max(response, _round_up(2 * answer)) if reward.kind == "exact" else response
+    prompt = max(32, 32 * -(-int(1.25 * measured) // 32))
     context = min((a.context for a in agents if a.context), default=prompt + response)
     if prompt + 16 > context:
         raise UserError(
@@ -139,51 +177,48 @@ def limits(agents: Sequence[Agent], data: Data | None, reward: Reward, gpu: bool
             f"a model of the team reads at most {context}; shorten the questions or choose others"
         )
     return {
-        "max_prompt_tokens": min(prompt, context - 16),
-        "max_response_tokens": min(response, context - min(prompt, context - 16)),
+        "max_prompt_tokens": prompt,
+        "max_response_tokens": min(response, context - prompt),
     }
 
 
-def write_text(
+def _config_text(
     agents: Sequence[Agent],
     data: Data | None,
-    reward: Reward,
+    kind: str,
+    function: str | None,
     prompt: str,
-    *,
     steps: int,
-    gpu: bool,
-    train: str,
-    held_out: str | None = None,
-    schema: str | None = None,
+    base: Path,
 ) -> str:
-    """The config file. `train` and `held_out` are the data files as the config names them."""
-    pocket = all(a.model.startswith(POCKET) for a in agents)
+    import torch
+
+    gpu, pocket = torch.cuda.is_available(), all(a.model.startswith(POCKET) for a in agents)
     rows = len(data.rows) if data else 10**6
-    fraction = 0 if held_out else round(min(0.2, max(0.1, 50 / rows)), 2)
+    fraction = round(min(0.2, max(0.1, 50 / rows)), 2)
     usable = int(rows * (1 - fraction) * 0.8)  # the hash of a question decides, not a count
     prompts = max(1, min(32 if pocket or gpu else 8, usable))
     samples = 8
-    text = render(
-        "init/team.toml.j2",
-        agents=agents,
-        data=data,
-        reward=reward,
-        prompt=prompt,
-        steps=steps,
-        gpu=gpu,
-        pocket=pocket,
-        train=train,
-        held_out=held_out,
-        schema=schema,
-        fraction=fraction,
-        prompts=prompts,
-        samples=samples,
-        evaluated="all" if rows * (fraction or 1) <= 200 else 200,
-        minibatch=max(1, prompts * samples // 2),
-        small=all(a.learning_rate > 1e-6 for a in agents),
-        epoch=-(-usable // prompts),
-        **limits(agents, data, reward, gpu),
-    )
+    values: dict[str, Any] = {
+        "agents": agents,
+        "data": data,
+        "kind": kind,
+        "function": function,
+        "prompt": prompt,
+        "steps": steps,
+        "gpu": gpu,
+        "pocket": pocket,
+        "train": os.path.relpath(data.path, base) if data else "",
+        "fraction": fraction,
+        "prompts": prompts,
+        "samples": samples,
+        "evaluated": "all" if rows * fraction <= 200 else 200,
+        "minibatch": max(1, prompts * samples // 2),
+        "small": all(a.learning_rate > 1e-6 for a in agents),
+        "epoch": -(-usable // prompts),
+    }
+    limits = _limits(agents, data, 48 if pocket else 512 if gpu else 128)
+    text = render("init/team.toml.j2", **values, **limits)
     # The template marks comments with ##; they start in one column.
     parts = (line.partition(" ## ") for line in text.splitlines())
     return "".join(f"{a:<28} # {b}\n" if b else f"{a}\n" for a, _, b in parts)

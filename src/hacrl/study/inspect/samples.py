@@ -68,7 +68,10 @@ def print_samples(console: Console, found: StepSamples, limit: int, full: bool =
                 console.print(f"... more with --limit (now {limit}), --problem, --agent or --step")
                 return
             title = f"step {found.step + 1}, problem {group.problem_id}, learner {name}"
-            question = _question(found.problems.get(group.problem_id), full)
+            question = None
+            if problem := found.problems.get(group.problem_id):
+                asked = one_line(problem.messages[-1].content)
+                question = f"question: {asked if full else asked[:200]}   answer: {problem.answer}"
             replies = group.trajectories[: limit - shown]
             console.print(_table(title, question, replies, samples, full))
             console.print()
@@ -148,13 +151,6 @@ def _problems(
         return {}
 
 
-def _question(problem: Problem | None, full: bool) -> str | None:
-    if problem is None:
-        return None
-    question = one_line(problem.messages[-1].content)
-    return f"question: {question if full else question[:200]}   answer: {problem.answer}"
-
-
 def _table(
     title: str,
     question: str | None,
@@ -175,9 +171,8 @@ def _table(
                 f"{sample['weight']:.2f}",
                 "yes" if sample["used"] and sample["advantage"] else "no",
             ]
-        reward = (
-            "-" if t.verdict is None else f"{t.reward:g}" if t.judged else t.verdict.status.value
-        )
+        status = t.verdict.status.value if t.verdict else "-"
+        reward = f"{t.reward:g}" if t.judged else status
         reply = t.reply_start + t.text
         text = reply if full else one_line(reply)
         table.add_row(t.agent, str(t.index), reward, str(t.num_tokens), *numbers, text)

@@ -10,7 +10,6 @@ from hacrl.config import AgentConfig, Config
 from hacrl.replies import judged_counts
 from hacrl.statistics import Estimate, compare_paired
 from hacrl.store.reader import RunReader
-from hacrl.study.diagnostics.harm import CHECKED, find_harm
 
 Curve = list[tuple[int, float]]  # (steps done, value)
 
@@ -78,19 +77,6 @@ class AgentSummary:
 
 
 @dataclass(frozen=True)
-class Checks:
-    """Cost and warnings of a run's diagnostics. No other figure includes them.
-
-    Example: Checks(count=3, rollouts=6144, seconds=20.5, warnings=("finch hurts wren: ...",))
-    """
-
-    count: int  # steps with a check
-    rollouts: int
-    seconds: float
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """A run up to its last finished step."""
 
@@ -99,7 +85,6 @@ class RunSummary:
     steps_done: int
     state: str  # of RunReader.state
     agents: tuple[AgentSummary, ...]
-    checks: Checks | None  # None if diagnostics were off
     notes: tuple[tuple[int, str], ...] = ()
     """(steps done, text) of every note that was shown while the run trained."""
 
@@ -109,10 +94,10 @@ def summarise(run: RunReader) -> RunSummary:
     config = run.config()
     agents = tuple(_agent(run, agent, config.prompts_per_step) for agent in config.agents)
     notes = tuple((row["step"], row["text"]) for row in run.notes())
-    done, checks = run.steps_done(), _checks(run, config)
+    done = run.steps_done()
     if run.config_changed():
         notes += ((done, f"{run.config_path} was edited after hacrl wrote it."),)
-    return RunSummary(run.path, config, done, run.state(), agents, checks, notes)
+    return RunSummary(run.path, config, done, run.state(), agents, notes)
 
 
 def as_json(summary: RunSummary) -> dict[str, Any]:
@@ -121,18 +106,6 @@ def as_json(summary: RunSummary) -> dict[str, Any]:
     plain = asdict(summary) | {"path": str(summary.path), "steps": config.steps}
     del plain["config"]
     return plain | {"algorithm": config.algorithm.name}
-
-
-def _checks(run: RunReader, config: Config) -> Checks | None:
-    checked = [row for row in run.metric_rows("train") if CHECKED in row]
-    if not checked:
-        return None
-    return Checks(
-        count=len({row["step"] for row in checked}),
-        rollouts=sum(row[CHECKED] for row in checked),
-        seconds=sum(run.seconds(agent.name, diagnostics=True) for agent in config.agents),
-        warnings=tuple(harm.sentence for harm in find_harm(config, checked)),
-    )
 
 
 def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
@@ -161,12 +134,16 @@ def scores_of(run: RunReader, agent: str) -> tuple[Score, ...]:
     """Every evaluation of an agent with a judged reply, by step."""
     rows = sorted(run.metric_rows("evaluation", agent), key=lambda row: int(row["step"]))
     judged = [row for row in rows if row["accuracy"] is not None]
-    return tuple(Score(row["step"], _accuracy(row), judged_counts(row)) for row in judged)
-
-
-def _accuracy(row: Mapping[str, Any]) -> Estimate:
-    count = row.get("problems", 0)
-    return Estimate(row["accuracy"], row["accuracy/low"], row["accuracy/high"], count)
+    return tuple(
+        Score(
+            row["step"],
+            Estimate(
+                row["accuracy"], row["accuracy/low"], row["accuracy/high"], row.get("problems", 0)
+            ),
+            judged_counts(row),
+        )
+        for row in judged
+    )
 
 
 def peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
