@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
 from hacrl.store.codec import TRAJECTORY
-from hacrl.trust import Level, has_text, withheld, without_details
+from hacrl.trust import Level
+from hacrl.trust.publish import has_text, withheld, without_details
 from hacrl.types import Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py

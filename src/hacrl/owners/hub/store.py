@@ -18,7 +18,7 @@ from hacrl.owners.charter import TeamRecord
 from hacrl.owners.hub import tables as t
 from hacrl.owners.hub.records import Records
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
-from hacrl.trust import receives_texts
+from hacrl.trust.publish import receives_texts
 
 
 class Refused(Exception):
