@@ -33,7 +33,8 @@ def amend(hub: HubProcess, team: TeamRecord, by: str = "founder", /, **fields: A
 
 def test_team_id_and_signature(hub: HubProcess) -> None:
     team = load_charter(hub.charter)
-    assert team.id == sha256(canonical(read_charter(hub.charter)))
+    content = {**read_charter(hub.charter), "protocol": 1, "data": {}}
+    assert team.id == sha256(canonical(content))
     assert list(team.roster(0)) == list(NAMES)
     forged = Signed("charter", {**team.signed.content, "seed": 1}, team.signed.signature)
     with pytest.raises(Malformed, match="signature"):
@@ -43,15 +44,6 @@ def test_team_id_and_signature(hub: HubProcess) -> None:
         TeamRecord.verified(newer)
     hub.charter.write_text(hub.charter.read_text().replace("steps = 6", "steps = 7"))
     with pytest.raises(UserError, match=r"charter\.toml was changed after the charter was signed"):
-        load_charter(hub.charter)
-
-
-def test_a_data_file_that_was_changed_is_named(tmp_path: Path) -> None:
-    data = tmp_path / "train.jsonl"
-    data.write_text('{"question": "1+1?", "answer": "2"}\n')
-    hub = HubProcess(tmp_path, task={"kind": "jsonl", "train": "train.jsonl"})
-    data.write_text('{"question": "1+1?", "answer": "3"}\n')
-    with pytest.raises(UserError, match=rf"^{data} was changed after the charter was signed"):
         load_charter(hub.charter)
 
 
@@ -159,7 +151,7 @@ def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
     rotate = ("rotate", "cat", "--member-key", new.public, "--step", "2")
     assert len(command(*rotate, key="cat.key").strip()) == 64
     dan = hub.client("dan")
-    assert clients["bee"].snapshot(0) is not None  # a member that left still reads its last step
+    clients["bee"].snapshot(0)  # a member that left still reads its last step
     with pytest.raises(HubRefused):
         clients["bee"].put(hub.batch(clients["bee"], 1))
     with pytest.raises(HubRefused):
@@ -169,7 +161,7 @@ def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
     for name in ("ant", "cat", "dan"):
         clients[name].put(hub.batch(clients[name], 1))
     found = [clients[name].snapshot(1) for name in ("ant", "cat", "dan")]
-    assert found[0] == found[1] == found[2] and found[0] is not None
+    assert found[0] == found[1] == found[2]
     assert sorted(found[0].content["batches"]) == ["ant", "cat", "dan"]
     assert len(dan.envelopes(1)) == 3
     hub.kill()
@@ -179,18 +171,23 @@ def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
 
 def test_signing_by_command(tmp_path: Path) -> None:
     run = CliRunner()
-    hub = HubProcess(tmp_path)
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}")
+    hub = HubProcess(tmp_path, task={"kind": "jsonl", "train": "train.jsonl"})
     (tmp_path / "charter.json").unlink()
     words = ["charter", "sign", str(hub.charter), "--key"]
-    assert run.invoke(app, [*words, str(tmp_path / "founder.key")]).stdout.strip() == hub.team.id
-    wrong = run.invoke(app, [*words, str(tmp_path / "ant.key")])
-    assert wrong.exit_code == 2 and "is not the key given" in wrong.stderr
-    (tmp_path / "charter.json").unlink()
     unsigned = run.invoke(app, ["hub", str(hub.charter)])
     assert unsigned.exit_code == 2 and "not signed" in unsigned.stderr
+    wrong = run.invoke(app, [*words, str(tmp_path / "ant.key")])
+    assert wrong.exit_code == 2 and "is not the key given" in wrong.stderr
+    assert run.invoke(app, [*words, str(tmp_path / "founder.key")]).stdout.strip() == hub.team.id
+    data.write_text("{ }")
+    options = ["--key", str(tmp_path / "hub.key"), "--data", str(tmp_path / "data")]
+    changed = run.invoke(app, ["hub", str(hub.charter), *options])
+    assert f"{data} is not the file that the charter was signed with" in changed.stderr
 
 
-@pytest.mark.parametrize("package", ["cryptography", "fastapi", "sqlalchemy", "uvicorn"])
+@pytest.mark.parametrize("package", ["cryptography", "sqlalchemy"])
 def test_a_missing_extra_is_one_sentence(tmp_path: Path, package: str) -> None:
     hub = HubProcess(tmp_path)
     words = ["key", "new", "x"] if package == "cryptography" else ["hub", str(hub.charter)]
@@ -210,9 +207,12 @@ def test_a_hub_that_cannot_start_and_one_that_is_stopped(make_hub: MakeHub) -> N
     data, other = str(hub.folder / "data"), str(hub.folder / "other")
     listen = ["--listen", f"127.0.0.1:{hub.port}"]
     assert "another hub uses" in run.invoke(app, [*words, data]).stderr
-    assert "in use; choose another" in run.invoke(app, [*words, other, *listen]).stderr
+    assert "; choose another" in run.invoke(app, [*words, other, *listen]).stderr
     assert "give HOST:PORT" in run.invoke(app, [*words, other, "--listen", "x"]).stderr
-    assert "not supported" in run.invoke(app, [*words, other, "--database", "mysql://x/y"]).stderr
+    assert (
+        "give sqlite:///FILE"
+        in run.invoke(app, [*words, other, "--database", "mysql://x/y"]).stderr
+    )
     nowhere = ["--database", "postgresql://127.0.0.1:1/x"]
     assert "cannot open it" in run.invoke(app, [*words, other, *nowhere]).stderr
     words[3] = str(hub.folder / "ant.key")
