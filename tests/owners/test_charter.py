@@ -82,15 +82,9 @@ def test_membership_follows_from_the_chain(hub: HubProcess) -> None:
         hub, team, "cat", kind="rotate", member="cat", step=1, key=rotated.public, signer="member"
     )
     team = amend(hub, team, kind="expel", member="ant", step=5)
-    rosters = [list(team.roster(step)) for step in range(6)]
-    assert rosters == [
-        ["ant", "bee", "cat"],
-        ["ant", "bee", "cat"],
-        ["ant", "cat"],
-        ["ant", "cat", "dan"],
-        ["ant", "cat", "dan", "bee"],
-        ["cat", "dan", "bee"],
-    ]
+    rosters = [" ".join(team.roster(step)) for step in range(6)]
+    assert rosters[:3] == ["ant bee cat", "ant bee cat", "ant cat"]
+    assert rosters[3:] == ["ant cat dan", "ant cat dan bee", "cat dan bee"]
     assert team.roster(0)["cat"].key == hub.keys["cat"].public
     assert team.roster(1)["cat"].key == rotated.public
     assert team.keys("ant", 4) == [hub.keys["ant"].public] and team.keys("ant", 5) == []
@@ -122,51 +116,39 @@ def test_amendments_that_are_refused(hub: HubProcess, by: str, fields: dict[str,
         amend(hub, hub.team, by, step=1, **fields)
 
 
-def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
-    """By commands, while the team runs; closed steps cannot be amended."""
+def test_a_member_joins_and_one_leaves_by_command(make_hub: MakeHub) -> None:
+    """While the team runs; closed steps cannot be amended."""
     hub = make_hub()
     run = CliRunner()
 
-    def command(*words: str, key: str = "founder") -> str:
-        result = run.invoke(
-            app, ["charter", "amend", hub.url, *words, "--key", str(hub.folder / key)]
-        )
+    def command(*words: str, key: str = "founder.key") -> str:
+        words = ("charter", "amend", hub.url, *words, "--key", str(hub.folder / key))
+        result = run.invoke(app, words)
         return result.stdout + result.stderr
 
     made = run.invoke(app, ["key", "new", str(hub.folder / "dan.key")])
     hub.keys["dan"] = Key.read(hub.folder / "dan.key")
     assert made.stdout.strip() == hub.keys["dan"].public
-    shown = run.invoke(app, ["key", "show", str(hub.folder / "dan.key")])
-    assert shown.stdout == made.stdout
+    assert run.invoke(app, ["key", "show", str(hub.folder / "dan.key")]).stdout == made.stdout
     clients = {name: hub.client(name) for name in NAMES}
     for client in clients.values():
         client.put(hub.batch(client, 0))
-    public = hub.keys["dan"].public
-    join = ("join", "dan", "--member-key", public)
-    assert "step 1 is closed" in command(*join, "--step", "1", key="founder.key")
+    join = ("join", "dan", "--member-key", hub.keys["dan"].public)
+    assert "step 1 is closed" in command(*join, "--step", "1")
     assert "only the founder can sign join" in command(*join, "--step", "2", key="ant.key")
-    assert len(command(*join, "--step", "2", key="founder.key").strip()) == 64
+    assert len(command(*join, "--step", "2").strip()) == 64
     assert len(command("leave", "bee", "--step", "2", key="bee.key").strip()) == 64
-    new = Key.new()
-    rotate = ("rotate", "cat", "--member-key", new.public, "--step", "2")
-    assert len(command(*rotate, key="cat.key").strip()) == 64
-    dan = hub.client("dan")
-    clients["bee"].snapshot(0)  # a member that left still reads its last step
+    bee = clients.pop("bee")
+    bee.snapshot(0)  # a member that left still reads its last step
     with pytest.raises(HubRefused):
-        clients["bee"].put(hub.batch(clients["bee"], 1))
-    with pytest.raises(HubRefused):
-        clients["cat"].state()
-    hub.keys["cat"] = new
-    clients |= {"cat": hub.client("cat"), "dan": dan}
-    for name in ("ant", "cat", "dan"):
-        clients[name].put(hub.batch(clients[name], 1))
-    found = [clients[name].snapshot(1) for name in ("ant", "cat", "dan")]
-    assert found[0] == found[1] == found[2]
-    assert sorted(found[0].content["batches"]) == ["ant", "cat", "dan"]
-    assert len(dan.envelopes(1)) == 3
+        bee.put(hub.batch(bee, 1))
     hub.kill()
     hub.start()
-    assert clients["ant"].state()["amendments"] == found[0].content["amendments"]
+    clients["dan"] = hub.client("dan")
+    for client in clients.values():
+        client.put(hub.batch(client, 1))
+    (found,) = {client.snapshot(1).encode() for client in clients.values()}
+    assert sorted(Signed.decode("snapshot", found).content["batches"]) == ["ant", "cat", "dan"]
 
 
 def test_signing_by_command(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_backup_and_restore(make_hub: MakeHub) -> None:
     # Step 1 was lost with the newer state. Members that have not read it publish the same batch again;
     # one that has read it sees that the hub is older than its own chain.
     assert clients[1].put(hub.batch(clients[1], 1)).content["step"] == 1
-    with pytest.raises(HubRefused, match="restored from an old backup"):
+    with pytest.raises(HubRefused, match="old backup"):
         clients[0].put(hub.batch(clients[0], 1))
 
 

@@ -245,12 +245,10 @@ class TeamRecord:
         own = [a for a in self.amendments if a.member == name]
         if own and own[-1].kind == "expel" and own[-1].step <= step:
             return []
-        coming = [a.key for a in own if a.step > step and a.key]
-        left = sorted((a.step - 1 for a in own if a.step <= step), reverse=True)
-        for at in (step, *left):
-            if name in (roster := self.roster(at)):
-                return [roster[name].key, *coming]
-        return coming
+        first = [m.key for m in self.charter.members if m.name == name]
+        past = sorted((a.step, a.number, a.key) for a in own if a.key and a.step <= step)
+        coming = [a.key for a in own if a.key and a.step > step]
+        return [*[*first, *(key for _, _, key in past)][-1:], *coming]
 
     def amended(self, signed: Signed) -> TeamRecord:
         """The team with one more amendment; Malformed if it is not valid."""

@@ -78,12 +78,6 @@ class Gate:
         if not any(signed.valid(key) for key in keys):
             self.count(*failures)
             raise Refused(401, "signature", f"the request is not signed by {member!r}'s key")
-        self._check_time(signed_at, now)
-        self.count(member, MOST_REQUESTS, "too many requests")
-        self._remember((member, nonce), now)
-        return member
-
-    def _check_time(self, signed_at: float, now: float) -> None:
         if abs(signed_at - now) > WINDOW:
             raise Refused(
                 401,
@@ -95,6 +89,9 @@ class Gate:
             raise Refused(
                 401, "restarted", "the hub was restarted after this was signed; sign again"
             )
+        self.count(member, MOST_REQUESTS, "too many requests")
+        self._remember((member, nonce), now)
+        return member
 
     def _remember(self, use: tuple[str, str], now: float) -> None:
         """Refused if the nonce was used in the window before."""

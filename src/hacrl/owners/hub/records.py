@@ -12,25 +12,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Integer,
-    MetaData,
-    Select,
-    String,
-    Table,
-    Text,
-    create_engine,
-    event,
-    func,
-    insert,
-    make_url,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from hacrl.errors import UserError, first_line
@@ -38,72 +20,75 @@ from hacrl.owners.charter import TeamRecord
 from hacrl.owners.signing import Signed
 from hacrl.store.files import sweep, write_atomic
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-facts = Table(
-    "facts", metadata, Column("name", String(32), primary_key=True), Column("value", Text)
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("value", sa.Text),
 )
 """The team id and the version of the tables."""
 
-amendments = Table(
+amendments = sa.Table(
     "amendments",
     metadata,
-    Column("number", Integer, primary_key=True),
-    Column("record", Text, nullable=False),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("record", sa.Text, nullable=False),
 )
-arrivals = Table(
+arrivals = sa.Table(
     "arrivals",
     metadata,
-    Column("step", Integer, primary_key=True),
-    Column("agent", String(64), primary_key=True),
-    Column("kind", String(8), primary_key=True),  # batch or skip
-    Column("late", Boolean, nullable=False),
-    Column("received", Float, nullable=False),
-    Column("outcomes", String(64), index=True),
-    Column("texts", String(64), index=True),
-    Column("record", Text, nullable=False),  # the signed envelope or skip
-    Column("receipt", Text, nullable=False),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("agent", sa.String(64), primary_key=True),
+    sa.Column("kind", sa.String(8), primary_key=True),  # batch or skip
+    sa.Column("late", sa.Boolean, nullable=False),
+    sa.Column("received", sa.Float, nullable=False),
+    sa.Column("outcomes", sa.String(64), index=True),
+    sa.Column("texts", sa.String(64), index=True),
+    sa.Column("record", sa.Text, nullable=False),  # the signed envelope or skip
+    sa.Column("receipt", sa.Text, nullable=False),
 )
-snapshots = Table(
+snapshots = sa.Table(
     "snapshots",
     metadata,
-    Column("step", Integer, primary_key=True),
-    Column("closed", Float, nullable=False),
-    Column("record", Text, nullable=False),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("closed", sa.Float, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
 )
-reveals = Table(
+reveals = sa.Table(
     "reveals",
     metadata,
-    Column("step", Integer, primary_key=True),
-    Column("agent", String(64), primary_key=True),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("agent", sa.String(64), primary_key=True),
 )
 """Members that read a step without a batch of their own; they cannot publish one any more."""
 
-proofs = Table(
+proofs = sa.Table(
     "proofs",
     metadata,
-    Column("digest", String(64), primary_key=True),
-    Column("step", Integer, nullable=False),
-    Column("agent", String(64), nullable=False),
-    Column("found", Float, nullable=False),
-    Column("record", Text, nullable=False),
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    sa.Column("found", sa.Float, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
 )
 
 
-def connect(url: str) -> Engine:
+def connect(url: str) -> sa.Engine:
     """Open the database and create missing tables.
 
     Example: connect("sqlite:///hub.db"), connect("postgresql://hacrl@localhost/hub")
     """
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
             raise UserError("--database: give sqlite:///FILE or postgresql://USER@HOST/NAME")
-        engine = create_engine(parsed, pool_pre_ping=True)
+        engine = sa.create_engine(parsed, pool_pre_ping=True)
         if engine.dialect.name == "sqlite":
-            event.listen(engine, "connect", _durable)
+            sa.event.listen(engine, "connect", _durable)
         metadata.create_all(engine)
     except (SQLAlchemyError, ImportError) as error:
         raise UserError(
@@ -122,7 +107,7 @@ class Records:
     """Rows and files of one team, and the state that follows from them."""
 
     def __init__(
-        self, team: TeamRecord, engine: Engine, data: Path, keep_steps: int | None
+        self, team: TeamRecord, engine: sa.Engine, data: Path, keep_steps: int | None
     ) -> None:
         self.engine, self.folder, self.keep_steps = engine, data / "parts", keep_steps
         self.lock = RLock()
@@ -130,9 +115,9 @@ class Records:
         sweep(self.folder)
         self._pruned = 0
         with engine.begin() as db:
-            owner = db.scalar(select(facts.c.value).where(facts.c.name == "team"))
+            owner = db.scalar(sa.select(facts.c.value).where(facts.c.name == "team"))
             if owner is None:
-                db.execute(insert(facts).values(name="team", value=team.id))
+                db.execute(sa.insert(facts).values(name="team", value=team.id))
             elif owner != team.id:
                 raise UserError(
                     f"--database: it belongs to the team {owner[:16]}..., but the charter is of "
@@ -142,20 +127,20 @@ class Records:
 
     def _load(self, team: TeamRecord) -> None:
         """Read the state from the database."""
-        rows = self.rows(select(amendments.c.record).order_by(amendments.c.number))
+        rows = self.rows(sa.select(amendments.c.record).order_by(amendments.c.number))
         self.team = TeamRecord.verified(team.signed, [decoded("amendment", r.record) for r in rows])
-        newest = self.rows(select(snapshots.c.record).order_by(snapshots.c.step.desc()).limit(1))
+        newest = self.rows(sa.select(snapshots.c.record).order_by(snapshots.c.step.desc()).limit(1))
         self.head = decoded("snapshot", newest[0].record) if newest else None
         self.open = self.head.content["step"] + 1 if self.head else 0
         """The step that is not closed yet."""
 
-    def rows(self, query: Select[Any], db: Connection | None = None) -> Sequence[Any]:
+    def rows(self, query: sa.Select[Any], db: sa.Connection | None = None) -> Sequence[Any]:
         """The rows of a query, in the transaction `db` if it is given."""
         with nullcontext(db) if db else self.engine.connect() as connection:
             return connection.execute(query).all()
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
         """One transaction. After a failed one the state is read again from the database."""
         with self.lock:
             try:
@@ -165,30 +150,30 @@ class Records:
                 self._load(self.team)
                 raise
 
-    def arrival(self, step: int, agent: str, kind: str, db: Connection | None = None) -> Any:
+    def arrival(self, step: int, agent: str, kind: str, db: sa.Connection | None = None) -> Any:
         """The row of a batch or skip; None without one."""
         a = arrivals.c
-        query = select(arrivals).where(a.step == step, a.agent == agent, a.kind == kind)
+        query = sa.select(arrivals).where(a.step == step, a.agent == agent, a.kind == kind)
         return next(iter(self.rows(query, db)), None)
 
     def snapshot_of(self, step: int) -> Signed | None:
         """The snapshot of a step; None if the step is not closed."""
-        found = self.rows(select(snapshots.c.record).where(snapshots.c.step == step))
+        found = self.rows(sa.select(snapshots.c.record).where(snapshots.c.step == step))
         return decoded("snapshot", found[0].record) if found else None
 
     def proofs(self) -> list[str]:
         """All recorded proofs, as canonical JSON."""
-        return [r.record for r in self.rows(select(proofs.c.record).order_by(proofs.c.found))]
+        return [r.record for r in self.rows(sa.select(proofs.c.record).order_by(proofs.c.found))]
 
     def newest(self, agent: str) -> int | None:
         """The newest step that has a batch of the member."""
         mine = (arrivals.c.agent == agent) & (arrivals.c.kind == "batch")
-        step: int | None = self.rows(select(func.max(arrivals.c.step)).where(mine))[0][0]
+        step: int | None = self.rows(sa.select(sa.func.max(arrivals.c.step)).where(mine))[0][0]
         return step
 
     def arrived(self) -> list[str]:
         """The members that have sent a batch or a skip of the open step."""
-        found = self.rows(select(arrivals.c.agent).where(arrivals.c.step == self.open))
+        found = self.rows(sa.select(arrivals.c.agent).where(arrivals.c.step == self.open))
         return sorted({r.agent for r in found})
 
     def path(self, digest: str) -> Path:
@@ -207,7 +192,7 @@ class Records:
         if end <= self._pruned:
             return
         a = arrivals.c
-        parts = select(a.outcomes, a.texts).where(a.kind == "batch")
+        parts = sa.select(a.outcomes, a.texts).where(a.kind == "batch")
         with self.lock:
             used = {digest for row in self.rows(parts.where(a.step >= end)) for digest in row}
             for row in self.rows(parts.where(a.step.between(self._pruned, end - 1))):

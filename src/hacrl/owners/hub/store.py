@@ -129,9 +129,7 @@ class HubStore(t.Records):
         if not 0 <= step < self.charter.steps:
             raise Refused(409, "step", f"the team has steps 1 to {self.charter.steps}")
         if step > self.open:
-            raise Refused(
-                409, "early", f"step {step + 1} is not open: the open one is {self.open + 1}"
-            )
+            raise Refused(409, "early", f"step {step + 1} is not open, but {self.open + 1} is")
         found = self.team.roster(step).get(member)
         if found is None:
             raise Refused(403, "roster", f"{member!r} is not a member in step {step + 1}")
@@ -149,12 +147,10 @@ class HubStore(t.Records):
             if not self.rows(select(t.proofs.c.digest).where(mine), db):  # one is enough
                 row |= {"found": self.clock(), "record": record.decode()}
                 db.execute(insert(t.proofs).values(row))
-        raise Refused(
-            409,
-            "equivocation",
-            f"another batch of {envelope.agent!r} for step {envelope.step + 1} is stored; both "
-            "envelopes are recorded",
+        message = (
+            f"another batch of step {envelope.step + 1} is stored; both envelopes are recorded"
         )
+        raise Refused(409, "equivocation", message)
 
     def _check_counts(self, envelope: Envelope, level: str) -> None:
         """Check the numbers of rows against the charter."""
@@ -162,12 +158,8 @@ class HubStore(t.Records):
         most = charter.prompts_per_step * charter.samples_per_prompt if level != "nothing" else 0
         texts = envelope.rows if level in ("successes", "all") else 0
         if envelope.rows > most or envelope.published > texts:
-            raise Refused(
-                413,
-                "rows",
-                f"{envelope.rows} outcomes and {envelope.published} texts; publish = {level!r} allows "
-                f"{most} and {texts}",
-            )
+            message = f"publish = {level!r} allows {most} outcomes and {texts} texts in this batch"
+            raise Refused(413, "rows", message)
 
     def _check_head(self, envelope: Envelope) -> None:
         """Check that the snapshot which the author has seen is one of this hub."""
@@ -182,8 +174,8 @@ class HubStore(t.Records):
             raise Refused(
                 409,
                 "fork",
-                f"the envelope names a snapshot of step {step} that this hub signed but does not have: "
-                "the hub was restored from an old backup, or two hubs use one key",
+                "the envelope names a snapshot that this hub does not have: it was restored from an "
+                "old backup, or two hubs use one key",
             )
 
     def _lateness(self, step: int, member: str, db: Connection | None = None) -> bool:
@@ -195,9 +187,7 @@ class HubStore(t.Records):
         if step == self.open:
             raise Refused(409, "skipped", f"step {step + 1} was skipped and is still open")
         if self.open - step > limit:
-            raise Refused(
-                409, "late", f"step {step + 1} is closed and the team's staleness is {limit}"
-            )
+            raise Refused(409, "late", f"step {step + 1} is closed and staleness is {limit}")
         if self._revealed(step, member, db):
             raise Refused(409, "revealed", f"{member!r} has read step {step + 1} already")
         return True
@@ -259,18 +249,12 @@ class HubStore(t.Records):
             team = self.team.amended(signed)
             new = team.amendments[-1]
             if new.step < self.open:
-                raise Refused(
-                    409,
-                    "closed",
-                    f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}",
-                )
+                message = f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}"
+                raise Refused(409, "closed", message)
             here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
             if new.step == self.open and any(here):
-                raise Refused(
-                    409,
-                    "arrived",
-                    f"{new.member!r} has sent step {new.step + 1}; the earliest possible is the next",
-                )
+                message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
+                raise Refused(409, "arrived", message)
             db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
             self.team = team
         self.close_if_due()
@@ -300,11 +284,8 @@ class HubStore(t.Records):
         if not rows:
             raise Refused(404, "part", f"step {step + 1} has no part {digest[:16]}...")
         if not any(r.outcomes == digest or self._may_read(member, r.agent, step) for r in rows):
-            raise Refused(
-                403,
-                "reciprocity",
-                f"{member!r} publishes less than {rows[0].agent!r}, or nothing in step {step + 1}",
-            )
+            message = f"{member!r} publishes less than {rows[0].agent!r} in step {step + 1}"
+            raise Refused(403, "reciprocity", message)
         path = self.path(digest)
         if not path.exists():
             raise Refused(410, "gone", f"the hub keeps the batches of {self.keep_steps} steps")
@@ -327,9 +308,7 @@ class HubStore(t.Records):
         if member in self.team.roster(step) and not any(
             self.arrival(step, member, kind) for kind in ("batch", "skip")
         ):
-            raise Refused(
-                403, "commit", f"publish or skip step {step + 1} first: it is revealed afterwards"
-            )
+            raise Refused(403, "commit", f"publish or skip step {step + 1} before you read it")
 
     def _reveal(self, member: str, step: int) -> None:
         """Like `_committed`, and record that a member without a batch reads the step."""
