@@ -132,8 +132,6 @@ def run_arm(args: argparse.Namespace, arm: Arm) -> dict[str, Any]:
         source = STALE if name == BAD and arm.attack == STALE else name
         peers.append({"name": name, "replay": str(stored(args, arm.seed, source))})
     trust = {False: {}, True: TRUST, "strict": STRICT}[arm.defended]
-    if arm.defended:
-        trust = {**trust, "max_source_norm": args.max_source_norm}
     config = config_of(
         args,
         [agent_of(LEARNER, LEARNER), *peers],
@@ -296,7 +294,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=16, help="prompts per step")
     parser.add_argument("--problems", type=int, default=480, help="held-out problems")
-    parser.add_argument("--max-source-norm", type=float, default=1.0, help="with another --out")
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the run directories")
     args = parser.parse_args(arguments)

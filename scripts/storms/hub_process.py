@@ -20,6 +20,7 @@ from rows import make_row
 from hacrl.owners.batch import Batch
 from hacrl.owners.charter import TeamRecord, sign_charter
 from hacrl.owners.client import HubClient
+from hacrl.owners.connection import Connection
 from hacrl.owners.signing import Key
 from hacrl.store.files import write_atomic
 from hacrl.types import Status, Trajectory, Verdict
@@ -172,10 +173,8 @@ class HubProcess:
 
     def client(self, name: str, key: str | None = None, **options: Any) -> HubClient:
         options = {"patience": 20.0, **options}
-        folder = self.folder / "members" / name
-        return HubClient(
-            self.url, name, self.keys[key or name], folder, self.notes.append, **options
-        )
+        connection = Connection(self.url, self.notes.append, **options)
+        return HubClient(connection, name, self.keys[key or name], self.folder / "members" / name)
 
     def batch(self, client: HubClient, step: int, level: str = "all", **fields: Any) -> Batch:
         """The batch of a member for a step."""

@@ -33,7 +33,8 @@ def amend(hub: HubProcess, team: TeamRecord, by: str = "founder", /, **fields: A
 
 def test_team_id_and_signature(hub: HubProcess) -> None:
     team = load_charter(hub.charter)
-    assert team.id == sha256(canonical(read_charter(hub.charter)))
+    content = {**read_charter(hub.charter), "protocol": 1, "data": {}}
+    assert team.id == sha256(canonical(content))
     assert list(team.roster(0)) == list(NAMES)
     forged = Signed("charter", {**team.signed.content, "seed": 1}, team.signed.signature)
     with pytest.raises(Malformed, match="signature"):
@@ -43,15 +44,6 @@ def test_team_id_and_signature(hub: HubProcess) -> None:
         TeamRecord.verified(newer)
     hub.charter.write_text(hub.charter.read_text().replace("steps = 6", "steps = 7"))
     with pytest.raises(UserError, match=r"charter\.toml was changed after the charter was signed"):
-        load_charter(hub.charter)
-
-
-def test_a_data_file_that_was_changed_is_named(tmp_path: Path) -> None:
-    data = tmp_path / "train.jsonl"
-    data.write_text('{"question": "1+1?", "answer": "2"}\n')
-    hub = HubProcess(tmp_path, task={"kind": "jsonl", "train": "train.jsonl"})
-    data.write_text('{"question": "1+1?", "answer": "3"}\n')
-    with pytest.raises(UserError, match=rf"^{data} was changed after the charter was signed"):
         load_charter(hub.charter)
 
 
@@ -90,15 +82,9 @@ def test_membership_follows_from_the_chain(hub: HubProcess) -> None:
         hub, team, "cat", kind="rotate", member="cat", step=1, key=rotated.public, signer="member"
     )
     team = amend(hub, team, kind="expel", member="ant", step=5)
-    rosters = [list(team.roster(step)) for step in range(6)]
-    assert rosters == [
-        ["ant", "bee", "cat"],
-        ["ant", "bee", "cat"],
-        ["ant", "cat"],
-        ["ant", "cat", "dan"],
-        ["ant", "cat", "dan", "bee"],
-        ["cat", "dan", "bee"],
-    ]
+    rosters = [" ".join(team.roster(step)) for step in range(6)]
+    assert rosters[:3] == ["ant bee cat", "ant bee cat", "ant cat"]
+    assert rosters[3:] == ["ant cat dan", "ant cat dan bee", "cat dan bee"]
     assert team.roster(0)["cat"].key == hub.keys["cat"].public
     assert team.roster(1)["cat"].key == rotated.public
     assert team.keys("ant", 4) == [hub.keys["ant"].public] and team.keys("ant", 5) == []
@@ -130,67 +116,60 @@ def test_amendments_that_are_refused(hub: HubProcess, by: str, fields: dict[str,
         amend(hub, hub.team, by, step=1, **fields)
 
 
-def test_a_member_joins_one_leaves_one_rotates(make_hub: MakeHub) -> None:
-    """By commands, while the team runs; closed steps cannot be amended."""
+def test_a_member_joins_and_one_leaves_by_command(make_hub: MakeHub) -> None:
+    """While the team runs; closed steps cannot be amended."""
     hub = make_hub()
     run = CliRunner()
 
-    def command(*words: str, key: str = "founder") -> str:
-        result = run.invoke(
-            app, ["charter", "amend", hub.url, *words, "--key", str(hub.folder / key)]
-        )
+    def command(*words: str, key: str = "founder.key") -> str:
+        words = ("charter", "amend", hub.url, *words, "--key", str(hub.folder / key))
+        result = run.invoke(app, words)
         return result.stdout + result.stderr
 
     made = run.invoke(app, ["key", "new", str(hub.folder / "dan.key")])
     hub.keys["dan"] = Key.read(hub.folder / "dan.key")
     assert made.stdout.strip() == hub.keys["dan"].public
-    shown = run.invoke(app, ["key", "show", str(hub.folder / "dan.key")])
-    assert shown.stdout == made.stdout
+    assert run.invoke(app, ["key", "show", str(hub.folder / "dan.key")]).stdout == made.stdout
     clients = {name: hub.client(name) for name in NAMES}
     for client in clients.values():
         client.put(hub.batch(client, 0))
-    public = hub.keys["dan"].public
-    join = ("join", "dan", "--member-key", public)
-    assert "step 1 is closed" in command(*join, "--step", "1", key="founder.key")
+    join = ("join", "dan", "--member-key", hub.keys["dan"].public)
+    assert "step 1 is closed" in command(*join, "--step", "1")
     assert "only the founder can sign join" in command(*join, "--step", "2", key="ant.key")
-    assert len(command(*join, "--step", "2", key="founder.key").strip()) == 64
+    assert len(command(*join, "--step", "2").strip()) == 64
     assert len(command("leave", "bee", "--step", "2", key="bee.key").strip()) == 64
-    new = Key.new()
-    rotate = ("rotate", "cat", "--member-key", new.public, "--step", "2")
-    assert len(command(*rotate, key="cat.key").strip()) == 64
-    dan = hub.client("dan")
-    assert clients["bee"].snapshot(0) is not None  # a member that left still reads its last step
+    bee = clients.pop("bee")
+    bee.snapshot(0)  # a member that left still reads its last step
     with pytest.raises(HubRefused):
-        clients["bee"].put(hub.batch(clients["bee"], 1))
-    with pytest.raises(HubRefused):
-        clients["cat"].state()
-    hub.keys["cat"] = new
-    clients |= {"cat": hub.client("cat"), "dan": dan}
-    for name in ("ant", "cat", "dan"):
-        clients[name].put(hub.batch(clients[name], 1))
-    found = [clients[name].snapshot(1) for name in ("ant", "cat", "dan")]
-    assert found[0] == found[1] == found[2] and found[0] is not None
-    assert sorted(found[0].content["batches"]) == ["ant", "cat", "dan"]
-    assert len(dan.envelopes(1)) == 3
+        bee.put(hub.batch(bee, 1))
     hub.kill()
     hub.start()
-    assert clients["ant"].state()["amendments"] == found[0].content["amendments"]
+    clients["dan"] = hub.client("dan")
+    for client in clients.values():
+        client.put(hub.batch(client, 1))
+    (found,) = {client.snapshot(1).encode() for client in clients.values()}
+    assert sorted(Signed.decode("snapshot", found).content["batches"]) == ["ant", "cat", "dan"]
 
 
 def test_signing_by_command(tmp_path: Path) -> None:
     run = CliRunner()
-    hub = HubProcess(tmp_path)
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}")
+    hub = HubProcess(tmp_path, task={"kind": "jsonl", "train": "train.jsonl"})
     (tmp_path / "charter.json").unlink()
     words = ["charter", "sign", str(hub.charter), "--key"]
-    assert run.invoke(app, [*words, str(tmp_path / "founder.key")]).stdout.strip() == hub.team.id
-    wrong = run.invoke(app, [*words, str(tmp_path / "ant.key")])
-    assert wrong.exit_code == 2 and "is not the key given" in wrong.stderr
-    (tmp_path / "charter.json").unlink()
     unsigned = run.invoke(app, ["hub", str(hub.charter)])
     assert unsigned.exit_code == 2 and "not signed" in unsigned.stderr
+    wrong = run.invoke(app, [*words, str(tmp_path / "ant.key")])
+    assert wrong.exit_code == 2 and "is not the key given" in wrong.stderr
+    assert run.invoke(app, [*words, str(tmp_path / "founder.key")]).stdout.strip() == hub.team.id
+    data.write_text("{ }")
+    options = ["--key", str(tmp_path / "hub.key"), "--data", str(tmp_path / "data")]
+    changed = run.invoke(app, ["hub", str(hub.charter), *options])
+    assert f"{data} is not the file that the charter was signed with" in changed.stderr
 
 
-@pytest.mark.parametrize("package", ["cryptography", "fastapi", "sqlalchemy", "uvicorn"])
+@pytest.mark.parametrize("package", ["cryptography", "sqlalchemy"])
 def test_a_missing_extra_is_one_sentence(tmp_path: Path, package: str) -> None:
     hub = HubProcess(tmp_path)
     words = ["key", "new", "x"] if package == "cryptography" else ["hub", str(hub.charter)]
@@ -210,9 +189,12 @@ def test_a_hub_that_cannot_start_and_one_that_is_stopped(make_hub: MakeHub) -> N
     data, other = str(hub.folder / "data"), str(hub.folder / "other")
     listen = ["--listen", f"127.0.0.1:{hub.port}"]
     assert "another hub uses" in run.invoke(app, [*words, data]).stderr
-    assert "in use; choose another" in run.invoke(app, [*words, other, *listen]).stderr
+    assert "; choose another" in run.invoke(app, [*words, other, *listen]).stderr
     assert "give HOST:PORT" in run.invoke(app, [*words, other, "--listen", "x"]).stderr
-    assert "not supported" in run.invoke(app, [*words, other, "--database", "mysql://x/y"]).stderr
+    assert (
+        "give sqlite:///FILE"
+        in run.invoke(app, [*words, other, "--database", "mysql://x/y"]).stderr
+    )
     nowhere = ["--database", "postgresql://127.0.0.1:1/x"]
     assert "cannot open it" in run.invoke(app, [*words, other, *nowhere]).stderr
     words[3] = str(hub.folder / "ant.key")

@@ -5,17 +5,20 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from hub_process import NAMES, HubProcess, rows
+from hub_process import NAMES, HubProcess, row, rows
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch
 from hacrl.owners.client import HubClient, HubRefused
-from hacrl.owners.connection import Sender
+from hacrl.owners.connection import Connection, Sender
+from hacrl.owners.hub.gate import Gate
+from hacrl.owners.hub.store import Refused
+from hacrl.owners.pool import HubPool, merged
 from hacrl.owners.signing import Key, Signed, canonical
 from hacrl.store.codec import TRAJECTORY
 from hacrl.types import Status, Verdict
@@ -54,18 +57,14 @@ def test_three_members_over_several_steps(any_hub: MakeHub) -> None:
         for step in range(4):
             receipt = client.put(hub.batch(client, step))
             assert receipt.content["late"] is False
-            found = client.snapshot(step)
-            assert found is not None
-            heads.append(found)
+            heads.append(client.snapshot(step))
             for listed in client.envelopes(step):
                 sent = rows(listed.envelope.agent, step)
-                texts = client.part(step, listed.envelope.texts).splitlines()
-                decoded = [TRAJECTORY.decode(line) for line in texts]
-                assert [(t.key, t.text, t.reward) for t in decoded] == [
-                    (t.key, t.text, t.reward) for t in sent
-                ]
-                whole = b"".join(texts)
-                assert b"reference answer" not in whole and b"secret" not in whole
+                texts = client.part(step, listed.envelope.texts)
+                assert b"reference answer" not in texts and b"secret" not in texts
+                decoded = map(TRAJECTORY.decode, texts.splitlines())
+                for one, other in zip(decoded, sent, strict=True):
+                    assert (one.key, one.text, one.reward) == (other.key, other.text, other.reward)
                 outcomes = client.part(step, listed.envelope.outcomes).splitlines()
                 second = TRAJECTORY.decode(outcomes[1])
                 assert (second.problem_id, second.index, second.turns) == ("q0", 1, ())
@@ -108,7 +107,7 @@ def test_commit_then_reveal(make_hub: MakeHub) -> None:
     assert refused(lambda: ant._send("GET", part)) == "open"
     bee.put(hub.batch(bee, 0))
     found = ant.snapshot(0)  # the deadline closes it without cat
-    assert found is not None and list(found.content["batches"]) == ["ant", "bee"]
+    assert list(found.content["batches"]) == ["ant", "bee"]
     for path in ("/v1/steps/0/snapshot", "/v1/steps/0/envelopes", part):
         assert refused(lambda path=path: cat._send("GET", path)) == "commit"
     assert cat.put(hub.batch(cat, 0)).content["late"] is True
@@ -129,32 +128,21 @@ def test_after_a_skip_and_a_look_no_batch_is_accepted(make_hub: MakeHub) -> None
     for client in (ant, bee):
         client.put(hub.batch(client, 0))
     header = cat.snapshot(0)  # a skip counts as an arrival
-    assert header is not None and "cat" not in header.content["batches"]
+    assert "cat" not in header.content["batches"]
     cat.part(0, header.content["batches"]["ant"]["texts"])
     assert refused(lambda: cat.put(hub.batch(cat, 0))) == "revealed"
     assert refused(lambda: cat.put(hub.batch(cat, 4))) == "early"
 
 
-def test_late_batches_are_refused_after_staleness(make_hub: MakeHub) -> None:
-    hub = make_hub(deadline=0.3)
-    ant, bee = hub.client("ant"), hub.client("bee")
-    ant.put(hub.batch(ant, 0))
-    assert ant.snapshot(0) is not None
-    assert refused(lambda: bee.put(hub.batch(bee, 0))) == "late"
-    bee.skip(0)
-    assert bee.snapshot(0) == ant.snapshot(0)
-
-
 def test_reciprocity(make_hub: MakeHub) -> None:
     """A member reads texts of those that publish as much, or less; outcomes are for all."""
-    hub = make_hub(levels={"bee": "successes", "cat": "rewards"})
-    clients = {name: hub.client(name) for name in NAMES}
     levels = {"ant": "all", "bee": "successes", "cat": "rewards"}
+    hub = make_hub(levels=levels)
+    clients = {name: hub.client(name) for name in NAMES}
     assert refused(lambda: clients["cat"].put(hub.batch(clients["cat"], 0, "all"))) == "rows"
     for name, client in clients.items():
         client.put(hub.batch(client, 0, levels[name]))
     header = clients["ant"].snapshot(0)
-    assert header is not None
 
     def reads(name: str, author: str, part: str) -> int | str:
         try:
@@ -193,15 +181,15 @@ def test_requests_that_are_refused(make_hub: MakeHub) -> None:
     assert answer.status_code == 401 and abs(answer.json()["time"] - time.time()) < 5
 
 
-def test_a_clock_that_is_off(make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = make_hub()
-    ant = hub.client("ant")
-    real = time.time
-    monkeypatch.setattr("hacrl.owners.connection.time.time", lambda: real() - 300)
-    with pytest.raises(UserError, match="set the clock"):
-        ant.state()
-    monkeypatch.setattr("hacrl.owners.connection.time.time", lambda: real() + 100)
-    assert ant.state()["open"] == 0
+def test_requests_are_limited_by_name_and_time() -> None:
+    now = [1000.0]
+    gate = Gate("hub", lambda: now[0])
+    for name in ("ant", "ant", "bee"):
+        gate.count(name, 2, "too many requests")
+    with pytest.raises(Refused, match="too many requests; wait 10 seconds"):
+        gate.count("ant", 2, "too many requests")
+    now[0] += 10
+    gate.count("ant", 2, "too many requests")
 
 
 def test_sizes_are_checked_before_parsing(make_hub: MakeHub) -> None:
@@ -235,28 +223,52 @@ def test_sizes_are_checked_before_parsing(make_hub: MakeHub) -> None:
     assert ant.put(good).content["late"] is False
 
 
-def test_a_hub_that_is_away_is_waited_for(make_hub: MakeHub, tmp_path: Path) -> None:
-    hub = make_hub()
-    ant = hub.client("ant")
-    hub.kill()
-    with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(lambda: ant.put(hub.batch(ant, 0)))
-        time.sleep(2)
-        hub.start()
-        assert answer.result().content["agent"] == "ant"
-    assert len([n for n in hub.notes if "waiting for the hub" in n]) == 1
-    impatient = hub.client("ant", patience=0.0)
-    hub.kill()
-    with pytest.raises(UserError, match="Nothing is lost"):
-        impatient.state()
-
-
-def test_wrong_key_wrong_name_wrong_team(make_hub: MakeHub) -> None:
+def test_a_run_directory_belongs_to_one_team(make_hub: MakeHub) -> None:
     hub, other = make_hub(), make_hub(name="fishes")
-    with pytest.raises(UserError, match="is not the key of 'ant'"):
-        hub.client("ant", key="bee")
-    with pytest.raises(UserError, match="is not the key of 'dog'"):
-        HubClient(hub.url, "dog", Key.new(), hub.folder / "dog")
     folder = hub.client("ant").folder
     with pytest.raises(UserError, match="is the hub of the team"):
-        HubClient(other.url, "ant", other.keys["ant"], folder)
+        HubClient(Connection(other.url), "ant", other.keys["ant"], folder)
+
+
+def pools(hub: HubProcess) -> dict[str, HubPool]:
+    return {name: HubPool(hub.folder / name / "pool", hub.client(name), "all") for name in NAMES}
+
+
+def test_publishing_again_sends_the_same_envelope(make_hub: MakeHub) -> None:
+    hub = make_hub()
+    ant = pools(hub)["ant"]
+    ant.publish(0, "ant", rows("ant", 0))
+    path = ant.client.folder / "envelopes" / "step-000000.json"
+    first = path.read_bytes()
+    again = pools(hub)["ant"]  # after a restart
+    again.publish(0, "ant", rows("ant", 0))
+    assert path.read_bytes() == first
+    (again.folder / "step-000000").rename(again.folder / "elsewhere")  # a lost pool, another batch
+    with pytest.raises(UserError, match="was already signed"):
+        again.publish(0, "ant", rows("ant", 0)[:-1])
+
+
+def test_a_member_that_is_too_late_learns_from_the_others(make_hub: MakeHub) -> None:
+    hub = make_hub(deadline=0.3)
+    made = pools(hub)
+    made["ant"].publish(0, "ant", rows("ant", 0))
+    made["ant"].close(0, [])
+    made["bee"].publish(0, "bee", rows("bee", 0))
+    made["bee"].close(0, [])
+    assert made["bee"].members(0) == ("ant",)
+    assert any("The step is skipped" in note for note in hub.notes)
+
+
+def test_texts_must_fit_their_outcomes(make_hub: MakeHub) -> None:
+    """A text with another verdict than its outcome, or without one, is left out; damage stays."""
+    hub = make_hub(start=False)
+    ant = rows("ant", 0)
+    batch = Batch.build(hub.keys["ant"], hub.team.id, "ant", 0, ant, "all", None)
+    outcomes, texts = batch.outcomes.splitlines(), batch.texts.splitlines()
+    notes: list[str] = []
+    assert list(merged(outcomes, texts, notes.append)) == texts and not notes
+    liar = TRAJECTORY.encode(replace(TRAJECTORY.decode(texts[0]), verdict=ant[1].verdict))
+    stranger = TRAJECTORY.encode(row("ant", 0, "other", 0, "x", 1.0))
+    found = list(merged([*outcomes, b"damage"], [liar, *texts[1:], stranger], notes.append))
+    assert found == [outcomes[0], *texts[1:], b"damage"]
+    assert notes == ["2 published texts do not match their outcomes and are left out"]

@@ -1,17 +1,15 @@
 """Kills, restarts, old batches, TLS, and hubs that lie."""
 
-import json
-import random
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from hub_process import NAMES, HubProcess, free_port, rows
@@ -20,11 +18,10 @@ from sqlalchemy import Connection
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import Contradiction, HubClient, HubRefused
-from hacrl.owners.connection import Connection as Http
 from hacrl.owners.connection import Sender
 from hacrl.owners.hub.app import make_app
+from hacrl.owners.hub.records import connect
 from hacrl.owners.hub.store import HubStore
-from hacrl.owners.hub.tables import connect
 from hacrl.owners.signing import Signed, parse
 
 pytestmark = pytest.mark.hub
@@ -42,7 +39,6 @@ def test_a_kill_between_put_and_close_loses_nothing(any_hub: MakeHub) -> None:
     hub.kill()
     hub.start()
     found = ant.snapshot(0)
-    assert found is not None
     for receipt in receipts:
         listed = found.content["batches"][receipt.content["agent"]]
         assert {k: receipt.content[k] for k in listed} == listed
@@ -50,43 +46,15 @@ def test_a_kill_between_put_and_close_loses_nothing(any_hub: MakeHub) -> None:
         assert cat.part(0, listed["texts"]).count(b"\n") == 4
 
 
-def test_random_kills_of_the_hub(any_hub: MakeHub) -> None:
-    """Members go on; all have one chain, and it holds every batch that was acknowledged."""
-    hub = any_hub(steps=6)
-    draw = random.Random(7)
-
-    def member(name: str) -> list[Signed]:
-        client, chain = hub.client(name, patience=60.0), []
-        for step in range(6):
-            client.put(hub.batch(client, step))
-            found = client.snapshot(step)
-            assert found is not None
-            chain.append(found)
-            time.sleep(0.5)
-        return chain
-
-    with ThreadPoolExecutor(3) as threads:
-        results = [threads.submit(member, name) for name in NAMES]
-        for _ in range(6):
-            time.sleep(draw.uniform(0.05, 1.5))
-            hub.kill()
-            hub.start()
-        chains = [r.result() for r in results]
-    assert chains[0] == chains[1] == chains[2]
-    assert all(set(header.content["batches"]) == set(NAMES) for header in chains[0])
-
-
 def test_requests_from_before_a_restart_are_refused(make_hub: MakeHub) -> None:
     """Nonces are lost with the process, so that a replay would not be noticed otherwise."""
     hub = make_hub()
     sender = Sender(hub.team.id, hub.team.charter.hub, "ant", hub.keys["ant"])
     headers = sender.headers("GET", "/v1/state", b"")
-    http = Http(hub.url)
-    assert http._once("GET", "/v1/state", b"", headers)[0] == 200
+    assert httpx.get(f"{hub.url}/v1/state", headers=headers).status_code == 200
     hub.kill()
     hub.start()
-    status, answer = http._once("GET", "/v1/state", b"", headers)
-    assert (status, json.loads(answer)["error"]) == (401, "restarted")
+    assert httpx.get(f"{hub.url}/v1/state", headers=headers).json()["error"] == "restarted"
 
 
 def test_backup_and_restore(make_hub: MakeHub) -> None:
@@ -101,7 +69,7 @@ def test_backup_and_restore(make_hub: MakeHub) -> None:
     hub.start()
     for client in clients:
         client.put(hub.batch(client, 1))
-    assert clients[0].snapshot(1) is not None
+    clients[0].snapshot(1)
     hub.kill()
     shutil.rmtree(hub.folder / "data")
     shutil.move(hub.folder / "backup", hub.folder / "data")
@@ -110,7 +78,7 @@ def test_backup_and_restore(make_hub: MakeHub) -> None:
     # Step 1 was lost with the newer state. Members that have not read it publish the same batch again;
     # one that has read it sees that the hub is older than its own chain.
     assert clients[1].put(hub.batch(clients[1], 1)).content["step"] == 1
-    with pytest.raises(HubRefused, match="restored from an old backup"):
+    with pytest.raises(HubRefused, match="old backup"):
         clients[0].put(hub.batch(clients[0], 1))
 
 
@@ -123,16 +91,17 @@ def test_old_batches_are_removed(make_hub: MakeHub) -> None:
             client.put(hub.batch(client, step))
         headers = [client.snapshot(step) for client in clients]
     assert len(list((hub.folder / "data" / "parts").rglob("*.gz"))) == 2 * 3 * 2
-    first = clients[0].known(0)
-    assert first is not None and headers[0] is not None
+    first = clients[0].snapshot(0)
     with pytest.raises(HubRefused, match="keeps the batches of 2 steps"):
         clients[0].part(0, first.content["batches"]["bee"]["texts"])
     assert clients[0].part(3, headers[0].content["batches"]["bee"]["texts"])
 
 
-def test_data_files_and_tls(make_hub: MakeHub) -> None:
-    hub = make_hub(start=False, task={"kind": "arithmetic"})
+def test_data_files_and_tls(make_hub: MakeHub, tmp_path: Path) -> None:
     data = b'{"question": "1 + 1", "answer": "2"}\n'
+    (tmp_path / "team0").mkdir()
+    (tmp_path / "team0" / "train.jsonl").write_bytes(data)
+    hub = make_hub(start=False, task={"kind": "jsonl", "train": "train.jsonl"})
     pem, private = hub.folder / "cert.pem", hub.folder / "cert.key"
     subprocess.run(
         f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext "
@@ -141,27 +110,14 @@ def test_data_files_and_tls(make_hub: MakeHub) -> None:
         check=True,
         capture_output=True,
     )
-    (hub.folder / "train.jsonl").write_bytes(data)
-    other = HubProcess.__new__(HubProcess)
-    folder = hub.folder / "served"
-    folder.mkdir()
-    (folder / "train.jsonl").write_bytes(data)
-    other.__init__(folder, task={"kind": "jsonl", "train": "train.jsonl"})  # type: ignore[misc]
-    try:
-        options = ("--certificate", str(pem), "--certificate-key", str(private))
-        other.start(*options, wait=False)
-        other.url = other.url.replace("http:", "https:")
-        client = other.client("ant", verify=str(pem))
-        assert client.data("train.jsonl") == data
-        with pytest.raises(HubRefused, match="does not serve"):
-            client.data("charter.json")
-        with pytest.raises(UserError, match="give it with --certificate FILE"):  # at once
-            other.client("bee", patience=3600.0)
-    finally:
-        other.kill()
-
-
-# ---------------------------------------------------------------- hubs that lie
+    hub.start("--certificate", str(pem), "--certificate-key", str(private), wait=False)
+    hub.url = hub.url.replace("http:", "https:")
+    client = hub.client("ant", verify=str(pem))
+    assert client.data("train.jsonl") == data
+    with pytest.raises(HubRefused, match="does not serve"):
+        client.data("charter.json")
+    with pytest.raises(UserError, match="give it with --certificate FILE"):  # at once
+        hub.client("bee", patience=3600.0)
 
 
 @contextmanager
@@ -179,7 +135,7 @@ def serving(hub: HubProcess, store: HubStore) -> Iterator[None]:
 
 
 def store_of(hub: HubProcess, kind: type[HubStore], name: str) -> HubStore:
-    folder: Path = hub.folder / name
+    folder = hub.folder / name
     folder.mkdir()
     return kind(hub.team, hub.keys["hub"], connect(f"sqlite:///{folder}/hub.db"), folder)
 
@@ -197,19 +153,19 @@ def test_an_equivocating_hub_is_proved_by_the_first_batch_that_crosses(make_hub:
     with serving(hub, store_of(hub, HubStore, "other")):
         cat = hub.client("cat")
         cat.put(hub.batch(cat, 0))
-        assert cat.snapshot(0) is not None
+        cat.snapshot(0)
     hub.port = free_port()
     hub.url = f"http://127.0.0.1:{hub.port}"
     with serving(hub, store_of(hub, Forgetful, "one")):
         ant, bee = hub.client("ant"), hub.client("bee")
         for client in (ant, bee):
             client.put(hub.batch(client, 0))
-        assert ant.snapshot(0) is not None
+        ant.snapshot(0)
         crossing = hub.client("cat", patience=1.0)
         crossing.put(Batch.build(cat.key, hub.team.id, "cat", 1, rows("cat", 1), "all", cat.head))
         for client in (ant, bee):
             client.put(hub.batch(client, 1))
-        assert ant.snapshot(1) is not None
+        ant.snapshot(1)
         with pytest.raises(Contradiction, match="proof"):
             ant.envelopes(1)
     proof = parse((ant.folder / "proofs" / "fork-step-000000.json").read_bytes())
@@ -222,19 +178,8 @@ def test_an_equivocating_hub_is_proved_by_the_first_batch_that_crosses(make_hub:
 class Censor(HubStore):
     """Leaves out what it has receipted."""
 
-    def _sign_snapshot(self, db: Connection) -> Signed:
-        real = self.key
-
-        class Without:
-            def sign(self, kind: str, content: dict[str, Any]) -> Signed:
-                content["batches"].pop("bee", None)
-                return real.sign(kind, content)
-
-        self.key = Without()  # type: ignore[assignment]
-        try:
-            return super()._sign_snapshot(db)
-        finally:
-            self.key = real
+    def _sign_snapshot(self, db: Connection, rows: Mapping[str, Any]) -> Signed:
+        return super()._sign_snapshot(db, {name: rows[name] for name in rows if name != "bee"})
 
 
 def test_a_censored_batch_is_proved_by_its_receipt(make_hub: MakeHub) -> None:
@@ -243,7 +188,7 @@ def test_a_censored_batch_is_proved_by_its_receipt(make_hub: MakeHub) -> None:
         clients = [hub.client(name) for name in NAMES]
         for client in clients:
             client.put(hub.batch(client, 0))
-        assert clients[0].snapshot(0) is not None
+        clients[0].snapshot(0)
         with pytest.raises(Contradiction):
             clients[1].snapshot(0)
     proof = parse((clients[1].folder / "proofs" / "censored-step-000000.json").read_bytes())
@@ -257,7 +202,6 @@ def test_a_snapshot_that_does_not_follow_is_refused(make_hub: MakeHub) -> None:
         client.put(hub.batch(client, 0))
     ant: HubClient = clients[0]
     real = ant.snapshot(0)
-    assert real is not None
     fork = hub.keys["hub"].sign("snapshot", {**real.content, "batches": {}})
     ant._store("snapshots", 0, fork)  # what another face of the hub would have shown
     for client in clients[1:]:

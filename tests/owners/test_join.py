@@ -1,6 +1,9 @@
-"""Members as processes: `hacrl join` trains what the same team trains in one process."""
+"""Members as processes: `hacrl join` trains what the same team trains in one process, with new keys,
+other versions, damaged files and a hub that is away, too."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +19,24 @@ from member_process import TEAM, MemberProcess, difference, mine, one_process, u
 
 import hacrl
 from hacrl.owners.client import chain_head
+from hacrl.owners.signing import Key
 from hacrl.store.files import steps_in
 from hacrl.store.pool import Pool
 
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
+MakeMember = Callable[..., MemberProcess]
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
+NEXT_VERSION = """
+import sys
+import hacrl.owners.signing as signing
+
+signing.PROTOCOL, signing.SUPPORTED = 2, (2, 1)
+"""
 
 
 def test_members_train_what_the_team_in_one_process_trains(
-    make_hub: MakeHub, members: Callable[..., MemberProcess], tmp_path: Path
+    make_hub: MakeHub, members: MakeMember, tmp_path: Path
 ) -> None:
     """Three levels of publishing with reciprocity; one member is killed and starts again."""
     levels = {"ant": "all", "bee": "successes", "cat": "rewards"}
@@ -110,7 +121,7 @@ def test_another_version_of_the_verifier(make_hub: MakeHub) -> None:
     assert not (hub.folder / "run").exists()
 
 
-def test_a_lost_run_directory(make_hub: MakeHub, members: Callable[..., MemberProcess]) -> None:
+def test_a_lost_run_directory(make_hub: MakeHub, members: MakeMember) -> None:
     """The hub has batches that the new directory does not have: nothing is signed twice. With a new key
     the member goes on at a later step."""
     hub = make_hub(**{**TEAM, "steps": 3, "deadline": 1.0}, names=("ant", "bee"))
@@ -138,7 +149,7 @@ def test_a_lost_run_directory(make_hub: MakeHub, members: Callable[..., MemberPr
 
 
 def test_a_frozen_member_without_log_probabilities(
-    make_hub: MakeHub, members: Callable[..., MemberProcess], tmp_path: Path
+    make_hub: MakeHub, members: MakeMember, tmp_path: Path
 ) -> None:
     """sgt learns from its texts; hacpo needs log-probabilities and counts what it leaves out."""
     settings = mine("wren", **NO_EVALUATION, algorithm={"name": "sgt"})
@@ -168,3 +179,63 @@ def test_a_frozen_member_without_log_probabilities(
     assert [row["samples/kept/cat"] > 0 for row in ant] == [True, True]
     assert [row["samples/kept/cat"] for row in bee] == [0.0, 0.0]
     assert all(row["samples/drop/no_logprob"] > 0 for row in bee)
+
+
+def test_a_rotated_key_a_damaged_pool_and_a_hub_that_is_away(
+    make_hub: MakeHub, members: MakeMember, tmp_path: Path
+) -> None:
+    """The old key ends at its step with a sentence; the new one continues the run. The hub is away for a
+    while, and a batch of a peer is damaged. The run is that of the team in one process."""
+    hub = make_hub(**TEAM, names=("ant", "bee"))
+    ant, bee = members(hub, "ant", mine("wren")), members(hub, "bee", mine("finch"))
+    Key.new().write(ant.folder / "new.key")
+    new = Key.read(ant.folder / "new.key").public
+    amend = ["charter", "amend", hub.url, "rotate", "ant", "--member-key", new, "--step", "3"]
+    assert command(*amend, "--key", ant.key)[0] == 0  # a member signs its own
+    for member in (ant, bee):
+        member.start()
+    reference = hacrl.train(one_process([ant, bee]), tmp_path / "one")
+    assert ant.wait(expect=2) == 2
+    assert "Check --as and --key; a rotated key counts from its step on" in ant.log
+    hub.kill()
+    batch = next((ant.run / "pool" / "step-000000" / "bee").iterdir())
+    batch.write_bytes(b"damaged")
+    ant.key = ant.folder / "new.key"
+    ant.start()
+    until(lambda: "waiting for the hub" in ant.log)
+    hub.start()
+    for member in (ant, bee):
+        member.wait()
+        assert difference(member.name, member.reader(), reference) == ""
+    assert steps_in(ant.run / "hub" / "envelopes", ".json") == [0, 1, 2, 3]
+
+
+def test_one_protocol_version_apart(make_hub: MakeHub, tmp_path: Path) -> None:
+    """A hub and a member of the next version speak the version of the charter. A charter of the next
+    version is refused by this one with a sentence."""
+    hub = make_hub(start=False, names=("ant", "bee"))
+    program = NEXT_VERSION + "from hacrl.cli import app\napp()"
+    hub.program = ["-c", program]
+    hub.start()
+    ant = hub.client("ant")
+    ant.put(hub.batch(ant, 0))
+    script = NEXT_VERSION + (
+        "from hub_process import rows\n"
+        "from pathlib import Path\n"
+        "from hacrl.owners.batch import Batch\n"
+        "from hacrl.owners.client import Connection, HubClient\n"
+        "url, key, folder = sys.argv[1:]\n"
+        "bee = HubClient(Connection(url), 'bee', signing.Key.read(Path(key)), Path(folder))\n"
+        "bee.put(Batch.build(bee.key, bee.team.id, 'bee', 0, rows('bee', 0), 'all', None))\n"
+        "bee.snapshot(0)\n"
+    )
+    arguments = [hub.url, str(hub.folder / "bee.key"), str(tmp_path / "bee")]
+    path = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True, env=path)
+    assert set(ant.snapshot(0).content["batches"]) == {"ant", "bee"}
+    assert ant.envelopes(0)[1].envelope.agent == "bee"
+    sign = ["charter", "sign", str(hub.charter), "--key", str(hub.folder / "founder.key")]
+    (hub.folder / "charter.json").unlink()
+    subprocess.run([sys.executable, "-c", program, *sign], check=True, capture_output=True)
+    code, _, message = command("hub", hub.charter, "--key", hub.folder / "hub.key")
+    assert code == 2 and "is of protocol version 2, but this hacrl knows 1" in message

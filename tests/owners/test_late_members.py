@@ -17,19 +17,10 @@ pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
 MakeMember = Callable[..., MemberProcess]
 QUICK = {**TEAM, "prompts_per_step": 4, "samples_per_prompt": 2, "max_response_tokens": 12}
-SETTINGS = {
-    "minibatch_samples": 8,
-    "evaluation": {"problems": 0},
-    "checkpoint": {"every": 2, "keep": 20},
-}
-
-
-CAPS = {
-    "judge_again": True,
-    "quarantine": True,
-    "max_source_fraction": 0.4,
-    "max_source_weight": 0.2,
-}
+CHECKPOINTS = {"checkpoint": {"every": 2, "keep": 20}}
+SETTINGS = {"minibatch_samples": 8, "evaluation": {"problems": 0}, **CHECKPOINTS}
+LIMITS = {"max_source_fraction": 0.4, "max_source_weight": 0.2}
+CAPS = {"judge_again": True, "quarantine": True, **LIMITS}
 
 
 def bees_part(ant: MemberProcess, step: int) -> bool:

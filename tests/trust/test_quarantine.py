@@ -5,25 +5,25 @@ from dataclasses import replace
 from math import exp, log
 
 import pytest
+from rows import make_row
 
 from hacrl.trust.quarantine import (
     BET,
+    CALM_STEPS,
     MAX_RHO,
     STATISTICS,
+    THRESHOLD,
     Standing,
     count_copies,
     long_texts,
     rate_evidence,
     ratio_evidence,
-    threshold,
 )
-from hacrl.types import Finish, Group, Sampling, Snapshot, Status, Trajectory, Turn, Verdict
-
-LIMIT = threshold(10_000)
+from hacrl.types import Finish, Snapshot, Trajectory, make_groups
 
 
 def test_evidence_by_hand() -> None:
-    assert pytest.approx(10.5966, abs=1e-4) == LIMIT  # log 40,000
+    assert pytest.approx(10.5966, abs=1e-4) == THRESHOLD  # log 40,000
     # One false claim of eleven: log 10 + 10 log(0.9 / 0.99)
     assert rate_evidence(1, 11, "claims") == pytest.approx(2.302585 - 10 * 0.0953102, abs=1e-5)
     assert rate_evidence(0, 0, "claims") == 0
@@ -58,14 +58,14 @@ def test_true_log_probabilities_are_no_evidence_and_low_ones_are() -> None:
     assert factor <= 1 + 1e-12
     drawn = rng.choices(range(50), p, k=2000)
     honest, lying = ([log(q[i] / p[i]) + shift for i in drawn] for shift in (0.0, 1.0))
-    assert ratio_evidence(honest) < 0 < LIMIT < ratio_evidence(lying)
+    assert ratio_evidence(honest) < 0 < THRESHOLD < ratio_evidence(lying)
     assert pytest.approx(9.9) == BET * (MAX_RHO - 1)
 
 
 def test_false_alarms_are_rarer_than_promised() -> None:
     """4 statistics at the honest rates, 64 rows a step, promised at most once in 50 steps: in 3,000
     steps there are at most 60 alarms."""
-    rng, limit, alarms, standing = random.Random(1), threshold(50), 0, Standing()
+    rng, limit, alarms, standing = random.Random(1), log(len(STATISTICS) * 50), 0, Standing()
     for step in range(3000):
         hits = {
             s: sum(rng.random() < r for _ in range(64))
@@ -75,7 +75,7 @@ def test_false_alarms_are_rarer_than_promised() -> None:
         evidence["ratio"] = ratio_evidence(
             log(2) if rng.random() < 0.5 else -1000 for _ in range(64)
         )
-        standing = standing.after(step, evidence, limit, 20)
+        standing = standing.after(step, evidence, limit)
         if standing.since is not None:
             alarms, standing = alarms + 1, Standing()
     assert alarms <= 60
@@ -86,64 +86,38 @@ def test_a_turncoat_enters_at_once_and_leaves_after_unsuspicious_steps() -> None
     bad = {**good, "claims": 6.0}
     standing = Standing()
     for step in range(10):
-        standing = standing.after(step, good, LIMIT, 3)
+        standing = standing.after(step, good)
         assert set(standing.scores.values()) == {0.0}  # good steps give no credit
-    standing = standing.after(10, bad, LIMIT, 3)
+    standing = standing.after(10, bad)
     assert standing.since is None and standing.scores["claims"] == 6
-    standing = standing.after(11, bad, LIMIT, 3)
+    standing = standing.after(11, bad)
     assert (standing.since, standing.reason, standing.scores["claims"]) == (11, "claims", 12)
     for step in range(12, 30):
-        standing = standing.after(step, bad, LIMIT, 3)
-    assert standing.scores["claims"] == pytest.approx(
-        2 * LIMIT
-    )  # at most, so the way out is finite
-    falls = int(1.5 * LIMIT) + 1  # 21.19 - 16 = 5.19 is below half of 10.60
-    for step in range(30, 30 + falls + 1):
-        standing = standing.after(step, good, LIMIT, 3)
+        standing = standing.after(step, bad)
+    # At most twice the threshold, so the way out is finite: 21.19 - 16 = 5.19 is below half of 10.60.
+    assert standing.scores["claims"] == pytest.approx(2 * THRESHOLD)
+    for step in range(30, 30 + 15 + CALM_STEPS - 1):
+        standing = standing.after(step, good)
         assert standing.since == 11
-    assert standing.calm == 2
-    assert standing.after(99, {"ratio": 6.0}, LIMIT, 3).calm == 0
-    assert standing.after(99, good, LIMIT, 3) == Standing()
+    assert standing.calm == CALM_STEPS - 1
+    assert standing.after(99, {"ratio": 6.0}).calm == 0
+    assert standing.after(99, good) == Standing()
 
 
-# ---------------------------------------------------------------- copies
-
-
-def row(agent: str, index: int, text: str, problem: str = "q", step: int = 0) -> Trajectory:
-    return Trajectory(
-        problem_id=problem,
-        task="add",
-        agent=agent,
-        index=index,
-        step=step,
-        policy_version=0,
-        turns=(Turn("assistant", text, True),),
-        finish=Finish.STOP,
-        mean_logprob=-0.5,
-        num_tokens=3,
-        verdict=Verdict(1.0, Status.OK),
-        verifier="number/1",
-        sampling=Sampling(1.0, 8),
-        shareable=True,
-    )
+def row(agent: str, index: int, text: str, problem: str = "q") -> Trajectory:
+    return make_row(agent, problem, index, 0, text)
 
 
 def snapshot(*rows: Trajectory) -> Snapshot:
-    problems = sorted({t.problem_id for t in rows})
-    groups = (Group(p, "add", tuple(t for t in rows if t.problem_id == p)) for p in problems)
-    return Snapshot(0, ("me", "ant", "bee"), tuple(groups))
+    return Snapshot(0, ("me", "ant", "bee"), make_groups(rows))
 
 
 def test_copies_are_long_texts_of_others_on_the_same_problem() -> None:
     long, other, short = "é" * 100, "x" * 200, "y" * 199  # 200, 200 and 199 bytes
     before = long_texts(snapshot(row("bee", 0, long), row("ant", 1, other), row("bee", 2, short)))
     assert len(before) == 2
-    now = [
-        row("ant", 0, long),
-        row("ant", 1, other),
-        row("ant", 2, short),
-        row("ant", 3, long, "p"),
-    ]
+    now = [row("ant", 0, long), row("ant", 1, other), row("ant", 2, short)]
+    now.append(row("ant", 3, long, "p"))
     assert count_copies(snapshot(*now), "me", [before]) == ({"ant": 3}, {"ant": 1})
     # In the same step nobody knows who copied whom, but the learner knows its own texts.
     same = [row("me", 0, long), row("ant", 0, long), row("ant", 1, other), row("bee", 0, other)]

@@ -73,18 +73,13 @@ def test_an_honest_team_learns_the_same(honest: RunDirectory, judged: RunDirecto
 def test_details_and_tokenizers_are_not_published(
     honest: RunDirectory, judged: RunDirectory
 ) -> None:
-    def found(run: RunDirectory) -> list[Trajectory]:
-        return [t for s in snapshots(run, 2) for g in s.groups for t in g.trajectories]
-
-    assert any(t.verdict and t.verdict.detail for t in found(honest))
-    assert all(t.tokenizer for t in found(honest))
-    assert not any(t.verdict and t.verdict.detail for t in found(judged))
-    assert not any(t.tokenizer for t in found(judged))
+    for run, shown in ((honest, True), (judged, False)):
+        found = [t for s in snapshots(run, 2) for t in s.rows]
+        assert any(t.verdict and t.verdict.detail for t in found) == shown
+        assert {bool(t.tokenizer) for t in found} == {shown}
 
 
-def test_false_rewards_change_nothing(
-    honest: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_false_rewards_change_nothing(honest: RunDirectory, tmp_path: Path) -> None:
     believed = train(tmp_path / "believed", only_finch(lie))
     assert learned(believed) != learned(honest)
     run = train(tmp_path / "run", only_finch(lie), **AGAIN)
@@ -170,11 +165,14 @@ def test_a_text_that_cannot_be_judged_is_not_used(tmp_path: Path) -> None:
         assert row["capability/finch"] is None
 
 
-def test_settings_that_contradict_each_other() -> None:
-    for trust, reason in (
+@pytest.mark.parametrize(
+    ("trust", "reason"),
+    [
         ({"quarantine": True}, "quarantine = true needs judge_again"),
         ({"trusted": ["finch"]}, "trusted has no meaning without judge_again"),
         ({"judge_again": True, "trusted": ["finsh"]}, "'finsh' is not one of wren, finch"),
-    ):
-        with pytest.raises(UserError, match=reason):
-            hacrl.train(team(member("wren"), member("finch"), trust=trust), "never")
+    ],
+)
+def test_settings_that_contradict_each_other(trust: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        hacrl.train(team(member("wren"), member("finch"), trust=trust), "never")

@@ -13,9 +13,8 @@ the way to the hub a batch is
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,12 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
 from hacrl.store.codec import TRAJECTORY
-from hacrl.trust import Level, has_text, withheld, without_details
+from hacrl.trust import Level
+from hacrl.trust.publish import has_text, withheld, without_details
 from hacrl.types import Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py
-_CHUNK = 1 << 16
-EMPTY = sha256(b"")  # digest of a part without rows
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -64,8 +62,7 @@ def read_envelope(signed: Signed) -> Envelope:
         return Envelope.model_validate(signed.content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Malformed(f"envelope: field {where}: {first['msg']}") from error
+        raise Malformed(f"envelope: field {first['loc']}: {first['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -94,24 +91,20 @@ class Batch:
         rows = sorted(trajectories, key=lambda t: (t.problem_id, t.index))
         for row in rows:
             assert (row.agent, row.step) == (agent, step), row.key
-        outcomes = (
-            [TRAJECTORY.encode(without_details(withheld(t))) for t in rows]
-            if level != "nothing"
-            else []
-        )
-        texts = [TRAJECTORY.encode(without_details(t)) for t in rows if has_text(t, level)]
+        outcomes = _lines(withheld(t) for t in rows if level != "nothing")
+        texts = _lines(t for t in rows if has_text(t, level))
         content: Content = {
             "team": team,
             "agent": agent,
             "step": step,
             "policy_version": max((t.policy_version for t in rows), default=0),
-            "outcomes": sha256(_lines(outcomes)),
-            "texts": sha256(_lines(texts)),
-            "rows": len(outcomes),
-            "published": len(texts),
+            "outcomes": sha256(outcomes),
+            "texts": sha256(texts),
+            "rows": outcomes.count(b"\n"),
+            "published": texts.count(b"\n"),
             "head": head.plain() if head else None,
         }
-        return cls(key.sign("envelope", content), _lines(outcomes), _lines(texts))
+        return cls(key.sign("envelope", content), outcomes, texts)
 
     def encode(self) -> bytes:
         """The bytes that are sent to the hub."""
@@ -120,11 +113,8 @@ class Batch:
         return canonical({"envelope": self.envelope.plain(), **sizes}) + b"\n" + b"".join(parts)
 
 
-def _lines(rows: Iterable[bytes]) -> bytes:
-    return b"".join(row + b"\n" for row in rows)
-
-
-# ---------------------------------------------------------------- reading what others sent
+def _lines(rows: Iterable[Trajectory]) -> bytes:
+    return b"".join(TRAJECTORY.encode(without_details(row)) + b"\n" for row in rows)
 
 
 @dataclass(frozen=True)
@@ -148,43 +138,18 @@ def read_layout(line: bytes) -> Layout:
     return Layout(signed, read_envelope(signed), sizes)
 
 
-def pieces(compressed: bytes, most: int) -> Iterator[bytes]:
-    """Decompress one gzip member in pieces; Malformed if it is damaged, incomplete, followed by
-    anything, longer than `most` bytes, or does not end with a line break."""
+def unpack(compressed: bytes, most: int, digest: str) -> bytes:
+    """The lines of a part; Malformed unless it is one gzip member of at most `most` bytes, in whole
+    lines, with this digest."""
     stream = zlib.decompressobj(wbits=31)
-    size, data, last = 0, compressed, b"\n"
     try:
-        while not stream.eof:
-            piece = stream.decompress(data, _CHUNK)
-            data = stream.unconsumed_tail
-            if not piece and not data and not stream.eof:
-                raise Malformed("the compressed part is incomplete")
-            size += len(piece)
-            if size > most:
-                raise Malformed(f"the part is longer than {most} bytes")
-            last = piece[-1:] or last
-            yield piece
+        lines = stream.decompress(compressed, most + 1)
     except zlib.error as error:
         raise Malformed("the part is not gzip") from error
-    if stream.unused_data:
-        raise Malformed("bytes follow the compressed part")
-    if last != b"\n":
-        raise Malformed("the last line is incomplete")
-
-
-def unpack(compressed: bytes, most: int, digest: str) -> bytes:
-    """The lines of a part; Malformed unless they have this digest."""
-    lines = b"".join(pieces(compressed, most))
-    if sha256(lines) != digest:
-        raise Malformed(f"the lines do not have the sha256 {digest[:16]}...")
+    if len(lines) > most:
+        raise Malformed(f"the part is longer than {most} bytes")
+    if not stream.eof or stream.unused_data:
+        raise Malformed("the compressed part is incomplete, or bytes follow it")
+    if sha256(lines) != digest or lines[-1:] not in (b"", b"\n"):
+        raise Malformed(f"the part is not made of lines with the sha256 {digest[:16]}...")
     return lines
-
-
-def measure(compressed: bytes, most: int) -> tuple[str, int, int]:
-    """(digest, rows, bytes) of a part, without keeping it in memory."""
-    digest, rows, size = hashlib.sha256(), 0, 0
-    for piece in pieces(compressed, most):
-        digest.update(piece)
-        rows += piece.count(b"\n")
-        size += len(piece)
-    return digest.hexdigest(), rows, size

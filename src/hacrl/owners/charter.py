@@ -93,18 +93,17 @@ class Charter(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> Charter:
-        names = [m.name for m in self.members]
-        if twice := [n for n in names if names.count(n) > 1]:
-            raise ValueError(f"members: the name {twice[0]!r} is used twice; names must be unique")
-        keys = [*(m.key for m in self.members), self.hub, self.founder]
-        if len({*keys[:-2], self.hub}) < len(keys) - 1:
+        if len({m.name for m in self.members}) < len(self.members):
+            raise ValueError("members: a name is used twice; names must be unique")
+        if len({self.hub, *(m.key for m in self.members)}) <= len(self.members):
             raise ValueError("members, hub: one key is used twice; each needs its own key")
         if ":" in self.task.kind:
             raise ValueError(f"task.kind = {self.task.kind!r} names code; a charter names no code")
-        for file in self.files:
-            if not _is_inside(file):
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or {"\\", "\0"} & {*name}:
                 raise ValueError(
-                    f"task: {file!r} is not in the folder of the charter; copy it there and give "
+                    f"task: {name!r} is not in the folder of the charter; copy it there and give "
                     "its name"
                 )
         return self
@@ -115,43 +114,22 @@ class Charter(Table):
         names = (self.task.train, self.task.held_out, self.task.exclude)
         return tuple(n for n in names if n) if self.task.kind in ("jsonl", "csv", "parquet") else ()
 
-    @property
-    def max_rows(self) -> int:
-        return self.prompts_per_step * self.samples_per_prompt
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return (
-        not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
-    )
-
 
 def read_charter(path: Path) -> Content:
-    """Content of the charter in a TOML file, with the sha256 of its data files."""
+    """Content of the charter in a TOML file."""
     tree = read_toml(path)
     charter = _validated(Charter, tree, str(path))
     # All fields, so that other defaults in another version do not change the team; the free tables as
     # they are written, so that new fields in another version do not make them unreadable.
-    content = charter.model_dump(mode="json")
-    content["task"] = charter.task.model_dump(mode="json", exclude_unset=True)
-    content["protocol"] = PROTOCOL
-    content["data"] = {name: _file_digest(path.parent / name) for name in charter.files}
-    return content
-
-
-def _file_digest(path: Path) -> str:
-    try:
-        return sha256(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist, but the charter's task names it") from error
+    task = charter.task.model_dump(mode="json", exclude_unset=True)
+    return {**charter.model_dump(mode="json"), "task": task}
 
 
 def _validated(table: type[Any], tree: Any, source: str) -> Any:
     try:
         return table.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, table, tree)}") from error
+        raise Malformed(f"{source}: {explain(error, table, tree)}") from error
 
 
 class Amended(Table):
@@ -211,9 +189,9 @@ class TeamRecord:
         data = tree.pop("data", None)
         try:
             check_values(tree, "charter")
-            charter: Charter = _validated(Charter, tree, "charter")
         except UserError as error:
             raise Malformed(str(error)) from error
+        charter: Charter = _validated(Charter, tree, "charter")
         signed.check(charter.founder, "charter")
         if not isinstance(data, dict) or set(data) != set(charter.files):
             raise Malformed("charter: data must have the sha256 of the files of the task")
@@ -267,59 +245,49 @@ class TeamRecord:
         own = [a for a in self.amendments if a.member == name]
         if own and own[-1].kind == "expel" and own[-1].step <= step:
             return []
-        coming = [a.key for a in own if a.step > step and a.key]
-        left = sorted((a.step - 1 for a in own if a.step <= step), reverse=True)
-        for at in (step, *left):
-            if name in (roster := self.roster(at)):
-                return [roster[name].key, *coming]
-        return coming
+        first = [m.key for m in self.charter.members if m.name == name]
+        past = sorted((a.step, a.number, a.key) for a in own if a.key and a.step <= step)
+        coming = [a.key for a in own if a.key and a.step > step]
+        return [*[*first, *(key for _, _, key in past)][-1:], *coming]
 
     def amended(self, signed: Signed) -> TeamRecord:
         """The team with one more amendment; Malformed if it is not valid."""
-        try:
-            new = Amended.model_validate(signed.content)
-        except ValidationError as error:
-            raise Malformed(f"amendment: {explain(error, Amended, signed.content)}") from error
+        new: Amended = _validated(Amended, signed.content, "amendment")
         if (new.team, new.number, new.previous) != (self.id, len(self.chain), self.head):
             raise Malformed(
                 f"amendment: it must have number {len(self.chain)} and follow {self.head[:16]}...: "
                 "another one was added in the meantime, sign again"
             )
+        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
+        for step in {a.step for a in team.amendments}:
+            team.roster(step)  # Malformed if this one, or one for a later step, does not fit
         before = self.roster(new.step)
-        if (new.member in before) == (new.kind == "join"):
-            verb = "already is" if new.kind == "join" else "is not"
-            raise Malformed(f"amendment: {new.member!r} {verb} a member in step {new.step + 1}")
         signer = before[new.member].key if new.signer == "member" else self.charter.founder
         signed.check(signer, f"amendment of {new.member!r}")
-        used = {self.charter.hub, *(m.key for m in before.values())}
-        if new.key in used:
+        if new.key in {self.charter.hub, *(m.key for m in before.values())}:
             raise Malformed(
                 "amendment: the key is in use; make a new one with `hacrl key new FILE`"
             )
-        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
-        for step in {a.step for a in team.amendments}:
-            team.roster(step)  # Malformed if a later amendment no longer fits
         return team
 
     def amend(self, signing_key: Key, /, **fields: Any) -> Signed:
         """Sign the next amendment."""
         link = {"team": self.id, "number": len(self.chain), "previous": self.head}
-        try:
-            content = Amended.model_validate({**link, **fields}).model_dump(mode="json")
-        except ValidationError as error:
-            raise UserError(f"amendment: {explain(error, Amended, fields)}") from error
-        return signing_key.speaking(self.protocol).sign("amendment", content)
+        new: Amended = _validated(Amended, {**link, **fields}, "amendment")
+        return signing_key.speaking(self.protocol).sign("amendment", new.model_dump(mode="json"))
 
 
 def _apply(roster: Roster, change: Amended) -> None:
+    """Change the roster; Malformed if who joins is there, or who does something else is not."""
     name = change.member
     if (name in roster) == (change.kind == "join"):
-        raise Malformed(f"amendment {change.number}: {change.kind} of {name!r} no longer fits")
+        verb = "already is" if name in roster else "is not"
+        raise Malformed(f"amendment: {name!r} {verb} a member in step {change.step + 1}")
     if change.kind == "join":
-        assert change.key is not None and change.publish is not None
-        roster[name] = Member(name=name, key=change.key, publish=change.publish)
+        roster[name] = Member.model_validate(
+            {"name": name, "key": change.key, "publish": change.publish}
+        )
     elif change.kind == "rotate":
-        assert change.key is not None
         roster[name] = roster[name].model_copy(update={"key": change.key})
     else:
         del roster[name]
@@ -332,7 +300,16 @@ def sign_charter(path: Path, key: Key) -> TeamRecord:
         raise UserError(
             f"{path}: founder = {content['founder']!r} is not the key given: {key.public}"
         )
-    return TeamRecord.verified(key.speaking(content["protocol"]).sign("charter", content))
+    data = {}
+    for name in Charter.model_validate(content).files:
+        try:
+            data[name] = sha256((path.parent / name).read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{path.parent / name} does not exist, but the task names it"
+            ) from error
+    content |= {"protocol": PROTOCOL, "data": data}
+    return TeamRecord.verified(key.speaking(PROTOCOL).sign("charter", content))
 
 
 def load_charter(path: Path) -> TeamRecord:
@@ -340,19 +317,15 @@ def load_charter(path: Path) -> TeamRecord:
     signed = path.with_suffix(".json")
     sign = f"`hacrl charter sign {path.with_suffix('.toml')} --key FOUNDER.key`"
     if not signed.is_file():
-        raise UserError(
-            f"{signed} does not exist: the charter is not signed. The founder runs {sign}"
-        )
+        raise UserError(f"{signed} does not exist: the charter is not signed. Run {sign}")
     try:
         team = TeamRecord.verified(Signed.decode("charter", signed.read_bytes().strip()))
     except Malformed as error:
         raise UserError(f"{signed}: {error}. The founder signs again with {sign}") from error
-    written = {**read_charter(path), "protocol": team.protocol} if path.suffix == ".toml" else None
-    if written is not None and written != team.signed.content:
-        files = [n for n, digest in team.data.items() if written["data"].get(n) != digest]
-        what = ", ".join(str(path.parent / n) for n in files) or str(path)
+    content = team.signed.content
+    if path.suffix == ".toml" and {**content, **read_charter(path)} != content:
         raise UserError(
-            f"{what} was changed after the charter was signed. Undo the change, or start a new team: "
+            f"{path} was changed after the charter was signed. Undo the change, or start a new team: "
             f"{sign}"
         )
     return team

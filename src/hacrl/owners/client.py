@@ -6,11 +6,10 @@
     FOLDER/snapshots/step-000003.json  the hub's signed snapshots, each verified against the one before
     FOLDER/proofs/*.json               two records that contradict each other, with their signatures
 
-While the hub cannot be reached, requests are repeated for `patience` seconds.
+While the hub cannot be reached, requests are repeated (connection.py).
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from hacrl.errors import RunStopped, UserError
 from hacrl.owners.batch import Batch, Envelope, read_envelope, unpack
 from hacrl.owners.charter import TeamRecord
-from hacrl.owners.connection import PATIENCE, POLL, Connection, HubRefused, Sender
+from hacrl.owners.connection import POLL, Connection, HubRefused, Sender
 from hacrl.owners.signing import Key, Malformed, Signed, canonical, parse, sha256
 from hacrl.store.files import write_atomic
 
@@ -54,19 +53,20 @@ def fetch_team(connection: Connection, team: str | None = None) -> TeamRecord:
     """Fetch and verify charter and amendments; UserError if they are not of the team."""
     try:
         charter = Signed.decode("charter", connection.send("GET", "/v1/charter"))
-        record = TeamRecord.verified(charter, _chain(connection))
+        chain = connection.send("GET", "/v1/amendments")
+        record = TeamRecord.verified(charter, _amendments(chain))
     except Malformed as error:
         raise UserError(f"{connection.url}: {error}") from error
     if team not in (None, record.id):
         raise UserError(
-            f"{connection.url} is the hub of the team {record.id}, not of {team}: ask the founder for "
-            "the URL and the team id"
+            f"{connection.url} is the hub of the team {record.id}, not of {team}: check the URL, the "
+            "team id and the run directory"
         )
     return record
 
 
-def _chain(connection: Connection) -> list[Signed]:
-    values = parse(connection.send("GET", "/v1/amendments"))
+def _amendments(data: bytes) -> list[Signed]:
+    values = parse(data)
     if not isinstance(values, list):
         raise Malformed("the amendments are not a list")
     return [Signed.of("amendment", value) for value in values]
@@ -75,84 +75,53 @@ def _chain(connection: Connection) -> list[Signed]:
 class HubClient:
     """The connection of one member.
 
-    Example: client = HubClient(url, "ant", Key.read(path), folder); client.put(batch)
+    Example: client = HubClient(Connection(url), "ant", Key.read(path), folder); client.put(batch)
     """
 
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        key: Key,
-        folder: Path,
-        note: Callable[[str], None] = lambda text: None,
-        patience: float = PATIENCE,
-        verify: str | bool = True,
-    ) -> None:
-        """`verify` may be a file with the certificate of a hub that signs its own."""
-        self.connection = Connection(url, note, patience, verify)
-        self.url, self.name, self.folder, self.note = self.connection.url, name, folder, note
-        self.team = self._open_team()
+    def __init__(self, connection: Connection, name: str, key: Key, folder: Path) -> None:
+        self.connection, self.name, self.folder = connection, name, folder
+        self.url, self.note = connection.url, connection.note
+        stored, chain = folder / "team.json", folder / "amendments.json"
+        if stored.exists():
+            known = _amendments(chain.read_bytes()) if chain.exists() else []
+            self.team = TeamRecord.verified(Signed.decode("charter", stored.read_bytes()), known)
+            self.refresh()
+        else:
+            self.team = fetch_team(connection)
+            write_atomic(stored, self.team.signed.encode())
+            self._store_chain()
         self.key = key.speaking(self.team.protocol)
-        self.refresh()
         if not any(key.public in self.team.keys(name, step) for step in (0, 10**9)):
             raise UserError(
                 f"{key.public} is not the key of {name!r} in the team {self.team.charter.name!r}: check "
                 "--as and --key, or ask the founder for an amendment"
             )
 
-    def close(self) -> None:
-        self.connection.http.close()
-
-    # ------------------------------------------------------------ the team
-
-    def _open_team(self) -> TeamRecord:
-        """The team of this folder; at first that of the hub."""
-        stored, chain = self.folder / "team.json", self.folder / "amendments.json"
-        offered = Signed.decode("charter", self.connection.send("GET", "/v1/charter"))
-        if not stored.exists():
-            TeamRecord.verified(offered)
-            write_atomic(stored, offered.encode())
-        known = Signed.decode("charter", stored.read_bytes())
-        if known.digest != offered.digest:
-            raise UserError(
-                f"{self.url} is the hub of the team {offered.digest}, but {self.folder} belongs to "
-                f"{known.digest}: check the URL, or choose another run directory"
-            )
-        records = parse(chain.read_bytes()) if chain.exists() else []
-        return TeamRecord.verified(known, [Signed.of("amendment", r) for r in records])
-
     def refresh(self) -> None:
         """Fetch new amendments and verify that they continue the known chain."""
-        found = _chain(self.connection)
-        known = [a.digest for a in self.team.chain]
-        if [a.digest for a in found[: len(known)]] != known:
+        known, found = self.team, fetch_team(self.connection, self.team.id)
+        if [a.digest for a in found.chain[: len(known.chain)]] != [a.digest for a in known.chain]:
             self._contradiction(
-                "amendments",
-                self.team.chain[-1],
-                found[-1] if found else None,
-                "chain of amendments",
+                "amendments", known.chain[-1], [*found.chain, None][-1], "chain of amendments"
             )
-        team = self.team
-        for signed in found[len(known) :]:
-            team = team.amended(signed)
-        if team is not self.team:
-            write_atomic(
-                self.folder / "amendments.json", canonical([a.plain() for a in team.chain])
-            )
-            self.team = team
+        self.team = found
+        if len(found.chain) > len(known.chain):
+            self._store_chain()
+
+    def _store_chain(self) -> None:
+        chain = canonical([a.plain() for a in self.team.chain])
+        write_atomic(self.folder / "amendments.json", chain)
 
     # ------------------------------------------------------------ publishing
 
     def put(self, batch: Batch) -> Signed:
         """Publish a batch; return the verified receipt. The same batch may be sent again."""
-        envelope = read_envelope(batch.envelope)
-        data = self._send("PUT", f"/v1/steps/{envelope.step}/batch", batch.encode())
-        receipt = Signed.decode("receipt", data)
-        content = receipt.check(self.team.charter.hub, "receipt")
+        sent, step = batch.envelope.content, batch.envelope.content["step"]
+        receipt = self._receipt(f"/v1/steps/{step}/batch", batch.encode())
         names = ("team", "agent", "step", "outcomes", "texts")
-        if any(content.get(name) != getattr(envelope, name) for name in names):
+        if any(receipt.content.get(name) != sent[name] for name in names):
             raise UserError(f"{self.url}: the receipt does not match the batch that was sent")
-        self._store("receipts", envelope.step, receipt)
+        self._store("receipts", step, receipt)
         return receipt
 
     def sent(self, step: int) -> bool:
@@ -162,8 +131,10 @@ class HubClient:
     def skip(self, step: int) -> Signed:
         """Skip a step: the team does not wait for this member, and the member may read the step."""
         content = {"team": self.team.id, "agent": self.name, "step": step}
-        data = self._send("PUT", f"/v1/steps/{step}/skip", self.key.sign("skip", content).encode())
-        receipt = Signed.decode("receipt", data)
+        return self._receipt(f"/v1/steps/{step}/skip", self.key.sign("skip", content).encode())
+
+    def _receipt(self, path: str, body: bytes) -> Signed:
+        receipt = Signed.decode("receipt", self._send("PUT", path, body))
         receipt.check(self.team.charter.hub, "receipt")
         return receipt
 
@@ -184,26 +155,23 @@ class HubClient:
         found: dict[str, Any] = json.loads(self._send("GET", "/v1/state"))
         return found
 
-    def snapshot(self, step: int, wait: bool = True) -> Signed | None:
-        """The verified snapshot of a step, after those before it. With `wait` it returns when the step
-        is closed, else None if it is open."""
+    def snapshot(self, step: int) -> Signed:
+        """The verified snapshot of a step, after those before it. Returns when the step is closed."""
         head = self.head
         for at in range(head.content["step"] + 1 if head else 0, step + 1):
-            if (found := self._fetch(at, wait)) is None:
-                return None
-            self._accept(found, at)
-        return self.known(step)
+            self._accept(self._fetch(at), at)
+        found = self.known(step)
+        assert found is not None
+        return found
 
-    def _fetch(self, step: int, wait: bool) -> Signed | None:
+    def _fetch(self, step: int) -> Signed:
         while True:
             try:
-                path = f"/v1/steps/{step}/snapshot" + (f"?wait={POLL:g}" if wait else "")
-                return Signed.decode("snapshot", self._send("GET", path))
+                data = self._send("GET", f"/v1/steps/{step}/snapshot?wait={POLL:g}")
+                return Signed.decode("snapshot", data)
             except HubRefused as refused:
                 if refused.code != "open":
                     raise
-            if not wait:
-                return None
 
     def _accept(self, found: Signed, step: int) -> None:
         """Verify a snapshot against the chain and the receipt, and store it."""
@@ -220,12 +188,13 @@ class HubClient:
             self._contradiction(f"fork-step-{step:06d}", before, found, "chain of snapshots")
         receipt = self._file("receipts", step)
         mine = Signed.decode("receipt", receipt.read_bytes()) if receipt.exists() else None
-        if mine is not None and not mine.content["late"]:
-            listed = content["batches"].get(self.name, {})
-            if any(listed.get(part) != mine.content[part] for part in ("outcomes", "texts")):
-                self._contradiction(
-                    f"censored-step-{step:06d}", mine, found, "snapshot and receipt"
-                )
+        listed = content["batches"].get(self.name, {})
+        if (
+            mine
+            and not mine.content["late"]
+            and any(listed.get(part) != mine.content[part] for part in ("outcomes", "texts"))
+        ):
+            self._contradiction(f"censored-step-{step:06d}", mine, found, "snapshot and receipt")
         self._store("snapshots", step, found)
 
     # ------------------------------------------------------------ batches of others
@@ -238,14 +207,12 @@ class HubClient:
         team = self.team.until(header.content["amendments"])
         roster, found = team.roster(step), []
         for value in parse(self._send("GET", f"/v1/steps/{step}/envelopes")):
-            signed = Signed.of("envelope", value["envelope"])
             try:
+                signed = Signed.of("envelope", value["envelope"])
                 envelope = read_envelope(signed)
-                author = roster[envelope.agent]
-                if (envelope.team, envelope.step) != (team.id, step) or not signed.valid(
-                    author.key
-                ):
-                    raise Malformed("of another team, step or key")
+                signed.check(roster[envelope.agent].key, "envelope")
+                if (envelope.team, envelope.step) != (team.id, step):
+                    raise Malformed("of another team or step")
             except (Malformed, KeyError):
                 self.note(f"step {step + 1}: an envelope is not valid and is left out")
                 continue
@@ -278,9 +245,8 @@ class HubClient:
         data = self._send("GET", f"/v1/data/{name}")
         if sha256(data) != self.team.data.get(name):
             raise UserError(
-                f"{self.url}: the hub's copy of {name} does not have the sha256 of the charter, "
-                f"{self.team.data.get(name)}: ask the founder to restore it, or copy the right file "
-                "into the folder of your config"
+                f"{self.url}: the hub's copy of {name} does not have the sha256 of the charter: copy "
+                "the right file into the folder of your config"
             )
         return data
 

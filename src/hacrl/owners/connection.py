@@ -1,13 +1,12 @@
-"""HTTP requests to a hub: signed, repeated while the hub is down, with a limit on response sizes."""
+"""HTTP requests to a hub: signed, and repeated while the hub is down."""
 
-import json
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hacrl.errors import UserError, first_line
-from hacrl.owners.signing import Key, request_content, sha256
+from hacrl.owners.signing import REQUEST, Key, sha256
 from hacrl.stopping import check
 
 try:
@@ -17,8 +16,7 @@ except ImportError as error:
 
 PATIENCE = 3600.0  # seconds to wait for a hub that cannot be reached
 POLL = 5.0  # seconds that the hub holds a request for a snapshot that does not exist yet
-MOST = 1 << 30  # largest answer in bytes
-_AGAIN = {"rate", "busy", "database", "restarted", "slow", "incomplete"}
+_AGAIN = {"rate", "busy", "database", "restarted", "incomplete"}
 """Codes of refusals after which the request is signed and sent again."""
 
 
@@ -44,13 +42,14 @@ class Sender:
     def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
         """The headers that the hub verifies (hub/gate.py)."""
         now, nonce, digest = time.time(), secrets.token_hex(16), sha256(body)
-        parts = (self.team, self.hub, self.name, method, path, digest, now, nonce)
+        values = (self.team, self.hub, self.name, method, path, digest, now, nonce)
+        signed = self.key.sign("request", dict(zip(REQUEST, values, strict=True)))
         return {
             "Hacrl-Member": self.name,
             "Hacrl-Time": repr(now),
             "Hacrl-Nonce": nonce,
             "Hacrl-Body": digest,
-            "Hacrl-Signature": self.key.sign("request", request_content(*parts)).signature,
+            "Hacrl-Signature": signed.signature,
         }
 
 
@@ -82,13 +81,13 @@ class Connection:
             check()
             headers = sender.headers(method, path, body) if sender else {}
             try:
-                status, answer = self._once(method, path, body, headers)
-                if status == 200:
+                answer = self.http.request(method, self.url + path, content=body, headers=headers)
+                if answer.status_code == 200:
                     if noted:
                         self.note("the hub answers again")
-                    return answer
-                code, reason = _refusal(status, answer)
-                if code not in _AGAIN and status < 500:
+                    return answer.content
+                code, reason = _refusal(answer)
+                if code not in _AGAIN and answer.status_code < 500:
                     raise HubRefused(code, reason)
             except httpx.InvalidURL as error:
                 raise UserError(f"{self.url!r} is not the URL of a hub ({error})") from error
@@ -107,25 +106,11 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    def _once(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        """Status and body of one request."""
-        url = self.url + path
-        with self.http.stream(method, url, content=body, headers=headers) as answer:
-            pieces, size = [], 0
-            for piece in answer.iter_bytes():
-                pieces.append(piece)
-                size += len(piece)
-                if size > MOST:
-                    raise UserError(f"{self.url}: a response is longer than {MOST} bytes")
-            return answer.status_code, b"".join(pieces)
 
-
-def _refusal(status: int, answer: bytes) -> tuple[str, str]:
+def _refusal(answer: httpx.Response) -> tuple[str, str]:
     """(code, sentence) of an answer that is not 200."""
     try:
-        value = json.loads(answer[:10_000])
+        value = answer.json()
         return str(value["error"])[:40], str(value["message"])[:500]
     except (ValueError, KeyError, TypeError):
-        return "status", f"status {status}"
+        return "status", f"status {answer.status_code}"

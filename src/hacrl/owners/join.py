@@ -7,7 +7,7 @@ charter. It has one table `[agent]` instead of `[[agents]]`. Nothing in a charte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,14 @@ class Membership:
 
     def member(self) -> Member:
         """This member, as the newest amendment that names it has it."""
-        steps = sorted({0, *(a.step for a in self.team.amendments)}, reverse=True)
-        rosters = [self.team.roster(step) for step in steps]
-        if found := [r[self.name] for r in rosters if self.name in r]:
-            return found[0]
-        names = ", ".join(dict.fromkeys(n for r in reversed(rosters) for n in r))
+        members: dict[str, Member] = {}
+        for step in sorted({0, *(a.step for a in self.team.amendments)}):
+            members |= self.team.roster(step)
+        if self.name in members:
+            return members[self.name]
         raise UserError(
             f"--as {self.name}: not a member of the team {self.team.charter.name!r}; the members are "
-            f"{names}. A new member asks the founder for an amendment (join)"
+            f"{', '.join(members)}. A new member asks the founder for an amendment (join)"
         )
 
     def config(self, mine: Path, run: Path, overrides: Sequence[str] = ()) -> Config:
@@ -83,14 +83,13 @@ class Membership:
         apply_overrides(tree, overrides, mine.parent)
         self._refuse_common(tree, str(mine))
         content = self.team.signed.content
-        verifier = {**tree.get("verifier", {}), **_chosen(content["verifier"], "kind", "options")}
-        trust = {"judge_again": True, **tree.get("trust", {})}
-        judge = f"{content['verifier']['kind']}/{content['verifier']['version']}"
+        verifier, trust = dict(content["verifier"]), {"judge_again": True, **tree.get("trust", {})}
+        judge = f"{verifier['kind']}/{verifier.pop('version')}"
         hub = {"url": self.connection.url, "team": self.team.id, "verifier": judge}
         hub |= {"staleness": content["staleness"], **tree.get("hub", {})}
         tree |= {name: content[name] for name in COMMON} | {
             "task": self._task(run),
-            "verifier": verifier,
+            "verifier": {**tree.get("verifier", {}), **verifier},
             "trust": trust | {"reciprocity": content["reciprocity"]},
             "agents": [{**tree.pop("agent"), "name": self.name, "publish": self.member().publish}],
             "hub": hub,
@@ -129,16 +128,7 @@ class Membership:
     def pool(self, run: Path, beside: Path, note: Callable[[str], None]) -> HubPool:
         """The pool of the run, after its data files are fetched and checked. The member's own copies of
         these files are read from the folder `beside`."""
-        connection = self.connection
-        client = HubClient(
-            connection.url,
-            self.name,
-            self.key,
-            run / "hub",
-            note,
-            connection.patience,
-            connection.verify,
-        )
+        client = HubClient(replace(self.connection, note=note), self.name, self.key, run / "hub")
         client.state()  # a signed request: a wrong clock is noticed before models are loaded
         for name, digest in self.team.data.items():
             _place(client, name, digest, run / "data" / name, beside / name)
@@ -168,7 +158,3 @@ def _place(client: HubClient, name: str, digest: str, place: Path, own: Path) ->
                 f"the hub does not serve {name}: copy the file with the sha256 {digest} to {own}"
             ) from refused
     write_atomic(place, data)
-
-
-def _chosen(tree: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: tree[key] for key in keys}

@@ -29,7 +29,7 @@ TOO_LATE = ("late", "skipped", "revealed", "roster")
 class HubPool(Pool):
     """The pool of one member.
 
-    Example: pool = HubPool(run.pool_path, HubClient(url, "ant", key, run.path / "hub"), "all")
+    Example: pool = HubPool(run.pool_path, client, "all")
     """
 
     def __init__(self, folder: Path, client: HubClient, level: Level) -> None:
@@ -110,7 +110,6 @@ class HubPool(Pool):
         began = time.monotonic()
         header = client.snapshot(step)
         self.waited += time.monotonic() - began
-        assert header is not None
         roster = client.team.until(header.content["amendments"]).roster(step)
         if client.name not in roster:
             self._away[step] = True
@@ -149,18 +148,9 @@ class HubPool(Pool):
 
     def _signed(self, step: int, trajectories: Sequence[Trajectory]) -> Batch:
         """The batch with the envelope that was signed first, so that it is sent with the same bytes."""
-        client = self.client
-        args = (
-            client.key,
-            client.team.id,
-            client.name,
-            step,
-            trajectories,
-            self.level,
-            client.head,
-        )
-        batch = Batch.build(*args)
-        path = self._envelope(step)
+        client, path = self.client, self._envelope(step)
+        author = (client.key, client.team.id, client.name)
+        batch = Batch.build(*author, step, trajectories, self.level, client.head)
         if not path.exists():
             write_atomic(path, batch.envelope.encode())
             return batch
@@ -180,8 +170,7 @@ class HubPool(Pool):
     def _lines_of(self, envelope: Envelope) -> bytes:
         """The rows of a batch: texts where they are published and received, else outcomes."""
         step = envelope.step
-        outcomes = self.client.part(step, envelope.outcomes).splitlines()
-        texts: list[bytes] = []
+        outcomes, texts = self.client.part(step, envelope.outcomes).splitlines(), list[bytes]()
         if envelope.published:
             try:
                 texts = self.client.part(step, envelope.texts).splitlines()

@@ -5,8 +5,8 @@ A signature covers the bytes
     hacrl-KIND-v1\\n{canonical JSON}
 
 with the protocol version of the team, which its charter names. hacrl supports its own protocol version
-and the one before, so members and hub may be one version apart.
-Each kind of record has its own first line, so that a signature of one kind is never valid for another.
+and the one before, so members and hub may be one version apart. KIND is request, envelope, skip,
+snapshot, charter, amendment or receipt: a signature of one kind is never valid for another.
 Canonical JSON has sorted keys, no spaces, UTF-8 and finite numbers: equal values have equal bytes.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ except ImportError as error:
 PROTOCOL = 1  # version of the records and of the hub's endpoints
 SUPPORTED = tuple(version for version in (PROTOCOL, PROTOCOL - 1) if version)
 
-KINDS = ("request", "envelope", "skip", "snapshot", "charter", "amendment", "receipt")
+REQUEST = ("team", "hub", "member", "method", "path", "body", "time", "nonce")
+"""What the signature of a request covers. The path includes the query, the body is its sha256."""
 
 Content = dict[str, Any]
 
@@ -56,25 +58,10 @@ def canonical(value: Any) -> bytes:
 
     Example: canonical({"b": 1, "a": ["x"]}) == b'{"a":["x"],"b":1}'
     """
-    _check_keys(value)
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     return text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
-
-
-def _check_keys(value: Any) -> None:
-    """json.dumps would turn the key 1 into "1", and a tuple into a list."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"the key {key!r} is not text")
-            _check_keys(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_keys(item)
-    elif value is not None and type(value) not in (str, int, float, bool):
-        raise ValueError(f"{value!r} is not plain data")
 
 
 def parse(data: bytes) -> Any:
@@ -91,51 +78,18 @@ def parse(data: bytes) -> Any:
 
 
 def sha256(data: bytes) -> str:
+    """The digest in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def is_hex(value: Any, size: int) -> bool:
     """Whether the value is lower-case hexadecimal text of `size` bytes."""
-    return (
-        isinstance(value, str) and len(value) == 2 * size and set(value) <= set("0123456789abcdef")
-    )
+    return isinstance(value, str) and bool(re.fullmatch(f"[0-9a-f]{{{2 * size}}}", value))
 
 
 def signed_bytes(kind: str, content: Content, protocol: int = PROTOCOL) -> bytes:
     """The bytes that a signature of this kind covers."""
-    assert kind in KINDS, kind
     return f"hacrl-{kind}-v{protocol}\n".encode() + canonical(content)
-
-
-def verify(public: str, kind: str, content: Content, signature: str) -> bool:
-    """Whether `signature` is the signature of the content by the owner of the public key, in a supported
-    protocol version."""
-    if not (is_hex(public, 32) and is_hex(signature, 64)):
-        return False
-    for protocol in SUPPORTED:
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
-            key.verify(bytes.fromhex(signature), signed_bytes(kind, content, protocol))
-            return True
-        except (InvalidSignature, ValueError):
-            continue
-    return False
-
-
-def request_content(
-    team: str, hub: str, member: str, method: str, path: str, body: str, time: float, nonce: str
-) -> Content:
-    """What the signature of a request covers. `path` includes the query."""
-    return {
-        "team": team,
-        "hub": hub,
-        "member": member,
-        "method": method,
-        "path": path,
-        "body": body,
-        "time": time,
-        "nonce": nonce,
-    }
 
 
 @dataclass(frozen=True)
@@ -176,7 +130,16 @@ class Signed:
         return cls(kind, content, signature)
 
     def valid(self, public: str) -> bool:
-        return verify(public, self.kind, self.content, self.signature)
+        """Whether the owner of the public key signed this, in a supported protocol version."""
+        if not (is_hex(public, 32) and is_hex(self.signature, 64)):
+            return False
+        for protocol in SUPPORTED:
+            with suppress(InvalidSignature, ValueError):
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+                data = signed_bytes(self.kind, self.content, protocol)
+                key.verify(bytes.fromhex(self.signature), data)
+                return True
+        return False
 
     def check(self, public: str, what: str) -> Content:
         """Return the content; Malformed if the signature is not by this key."""
@@ -215,26 +178,19 @@ class Key:
         try:
             write_atomic(path, pem, replace=False, mode=0o600)
         except FileExistsError as error:
-            raise UserError(
-                f"{path} exists: choose another name, keys are never replaced"
-            ) from error
+            raise UserError(f"{path} exists: choose another name") from error
 
     @classmethod
     def read(cls, path: Path) -> Key:
         """Read a key file; UserError if others can read it."""
-        try:
-            mode = path.stat().st_mode
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise UserError(
-                f"{path} does not exist: make a key with `hacrl key new {path}`"
-            ) from error
-        if stat.S_IMODE(mode) & 0o077:
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: make a key with `hacrl key new {path}`")
+        if path.stat().st_mode & 0o077:
             raise UserError(f"{path} can be read by others: run `chmod 600 {path}`")
         try:
-            private = load_pem_private_key(data, None)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path} is not a key file of `hacrl key new`") from error
+            private = load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError):
+            private = None
         if not isinstance(private, Ed25519PrivateKey):
-            raise UserError(f"{path} is not an Ed25519 key: make one with `hacrl key new FILE`")
+            raise UserError(f"{path} is not a key file of `hacrl key new`")
         return cls(private)

@@ -11,14 +11,6 @@
 `hacrl.training` imports this package, not the reverse.
 """
 
-from hacrl.trust.publish import has_text, receives_texts, withheld, without_details
 from hacrl.trust.settings import Level, TrustConfig
 
-__all__ = [
-    "Level",
-    "TrustConfig",
-    "has_text",
-    "receives_texts",
-    "withheld",
-    "without_details",
-]
+__all__ = ["Level", "TrustConfig"]

@@ -2,40 +2,42 @@
 
 In this order: sources in quarantine are left out, then samples over `max_ratio` or below
 `min_own_quantile`, then samples over `max_source_fraction`. After credit, advantages are scaled to
-`max_source_weight` and `max_source_norm`. Samples of late batches follow under the same rules: caps
-count them together with the step's samples, and only late ones are left out or scaled for it.
+`max_source_weight`. Samples of late batches follow under the same rules: caps count them together with
+the step's samples, and only late ones are left out or scaled for it.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
+from dataclasses import asdict
 from typing import Any
 
 from hacrl.config import Config
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
-from hacrl.trust.caps import (
-    cap_ratios,
-    cap_samples,
-    cap_unlikely,
-    cap_weights,
-    gradient_size,
-    log_ratio,
-)
+from hacrl.trust.caps import Key, cap_weights, key_of, log_ratio, over_ratio, surplus, unlikely
 from hacrl.trust.quarantine import (
+    CALM_STEPS,
     COPY_WINDOW,
+    FALSE_ALARM_STEPS,
     STATISTICS,
     Standing,
+    Texts,
     count_copies,
     long_texts,
     rate_evidence,
     ratio_evidence,
-    threshold,
 )
 from hacrl.trust.view import LateStep, Seen
 from hacrl.types import Sample, Snapshot
 
 KIND = "quarantine"  # of the journal's files
+
+REASONS = {
+    "claims": "its verdicts differ from those of this agent's verifier",
+    "invalid": "it publishes impossible values, or fewer replies than required",
+    "copies": "it publishes texts that others wrote before",
+    "ratio": "its published log-probabilities are too low",
+}
 
 Score = Callable[[Sequence[Sample]], list[Sample]]
 """Fills in the log-probabilities that the learner's weights give to peers' samples."""
@@ -56,8 +58,7 @@ class Defence:
         """Samples that the step does not use, by source and reason: "quarantined", "ratio",
         "unlikely" or "capped"."""
         self._out: set[str] = set()  # sources in quarantine
-        self._logprobs: dict[tuple[str, str, int], tuple[float, ...]] = {}  # of the step's peers
-        self._texts: dict[int, dict[tuple[str, str], set[str]]] = {}
+        self._texts: dict[int, Texts] = {}
 
     def admit(
         self,
@@ -69,21 +70,15 @@ class Defence:
     ) -> tuple[Snapshot, list[Sample]]:
         """Return the step's rows without sources in quarantine, and the samples to use. Batches that
         came late are evidence, too."""
-        self.metrics, self.notes = {}, []
-        self.left_out.clear()
-        self._out = set()
+        self.metrics, self.notes, self._out = {}, [], set()
         scored = [s for s in score(samples) if not s.is_own] if self.trust.scores_peers else []
-        self._logprobs = {
-            (s.source, s.problem_id, s.index): s.old_logprobs for s in scored if s.old_logprobs
-        }
         self._report_ratios(scored)
         if self.trust.quarantine:
             parts = [(seen.snapshot, scored)]
             parts += [(_late_rows(late, self.name), late.samples) for late in came_late]
             standings = self._standings(step, seen, parts)
             self._out = {name for name, standing in standings.items() if standing.since is not None}
-        kept, left_out = self._admitted(step, samples, scored)
-        self.left_out.update(left_out)
+        kept, self.left_out = self._admitted(step, samples, scored)
         return self._without_quarantined(seen.snapshot), kept
 
     def admit_late(
@@ -95,42 +90,39 @@ class Defence:
         return self._without_quarantined(late.seen.snapshot), kept
 
     def scaled(self, samples: list[Sample], used: Sequence[Sample] | None = None) -> list[Sample]:
-        """The credited samples, with at most `max_source_weight` of the weight and `max_source_norm` of
-        the estimated gradient norms by one source. `used` are the step's samples, if these came late."""
-        name, trust = "trust/factor" if used is None else "late/factor", self.trust
-        found: list[dict[str, float]] = []
-        if trust.max_source_weight < 1:
-            samples, factors = cap_weights(samples, trust.max_source_weight, used or ())
-            found.append(factors)
-        if trust.max_source_norm < 1:
-            samples, factors = cap_weights(samples, trust.max_source_norm, used or (), self._size)
-            found.append(factors)
-        for source in sorted(set().union(*found)):
-            self.metrics[f"{name}/{source}"] = prod(factors.get(source, 1.0) for factors in found)
+        """The credited samples, with at most `max_source_weight` of the weight by one source. `used` are
+        the step's samples, if these came late."""
+        if self.trust.max_source_weight == 1:
+            return samples
+        samples, factors = cap_weights(samples, self.trust.max_source_weight, used or ())
+        name = "trust/factor" if used is None else "late/factor"
+        self.metrics |= {f"{name}/{source}": factor for source, factor in factors.items()}
         return samples
 
-    def _size(self, sample: Sample) -> float:
-        key = (sample.source, sample.problem_id, sample.index)
-        return gradient_size(sample.old_logprobs or self._logprobs.get(key, ()))
-
     def _admitted(
-        self, step: int, samples: list[Sample], scored: list[Sample], used: Sequence[Sample] = ()
+        self,
+        step: int,
+        samples: list[Sample],
+        scored: Sequence[Sample],
+        used: Sequence[Sample] = (),
     ) -> tuple[list[Sample], Counter[tuple[str, str]]]:
         """The samples to use, and the number of the others by source and reason."""
-        out, trust = self._out, self.trust
-        left_out = Counter((s.source, "quarantined") for s in samples if s.source in out)
-        samples = [s for s in samples if s.source not in out]
+        trust, left_out = self.trust, Counter[tuple[str, str]]()
+
+        def leave_out(reason: str, gone: set[Key]) -> None:
+            nonlocal samples
+            left_out.update((s.source, reason) for s in samples if key_of(s) in gone)
+            samples = [s for s in samples if key_of(s) not in gone]
+
+        leave_out("quarantined", {key_of(s) for s in samples if s.source in self._out})
         if trust.max_ratio is not None:
-            samples, over = cap_ratios(samples, scored, trust.max_ratio)
-            left_out.update({(name, "ratio"): n for name, n in over.items()})
+            leave_out("ratio", over_ratio(scored, trust.max_ratio))
         if trust.min_own_quantile is not None:
-            samples, unlikely = cap_unlikely(samples, scored, trust.min_own_quantile, used)
-            left_out.update({(name, "unlikely"): n for name, n in unlikely.items()})
+            own = [s for s in (*used, *samples) if s.is_own]
+            leave_out("unlikely", unlikely(own, scored, trust.min_own_quantile))
         if trust.max_source_fraction < 1:
-            samples, surplus = cap_samples(
-                samples, trust.max_source_fraction, self.seed, step, used
-            )
-            left_out.update({(name, "capped"): n for name, n in surplus.items()})
+            gone = surplus(samples, trust.max_source_fraction, self.seed, step, used)
+            leave_out("capped", gone)
         return samples, left_out
 
     def _without_quarantined(self, snapshot: Snapshot) -> Snapshot:
@@ -141,29 +133,23 @@ class Defence:
         self, step: int, seen: Seen, parts: Sequence[tuple[Snapshot, Sequence[Sample]]]
     ) -> dict[str, Standing]:
         """The standing of every peer after this step, from the journal or computed and journalled."""
-        digest = self.pool.digest(step)
-        stored = self.journal.read(KIND, step, digest)
-        before = self._before(step)
-        if stored is None:
-            standings = dict(before)
-            limit = threshold(self.trust.false_alarm_steps)
+        last = self.journal.newest(KIND, step)
+        before = (self._stored(last) if last is not None else None) or {}
+        standings = self._stored(step)
+        if standings is None:
+            standings = {**before}
             for name, evidence in self._evidence(seen, parts).items():
-                old = before.get(name, Standing())
-                standings[name] = old.after(step, evidence, limit, self.trust.quarantine_steps)
-            plain = {name: standing.plain() for name, standing in sorted(standings.items())}
-            self.journal.write(KIND, step, digest, {"sources": plain})
-        else:
-            standings = {name: Standing(**plain) for name, plain in stored["sources"].items()}
+                standings[name] = before.get(name, Standing()).after(step, evidence)
+            plain = {name: asdict(standing) for name, standing in sorted(standings.items())}
+            self.journal.write(KIND, step, self.pool.digest(step), {"sources": plain})
         for name, standing in standings.items():
             self._report(step, name, before.get(name, Standing()), standing)
         return standings
 
-    def _before(self, step: int) -> dict[str, Standing]:
-        """The standings after the last step that this agent learned."""
-        last = self.journal.newest(KIND, step)
-        stored = self.journal.read(KIND, last, self.pool.digest(last)) if last is not None else None
-        sources = stored["sources"] if stored else {}
-        return {name: Standing(**plain) for name, plain in sources.items()}
+    def _stored(self, step: int) -> dict[str, Standing] | None:
+        """The journalled standings after a step."""
+        stored = self.journal.read(KIND, step, self.pool.digest(step))
+        return stored and {name: Standing(**plain) for name, plain in stored["sources"].items()}
 
     def _evidence(
         self, seen: Seen, parts: Sequence[tuple[Snapshot, Sequence[Sample]]]
@@ -184,18 +170,18 @@ class Defence:
                 if not s.truncated and s.behaviour is not None and s.old_logprobs:
                     claimed = s.behaviour * rows[step, s.source, s.problem_id, s.index].num_tokens
                     log_rhos[s.source].append(sum(s.old_logprobs) - claimed)
-        found = {}
-        for name in sorted({*published, *invalid, *seen.missing, *seen.compared}):
-            bad = invalid[name] + seen.missing[name]
-            found[name] = {
+        bad = invalid + seen.missing
+        return {
+            name: {
                 "claims": rate_evidence(seen.disagree[name], seen.compared[name], "claims"),
-                "invalid": rate_evidence(bad, published[name] + bad, "invalid"),
+                "invalid": rate_evidence(bad[name], published[name] + bad[name], "invalid"),
                 "copies": rate_evidence(copies[name], long[name], "copies"),
                 "ratio": ratio_evidence(log_rhos[name]),
             }
-        return found
+            for name in sorted({*published, *bad, *seen.compared})
+        }
 
-    def _long_texts(self, step: int) -> dict[tuple[str, str], set[str]]:
+    def _long_texts(self, step: int) -> Texts:
         if step not in self._texts:
             self._texts = {s: t for s, t in self._texts.items() if s >= step - COPY_WINDOW}
             self._texts[step] = long_texts(self.pool.snapshot(step))
@@ -218,15 +204,16 @@ class Defence:
         for statistic in STATISTICS:
             self.metrics[f"trust/score/{statistic}/{name}"] = new.scores.get(statistic, 0.0)
         if old.since is None and new.since is not None:
+            reasons = "; ".join(REASONS[reason] for reason in new.reason.split(", "))
             self.notes.append(
                 f"agent {self.name!r} leaves out the replies of {name!r} from step {step + 1} on "
-                f"(quarantine). Reason: {_reasons(new)}. For an honest peer this happens at most once "
-                f"in {self.trust.false_alarm_steps} steps on average."
+                f"(quarantine). Reason: {reasons}. For an honest peer this happens at most once "
+                f"in {FALSE_ALARM_STEPS} steps on average."
             )
         elif old.since is not None and new.since is None:
             self.notes.append(
                 f"agent {self.name!r} uses the replies of {name!r} again from step {step + 1} on: "
-                f"{self.trust.quarantine_steps} steps in a row were unsuspicious."
+                f"{CALM_STEPS} steps in a row were unsuspicious."
             )
 
 
@@ -234,13 +221,3 @@ def _late_rows(late: LateStep, learner: str) -> Snapshot:
     """The rows that came late, and the learner's own of that step."""
     names = {*late.sources, learner}
     return late.seen.snapshot.mapped(lambda t: t if t.agent in names else None)
-
-
-def _reasons(standing: Standing) -> str:
-    texts = {
-        "claims": "its verdicts differ from those of this agent's verifier",
-        "invalid": "it publishes impossible values, or fewer replies than required",
-        "copies": "it publishes texts that others wrote before",
-        "ratio": "its published log-probabilities are too low",
-    }
-    return "; ".join(texts[name] for name in standing.reason.split(", "))

@@ -14,20 +14,19 @@ q(text) / pi_source(text) is at most 1 for every distribution q over texts. Clai
 average are noticed. Claims that are too high lower the ratio, and with it the sample's weight in hacpo,
 naive and overlap.
 
-A score is a CUSUM, S = max(0, S + X). A source whose score exceeds log(4 x false_alarm_steps) is put
-into quarantine. By Lorden's bound an honest source gets there at most once in false_alarm_steps steps on
-average. Scores continue during quarantine; a source leaves it after `quarantine_steps` steps in a row
-with all scores below half of the threshold.
+A score is a CUSUM, S = max(0, S + X). A source whose score exceeds log(4 x FALSE_ALARM_STEPS) is put
+into quarantine. By Lorden's bound an honest source gets there at most once in FALSE_ALARM_STEPS steps on
+average. Scores continue during quarantine; a source leaves it after CALM_STEPS steps in a row with all
+scores below half of the threshold.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import exp, log
-from typing import Any
 
 from hacrl.types import Snapshot, Trajectory
 
@@ -38,6 +37,9 @@ BET = 0.1
 MAX_RHO = 100.0
 LONG_TEXT = 200  # bytes. Shorter texts are often equal by chance and are not compared.
 COPY_WINDOW = 10  # steps in which copied texts are looked for
+FALSE_ALARM_STEPS = 10_000
+CALM_STEPS = 20
+THRESHOLD = log(len(STATISTICS) * FALSE_ALARM_STEPS)
 
 
 def rate_evidence(hits: int, rows: int, statistic: str) -> float:
@@ -68,7 +70,7 @@ class Standing:
     reason: str = ""  # the statistics that exceeded the threshold
 
     def after(
-        self, step: int, evidence: Mapping[str, float], threshold: float, release: int
+        self, step: int, evidence: Mapping[str, float], threshold: float = THRESHOLD
     ) -> Standing:
         """The standing after a step with this evidence."""
         scores = {
@@ -79,53 +81,42 @@ class Standing:
             alarms = ", ".join(name for name, score in scores.items() if score > threshold)
             return Standing(scores, step if alarms else None, 0, alarms)
         calm = self.calm + 1 if max(scores.values()) < threshold / 2 else 0
-        if calm >= release:
+        if calm >= CALM_STEPS:
             return Standing()
         return replace(self, scores=scores, calm=calm)
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def threshold(false_alarm_steps: int) -> float:
-    return log(len(STATISTICS) * false_alarm_steps)
 
 
 # ---------------------------------------------------------------- copies
 
-Texts = Mapping[tuple[str, str], set[str]]  # (problem, sha256 of a long text) -> its authors
+LongText = tuple[str, str]  # problem and sha256
+Texts = Mapping[LongText, set[str]]  # with their authors
 
 
-def long_texts(snapshot: Snapshot) -> dict[tuple[str, str], set[str]]:
+def long_texts(snapshot: Snapshot) -> Texts:
     """The long texts of a step."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for group in snapshot.groups:
-        for t in group.trajectories:
-            if (digest := _digest(t)) is not None:
-                found.setdefault((t.problem_id, digest), set()).add(t.agent)
+    found = defaultdict[LongText, set[str]](set)
+    for t in snapshot.rows:
+        if key := _long_text(t):
+            found[key].add(t.agent)
     return found
 
 
 def count_copies(
-    snapshot: Snapshot, learner: str, earlier: Iterable[Texts]
+    snapshot: Snapshot, learner: str, earlier: Sequence[Texts]
 ) -> tuple[Counter[str], Counter[str]]:
     """The number of long texts by source, and of those among them that another agent wrote in an earlier
     step, or the learner in this step, for the same problem."""
     long, copies = Counter[str](), Counter[str]()
-    own = {key for key, authors in long_texts(snapshot).items() if learner in authors}
-    earlier = list(earlier)
-    for group in snapshot.groups:
-        for t in group.trajectories:
-            if t.agent == learner or (digest := _digest(t)) is None:
-                continue
-            key = (t.problem_id, digest)
-            long[t.agent] += 1
-            before = any(texts.get(key, set()) - {t.agent} for texts in earlier)
-            copies[t.agent] += before or key in own
+    texts = [(t.agent, key) for t in snapshot.rows if (key := _long_text(t))]
+    own = {key for agent, key in texts if agent == learner}
+    for agent, key in texts:
+        if agent != learner:
+            long[agent] += 1
+            before = any(known.get(key, set()) - {agent} for known in earlier)
+            copies[agent] += before or key in own
     return long, copies
 
 
-def _digest(t: Trajectory) -> str | None:
-    """The sha256 of a long text; None for a short one."""
+def _long_text(t: Trajectory) -> LongText | None:
     text = t.text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(text).hexdigest() if len(text) >= LONG_TEXT else None
+    return (t.problem_id, hashlib.sha256(text).hexdigest()) if len(text) >= LONG_TEXT else None

@@ -32,10 +32,6 @@ class TrustConfig(BaseModel):
     max_source_weight: float = Field(1.0, gt=0, le=1)
     """Largest fraction that one peer may have of the sum of |advantage x weight| over a learner's
     samples of a step; its advantages are scaled down to it. 1: no limit."""
-    max_source_norm: float = Field(1.0, gt=0, le=1)
-    """The same for the sum of |advantage x weight| times the estimated norm of each sample's gradient,
-    which is large for short replies that the learner would hardly write. 1: no limit. Below 1, peers'
-    samples are scored once more in every step."""
     max_ratio: float | None = Field(None, gt=1)
     """Largest ratio s of a peer's sample at the start of a step; samples above it are left out. Under
     `naive` s is the weight of a failure, and a claimed log-probability that is too low makes it large.
@@ -46,11 +42,8 @@ class TrustConfig(BaseModel):
     sample. Unset: no limit."""
     quarantine: bool = False
     """Leave out the samples of a peer whose verdicts, log-probabilities, rows or copied texts an honest
-    peer would not have. Needs judge_again. It scores peers' samples once more in every step."""
-    false_alarm_steps: int = Field(10_000, ge=10)
-    """An honest peer is put into quarantine at most once in this many steps on average."""
-    quarantine_steps: int = Field(20, ge=1)
-    """A peer leaves quarantine after this many unsuspicious steps in a row."""
+    peer would not have, until it was unsuspicious for 20 steps. Needs judge_again. It scores peers'
+    samples once more in every step."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TrustConfig:
@@ -64,8 +57,7 @@ class TrustConfig(BaseModel):
     def scores_peers(self) -> bool:
         """Whether a learner needs its own log-probabilities of its peers' samples."""
         limits = (self.max_ratio, self.min_own_quantile)
-        by_norm = self.max_source_norm < 1
-        return self.quarantine or by_norm or any(limit is not None for limit in limits)
+        return self.quarantine or any(limit is not None for limit in limits)
 
     def trusts(self, source: str) -> bool:
         """Whether the source's claims are believed where they cannot be checked."""

@@ -178,13 +178,9 @@ class Checker:
             else:
                 chosen.append((i, t, ids))
         prompt = renderer.prompt(problem.messages)
-        texts = renderer.whole_texts((prompt, _body(t, ids)) for _, t, ids in chosen)
+        bodies = (ids[:-1] if t.finish is Finish.STOP else ids for _, t, ids in chosen)
+        texts = renderer.whole_texts((prompt, body) for body in bodies)
         for (i, t, ids), (text, plain) in zip(chosen, texts, strict=True):
             ended = t.finish is not Finish.STOP or renderer.is_control(ids[-1])
             if text != t.text or not plain or not ended:
                 faults[i] = ("tokens", "its token ids are not the text that was judged")
-
-
-def _body(t: Trajectory, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids without the end token."""
-    return ids[:-1] if t.finish is Finish.STOP else ids

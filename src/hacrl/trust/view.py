@@ -108,7 +108,8 @@ class View:
         self.checker.expect(team)
         snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
         if self.replaces_own and (rows := self.own_rows(step)) is not None:
-            snapshot = with_own(snapshot, self.name, rows)
+            peers = [t for t in snapshot.rows if t.agent != self.name]
+            snapshot = replace(snapshot, groups=make_groups([*peers, *rows]))
         if self.trust.reciprocity:
             levels = {a.name: a.publish for a in team.agents}
             snapshot = received(snapshot, self.name, levels)
@@ -183,9 +184,3 @@ def _compare(seen: Seen, claim: Trajectory, own: Verdict) -> None:
         other |= (claim.verdict.status is Status.OK) != (own.status is Status.OK)
         seen.compared[claim.agent] += 1
         seen.disagree[claim.agent] += other
-
-
-def with_own(snapshot: Snapshot, name: str, rows: Sequence[Trajectory]) -> Snapshot:
-    """The snapshot with these rows in the place of those of agent `name`."""
-    peers = [t for t in snapshot.rows if t.agent != name]
-    return replace(snapshot, groups=make_groups([*peers, *rows]))

@@ -1,6 +1,6 @@
 """The hub: a server through which the members of a team exchange batches.
 
-tables.py    the database: records of batches, skips, snapshots, amendments and proofs
+records.py   the database and the files of batches
 store.py     the rules: what is accepted, when a step closes, who receives what
 gate.py      who sent a request: signatures, nonces and rate limits
 app.py       the endpoints

@@ -18,15 +18,16 @@ A refusal is {"error": CODE, "message": SENTENCE, "time": TIME OF THE HUB}.
 
 import asyncio
 import hashlib
-import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from resource import getpagesize
+from typing import IO, Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,7 +35,7 @@ from starlette.requests import ClientDisconnect
 
 from hacrl.errors import first_line
 from hacrl.owners.batch import read_layout
-from hacrl.owners.hub.gate import Gate
+from hacrl.owners.hub.gate import MOST_FAILURES, Gate
 from hacrl.owners.hub.store import HubStore, Refused
 from hacrl.owners.signing import Malformed, Signed, canonical, is_hex
 
@@ -48,10 +49,8 @@ WORKERS = 4  # batches that are unpacked at a time; more would need more memory
 class Hub:
     """The server's state outside the store: waiting requests, counts and limits."""
 
-    def __init__(
-        self, store: HubStore, data_files: dict[str, Path], note: Callable[[str], None]
-    ) -> None:
-        self.store, self.data_files, self.note = store, data_files, note
+    def __init__(self, store: HubStore, note: Callable[[str], None]) -> None:
+        self.store, self.note = store, note
         self.gate = Gate(store.charter.hub, store.clock)
         self.counts: Counter[str] = Counter()
         self.wake = asyncio.Event()  # set, and replaced, whenever a step closes or a batch arrives
@@ -59,6 +58,7 @@ class Hub:
         self.uploading: set[str] = set()
 
     def changed(self) -> None:
+        """Wake waiting requests and the closer."""
         self.wake.set()
         self.wake = asyncio.Event()
 
@@ -75,31 +75,20 @@ class Hub:
                 async with asyncio.timeout(None if left is None else max(left, 0.0) + 0.01):
                     await wake.wait()
 
-    def member(self, request: Request) -> str:
+    async def member(self, request: Request) -> str:
         """The member that signed the request."""
-        query = request.url.query
+        query, store = request.url.query, self.store
         path = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        address = request.client.host if request.client else ""
-        store = self.store
-        return self.gate.verify(
-            request.method, path, request.headers, address, store.team, store.open
-        )
+        sender = (request.headers, _address(request))
+        return self.gate.verify(request.method, path, *sender, store.team, store.open)
 
-    def size(self, request: Request, most: int) -> int:
-        """The announced size of the body; Refused if it is missing or too large."""
-        length = request.headers.get("content-length", "")
-        if not length.isascii() or not length.isdecimal() or len(length) > 15:
-            raise Refused(411, "length", "the header Content-Length is missing")
-        if int(length) > most:
-            raise Refused(413, "size", f"{length} bytes, but at most {most} are accepted")
-        return int(length)
-
-    async def body(self, request: Request, most: int, file: BinaryIO, signed: bool = True) -> None:
+    async def body(self, request: Request, most: int, file: IO[bytes], signed: bool = True) -> None:
         """Receive the body into a file; Refused unless it has the sha256 that was signed."""
-        self.size(request, most)
         digest = hashlib.sha256()
         async with asyncio.timeout(UPLOAD_SECONDS):
             async for piece in request.stream():
+                if file.tell() + len(piece) > most:
+                    raise Refused(413, "size", f"at most {most} bytes are accepted")
                 digest.update(piece)
                 file.write(piece)
         self.counts["bytes_received"] += file.tell()
@@ -107,50 +96,38 @@ class Hub:
             raise Refused(400, "body", "the body does not have the sha256 that was signed")
         file.seek(0)
 
-    async def small_body(self, request: Request, kind: str, signed: bool = True) -> Signed:
-        with tempfile.SpooledTemporaryFile(MAX_LINE + 1) as file:
-            await self.body(request, MAX_LINE, file, signed)  # type: ignore[arg-type]
+    async def record(self, request: Request, kind: str, signed: bool = True) -> Signed:
+        """The signed record in the body."""
+        with tempfile.SpooledTemporaryFile(MAX_LINE) as file:
+            await self.body(request, MAX_LINE, file, signed)
             return Signed.decode(kind, file.read())
 
-    async def put_batch(self, request: Request, step: int) -> Signed:
-        member = self.member(request)
-        most = self.store.charter.max_batch_bytes + MAX_LINE
+    async def put_batch(self, member: str, request: Request, step: int) -> Signed:
+        """Receive and store a batch."""
         if member in self.uploading:
             raise Refused(429, "busy", f"another batch of {member!r} is being received")
-        with self._alone(member), tempfile.TemporaryFile(dir=self.store.folder) as file:
-            await self.body(request, most, file)
-            async with self.working:
-                receipt = await run_in_threadpool(self._store_batch, member, step, file)
+        self.uploading.add(member)
+        try:
+            with tempfile.TemporaryFile(dir=self.store.folder) as file:
+                await self.body(request, self.store.charter.max_batch_bytes + MAX_LINE, file)
+                async with self.working:
+                    receipt = await run_in_threadpool(self._store_batch, member, step, file)
+        finally:
+            self.uploading.discard(member)
+        self.counts["late_batches" if receipt.content["late"] else "batches"] += 1
         self.changed()
         return receipt
 
-    @contextmanager
-    def _alone(self, member: str) -> Iterator[None]:
-        """Let a member send one batch at a time."""
-        self.uploading.add(member)
-        try:
-            yield
-        finally:
-            self.uploading.discard(member)
-
-    def _store_batch(self, member: str, step: int, file: BinaryIO) -> Signed:
-        line = file.readline(MAX_LINE)
-        layout = read_layout(line.removesuffix(b"\n"))
-        if layout.envelope.step != step or os.fstat(file.fileno()).st_size != len(line) + sum(
-            layout.sizes
-        ):
-            raise Malformed("the envelope's step or the sizes of the parts do not fit the request")
-        if receipt := self.store.precheck(member, layout):
-            self.counts["batches_again"] += 1
-            return receipt
+    def _store_batch(self, member: str, step: int, file: IO[bytes]) -> Signed:
+        layout = read_layout(file.readline(MAX_LINE).removesuffix(b"\n"))
         parts = (file.read(layout.sizes[0]), file.read(layout.sizes[1]))
-        receipt = self.store.put(member, layout, parts)
-        self.counts["late_batches" if receipt.content["late"] else "batches"] += 1
-        return receipt
+        if layout.envelope.step != step or tuple(map(len, parts)) != layout.sizes or file.read(1):
+            raise Malformed("the envelope's step or the sizes of the parts do not fit the request")
+        return self.store.put(member, layout, parts)
 
-    async def put_skip(self, request: Request, step: int) -> Signed:
-        member = self.member(request)
-        signed = await self.small_body(request, "skip")
+    async def put_skip(self, member: str, request: Request, step: int) -> Signed:
+        """Receive and store a skip."""
+        signed = await self.record(request, "skip")
         if signed.content.get("step") != step:
             raise Malformed("the skip is of another step")
         receipt = await run_in_threadpool(self.store.skip, member, signed)
@@ -158,13 +135,8 @@ class Hub:
         self.changed()
         return receipt
 
-    async def snapshot(self, request: Request, step: int) -> Signed:
-        """The snapshot of a step. Waits for it if `wait` is given and the member has committed."""
-        member = self.member(request)
-        try:
-            wait = min(float(request.query_params.get("wait", "0")), MAX_WAIT)
-        except ValueError as error:
-            raise Malformed("wait must be a number of seconds") from error
+    async def snapshot(self, member: str, step: int, wait: float) -> Signed:
+        """The snapshot of a step. Waits for it up to `wait` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 while self.store.open <= step:
@@ -174,41 +146,32 @@ class Hub:
     def metrics(self) -> str:
         """Counts and gauges in the text format of Prometheus."""
         store = self.store
-        lines = [f"hacrl_hub_{name}_total {count}" for name, count in sorted(self.counts.items())]
-        gauges = {
+        values = {f"{name}_total": count for name, count in sorted(self.counts.items())}
+        values |= {
             "open_step": store.open,
             "members": len(store.team.roster(min(store.open, store.charter.steps - 1))),
             "arrived": len(store.arrived()),
             "proofs": len(store.proofs()),
-            "start_time_seconds": self.gate.started,
             "memory_bytes": _memory(),
         }
-        return "\n".join([*lines, *(f"hacrl_hub_{k} {v}" for k, v in gauges.items()), ""])
+        return "".join(f"hacrl_hub_{name} {value}\n" for name, value in values.items())
 
 
 def _memory() -> int:
     """Resident bytes of this process; 0 where /proc does not exist."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * getpagesize() if pages.exists() else 0
 
 
 def make_app(
     store: HubStore, data_files: dict[str, Path], note: Callable[[str], None] = lambda text: None
 ) -> FastAPI:
     """The application of one team's hub."""
-    hub = Hub(store, data_files, note)
+    hub = Hub(store, note)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def on_close() -> None:
-            loop.call_soon_threadsafe(hub.changed)
-
-        store.on_close = on_close
+        store.on_close = partial(asyncio.get_running_loop().call_soon_threadsafe, hub.changed)
         task = asyncio.create_task(hub.closer())
         yield
         task.cancel()
@@ -216,7 +179,7 @@ def make_app(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _refusals(app, hub)
     _public(app, hub)
-    _steps(app, hub)
+    _for_members(app, hub, data_files)
     return app
 
 
@@ -242,12 +205,9 @@ def _refusals(app: FastAPI, hub: Hub) -> None:
         return answer(503, "database", "the hub's database does not answer; try again")
 
     @app.exception_handler(TimeoutError)
-    async def slow(_: Request, __: TimeoutError) -> Response:
-        return answer(408, "slow", f"the body took longer than {UPLOAD_SECONDS:g} seconds")
-
     @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> Response:
-        return answer(400, "incomplete", "the connection was closed before the body was complete")
+    async def incomplete(_: Request, error: Exception) -> Response:
+        return answer(408, "incomplete", f"no complete body in {UPLOAD_SECONDS:g} seconds")
 
 
 def _public(app: FastAPI, hub: Hub) -> None:
@@ -273,63 +233,60 @@ def _public(app: FastAPI, hub: Hub) -> None:
 
     @app.post("/v1/amendments")
     async def amend(request: Request) -> Response:
-        address = request.client.host if request.client else ""
-        if not hub.gate.failures.take((address, "amendment"), store.clock()):
-            raise Refused(429, "rate", "too many amendments; wait a minute")
-        signed = await hub.small_body(request, "amendment", signed=False)
+        hub.gate.count((_address(request), "amend"), MOST_FAILURES, "too many amendments")
+        signed = await hub.record(request, "amendment", signed=False)
         await run_in_threadpool(store.amend, signed)
         return _json(signed.encode())
 
 
-def _steps(app: FastAPI, hub: Hub) -> None:
+def _for_members(app: FastAPI, hub: Hub, data_files: dict[str, Path]) -> None:
     store = hub.store
+    Member = Annotated[str, Depends(hub.member)]
+    Wait = Annotated[float, Query(ge=0, le=MAX_WAIT)]
 
     @app.get("/v1/state")
-    async def state(request: Request) -> dict[str, Any]:
-        member = hub.member(request)
+    async def state(member: Member) -> dict[str, Any]:
         arrived = await run_in_threadpool(store.arrived)
         newest = await run_in_threadpool(store.newest, member)
         value = {"open": store.open, "arrived": arrived, "amendments": store.team.head}
-        value |= {"newest": newest}
-        return {**value, "time": store.clock()}
+        return {**value, "newest": newest, "time": store.clock()}
 
     @app.put("/v1/steps/{step}/batch")
-    async def put_batch(request: Request, step: int) -> Response:
-        return _json((await hub.put_batch(request, step)).encode())
+    async def put_batch(member: Member, request: Request, step: int) -> Response:
+        return _json((await hub.put_batch(member, request, step)).encode())
 
     @app.put("/v1/steps/{step}/skip")
-    async def put_skip(request: Request, step: int) -> Response:
-        return _json((await hub.put_skip(request, step)).encode())
+    async def put_skip(member: Member, request: Request, step: int) -> Response:
+        return _json((await hub.put_skip(member, request, step)).encode())
 
     @app.get("/v1/steps/{step}/snapshot")
-    async def snapshot(request: Request, step: int) -> Response:
-        return _json((await hub.snapshot(request, step)).encode())
+    async def snapshot(member: Member, step: int, wait: Wait = 0.0) -> Response:
+        return _json((await hub.snapshot(member, step, wait)).encode())
 
     @app.get("/v1/steps/{step}/envelopes")
-    async def envelopes(request: Request, step: int) -> Response:
-        found = await run_in_threadpool(store.listing, hub.member(request), step)
-        return _json(canonical(found))
+    async def envelopes(member: Member, step: int) -> Response:
+        return _json(canonical(await run_in_threadpool(store.listing, member, step)))
 
     @app.get("/v1/steps/{step}/parts/{digest}")
-    async def part(request: Request, step: int, digest: str) -> Response:
-        member = hub.member(request)
+    async def part(member: Member, step: int, digest: str) -> Response:
         if not is_hex(digest, 32):
             raise Malformed("a digest has 64 hexadecimal digits")
         path = await run_in_threadpool(store.part, member, step, digest)
         return FileResponse(path, media_type="application/gzip")
 
     @app.get("/v1/data/{name:path}")
-    async def data(request: Request, name: str) -> Response:
-        hub.member(request)
-        if name not in hub.data_files:
+    async def data(member: Member, name: str) -> Response:
+        if name not in data_files:
             raise Refused(404, "data", f"the hub does not serve {name[:100]!r}")
-        return FileResponse(hub.data_files[name], media_type="application/octet-stream")
+        return FileResponse(data_files[name], media_type="application/octet-stream")
 
     @app.get("/v1/proofs")
-    async def proofs(request: Request) -> Response:
-        hub.member(request)
-        found = await run_in_threadpool(store.proofs)
-        return _json(b"[" + ",".join(found).encode() + b"]")
+    async def proofs(member: Member) -> Response:
+        return _json(f"[{','.join(await run_in_threadpool(store.proofs))}]".encode())
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _json(data: bytes) -> Response:

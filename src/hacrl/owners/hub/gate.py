@@ -6,48 +6,23 @@
     Hacrl-Body: sha256 of the body
     Hacrl-Signature: Ed25519, 128 hexadecimal digits
 
-The signature covers team id, hub key, member, method, path with query, body, time and nonce
-(`request_content`). A request is valid for WINDOW seconds around the hub's time, once. Nonces are in
-memory: after a restart, requests that were signed before the start are refused.
+The signature covers team id, hub key, member, method, path with query, body, time and nonce. A request
+is valid for WINDOW seconds around the hub's time, once. Nonces are in memory: after a restart, requests
+that were signed before the start are refused.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from threading import Lock
 
 from hacrl.owners.charter import TeamRecord
 from hacrl.owners.hub.store import Refused
-from hacrl.owners.signing import is_hex, request_content, verify
+from hacrl.owners.signing import REQUEST, Signed, is_hex
 
 WINDOW = 120.0  # seconds that the clocks of member and hub may differ
+RATE_WINDOW = 10.0  # seconds
+MOST_REQUESTS = 1000  # of a member in RATE_WINDOW
+MOST_FAILURES = 100  # of an address and claimed member in RATE_WINDOW
 HEADERS = ("member", "time", "nonce", "body", "signature")
-
-
-class Buckets:
-    """Limits how often each name may do something: `rate` times a second, `burst` times at once."""
-
-    def __init__(self, rate: float, burst: float, most: int = 10_000) -> None:
-        self.rate, self.burst, self.most = rate, burst, most
-        self._levels: OrderedDict[object, tuple[float, float]] = OrderedDict()
-        self._lock = Lock()
-
-    def level(self, name: object, now: float) -> float:
-        level, at = self._levels.get(name, (self.burst, now))
-        return min(self.burst, level + max(0.0, now - at) * self.rate)
-
-    def take(self, name: object, now: float) -> bool:
-        """Take one; False if the bucket is empty."""
-        with self._lock:
-            level = self.level(name, now)
-            if level >= 1:
-                self._levels[name] = (level - 1, now)
-                self._levels.move_to_end(name)
-                if len(self._levels) > self.most:
-                    self._levels.popitem(last=False)
-            return level >= 1
-
-    def empty(self, name: object, now: float) -> bool:
-        return self.level(name, now) < 1
 
 
 class Gate:
@@ -56,13 +31,22 @@ class Gate:
     Example: name = gate.verify("GET", "/v1/state", headers, address, team, open_step)
     """
 
-    def __init__(self, hub: str, clock: Callable[[], float], rate: float = 100) -> None:
+    def __init__(self, hub: str, clock: Callable[[], float]) -> None:
         self.hub, self.clock, self.started = hub, clock, clock()
-        self.members = Buckets(rate, 4 * rate)
-        self.failures = Buckets(10, 100)
-        """By address and claimed member: too many failed requests are refused unread."""
+        self._counts: Counter[object] = Counter()
+        self._counted_from = 0.0
         self._nonces: set[tuple[str, str]] = set()
         self._times: deque[tuple[float, tuple[str, str]]] = deque()
+
+    def count(self, what: object, most: int, message: str, add: int = 1) -> None:
+        """Count something; Refused if it happened `most` times already in this RATE_WINDOW."""
+        now = self.clock()
+        if not 0 <= now - self._counted_from < RATE_WINDOW:
+            self._counts.clear()
+            self._counted_from = now
+        if self._counts[what] >= most:
+            raise Refused(429, "rate", f"{message}; wait {RATE_WINDOW:.0f} seconds")
+        self._counts[what] += add
 
     def verify(
         self,
@@ -79,30 +63,21 @@ class Gate:
         member, time, nonce, body, signature = (
             headers.get(f"hacrl-{name}", "")[:256] for name in HEADERS
         )
-        keys = team.keys(member, step)
-        if not keys:
+        if not (keys := team.keys(member, step)):
             raise Refused(401, "member", f"no member {member[:64]!r} in this team")
-        origin = (address, member)
-        if self.failures.empty(origin, now):
-            raise Refused(429, "rate", "too many requests with wrong signatures; wait a minute")
+        failures = ((address, member), MOST_FAILURES, "too many requests with wrong signatures")
+        self.count(*failures, add=0)
         try:
             signed_at = float(time)
         except ValueError:
             signed_at = float("nan")
         if not (is_hex(nonce, 16) and is_hex(body, 32) and abs(signed_at - now) < float("inf")):
             raise Refused(401, "headers", "the headers Hacrl-Time, -Nonce or -Body are malformed")
-        parts = (team.id, self.hub, member, method, path, body, signed_at, nonce)
-        content = request_content(*parts)
-        if not any(verify(key, "request", content, signature) for key in keys):
-            self.failures.take(origin, now)
+        values = (team.id, self.hub, member, method, path, body, signed_at, nonce)
+        signed = Signed("request", dict(zip(REQUEST, values, strict=True)), signature)
+        if not any(signed.valid(key) for key in keys):
+            self.count(*failures)
             raise Refused(401, "signature", f"the request is not signed by {member!r}'s key")
-        self._check_time(signed_at, now)
-        if not self.members.take(member, now):
-            raise Refused(429, "rate", f"more than {self.members.rate:g} requests a second")
-        self._remember((member, nonce), now)
-        return member
-
-    def _check_time(self, signed_at: float, now: float) -> None:
         if abs(signed_at - now) > WINDOW:
             raise Refused(
                 401,
@@ -114,6 +89,9 @@ class Gate:
             raise Refused(
                 401, "restarted", "the hub was restarted after this was signed; sign again"
             )
+        self.count(member, MOST_REQUESTS, "too many requests")
+        self._remember((member, nonce), now)
+        return member
 
     def _remember(self, use: tuple[str, str], now: float) -> None:
         """Refused if the nonce was used in the window before."""

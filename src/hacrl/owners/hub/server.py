@@ -1,7 +1,6 @@
 """Starts the hub of a team."""
 
 import fcntl
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ try:
     import uvicorn
 
     from hacrl.owners.hub.app import make_app
+    from hacrl.owners.hub.records import connect
     from hacrl.owners.hub.store import HubStore
-    from hacrl.owners.hub.tables import connect
 except ImportError as error:
     raise UserError(
         f"`hacrl hub` needs more packages: pip install 'hacrl[owners]' ({error})"
@@ -46,29 +45,24 @@ def serve(
         url = database or f"sqlite:///{(data / 'hub.db').resolve()}"
         store = HubStore(team, Key.read(key), connect(url), data, keep_steps)
         files = _data_files(team, charter.parent, note)
-        chain, private = (str(path) if path else None for path in certificate)
         config = uvicorn.Config(
             make_app(store, files, note),
             log_level="warning",
-            ssl_certfile=chain,
-            ssl_keyfile=private,
+            ssl_certfile=certificate[0],
+            ssl_keyfile=certificate[1],
             timeout_keep_alive=75,
             timeout_graceful_shutdown=5,
             limit_concurrency=1000,
         )
-        with _listening(host.strip("[]"), int(port)) as listener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host.strip("[]"), int(port)), family=family)
+        except OSError as error:
+            raise UserError(f"--listen = {listen}: {error.strerror}; choose another") from error
+        with listener:
             note(f"team {team.charter.name}, id {team.id}")
             note(f"hub listens on {listen}; step {store.open + 1} of {team.charter.steps} is open")
             uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError(f"--listen = {host}:{port}: {reason}; choose another") from error
 
 
 def _data_files(team: TeamRecord, folder: Path, note: Callable[[str], None]) -> dict[str, Path]:

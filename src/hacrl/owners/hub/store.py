@@ -6,19 +6,18 @@ receives it. The methods are called from several threads; changes happen under o
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, func, insert, or_, select
+from sqlalchemy import Connection, Engine, insert, or_, select
 
 from hacrl.errors import UserError
-from hacrl.owners.batch import Envelope, Layout, measure
+from hacrl.owners.batch import Envelope, Layout, unpack
 from hacrl.owners.charter import TeamRecord
-from hacrl.owners.hub import tables as t
-from hacrl.owners.hub.records import Records
+from hacrl.owners.hub import records as t
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
-from hacrl.trust import receives_texts
+from hacrl.trust.publish import receives_texts
 
 
 class Refused(Exception):
@@ -29,7 +28,7 @@ class Refused(Exception):
         self.status, self.code, self.message = status, code, message
 
 
-class HubStore(Records):
+class HubStore(t.Records):
     """State of one team on the hub.
 
     Example: store = HubStore(team, hub_key, connect("sqlite:///hub.db"), Path("hub-data"))
@@ -51,15 +50,14 @@ class HubStore(Records):
             )
         super().__init__(team, engine, data, keep_steps)
         self.key, self.clock, self.charter = key.speaking(team.protocol), clock, team.charter
-        self.on_close: Callable[[], None] = lambda: None  # called after a step was closed
+        self.on_close: Callable[[], Any] = lambda: None  # called after a step was closed
         self.close_if_due()
         self.prune()
 
     # ------------------------------------------------------------ batches and skips
 
-    def precheck(self, member: str, layout: Layout) -> Signed | None:
-        """Check everything about a batch except its contents. Return the receipt if the same batch is
-        stored already, None if it is new; Refused otherwise."""
+    def put(self, member: str, layout: Layout, parts: tuple[bytes, bytes]) -> Signed:
+        """Store a batch and return the receipt; the first receipt if it is stored already."""
         envelope, signed = layout.envelope, layout.signed
         roster = self._member_of(member, envelope.agent, envelope.team, envelope.step)
         if not signed.valid(roster.key):
@@ -69,36 +67,40 @@ class HubStore(Records):
         self._check_counts(envelope, roster.publish)
         self._check_head(envelope)
         self._lateness(envelope.step, member)
-        return None
-
-    def put(self, member: str, layout: Layout, parts: tuple[bytes, bytes]) -> Signed:
-        """Store a batch and return the receipt. The caller has called `precheck`."""
-        envelope = layout.envelope
-        left = self.charter.max_batch_bytes
-        for part, digest, rows in zip(
-            parts,
-            (envelope.outcomes, envelope.texts),
-            (envelope.rows, envelope.published),
-            strict=True,
-        ):
-            found_digest, found_rows, size = measure(part, left)
-            left -= size
-            if (found_digest, found_rows) != (digest, rows):
-                raise Malformed("a part does not have the digest and rows of the envelope")
+        most = self.charter.max_batch_bytes
+        outcomes = unpack(parts[0], most, envelope.outcomes)
+        texts = unpack(parts[1], most - len(outcomes), envelope.texts)
+        if (outcomes.count(b"\n"), texts.count(b"\n")) != (envelope.rows, envelope.published):
+            raise Malformed("the parts do not have the rows of the envelope")
         files = dict(zip((envelope.outcomes, envelope.texts), parts, strict=True))
         self.write(files)
         with self.writing() as db:
             self.write(files)  # in case they were pruned in the meantime
             if found := self.arrival(envelope.step, member, "batch", db):
-                return self._again(found, layout.signed, envelope)
+                return self._again(found, signed, envelope)
             late = self._lateness(envelope.step, member, db)
-            now = self.clock()
-            receipt = self._receipt(layout.signed, envelope, late, now)
-            row = {"step": envelope.step, "agent": member, "kind": "batch", "late": late}
-            row |= {"received": now, "outcomes": envelope.outcomes, "texts": envelope.texts}
-            row |= {"record": _text(layout.signed), "receipt": _text(receipt)}
-            db.execute(insert(t.arrivals).values(row))
+            digests = {"outcomes": envelope.outcomes, "texts": envelope.texts}
+            content: Content = {"team": self.team.id, "agent": member, "step": envelope.step}
+            content |= {"envelope": signed.digest, "late": late, **digests}
+            receipt = self._arrive(db, "batch", late, signed, content, digests)
         self.close_if_due()
+        return receipt
+
+    def _arrive(
+        self,
+        db: Connection,
+        kind: str,
+        late: bool,
+        signed: Signed,
+        content: Content,
+        digests: Content,
+    ) -> Signed:
+        """Store a batch or a skip; return the receipt with this content and the time."""
+        now = self.clock()
+        receipt = self.key.sign("receipt", {**content, "time": now})
+        row = {"step": content["step"], "agent": content["agent"], "kind": kind, "late": late}
+        row |= {"received": now, "record": _text(signed), "receipt": _text(receipt), **digests}
+        db.execute(insert(t.arrivals).values(row))
         return receipt
 
     def skip(self, member: str, signed: Signed) -> Signed:
@@ -113,14 +115,11 @@ class HubStore(Records):
             raise Refused(403, "signature", f"the skip is not signed by {member!r}'s key")
         with self.writing() as db:
             if found := self.arrival(step, member, "skip", db):
-                return Signed.decode("receipt", found["receipt"].encode())
+                return t.decoded("receipt", found.receipt)
             if self.arrival(step, member, "batch", db):
                 raise Refused(409, "published", f"step {step + 1} has a batch of {member!r}")
-            now = self.clock()
-            receipt = self.key.sign("receipt", {**content, "skip": signed.digest, "time": now})
-            row = {"step": step, "agent": member, "kind": "skip", "late": step < self.open}
-            row |= {"received": now, "record": _text(signed), "receipt": _text(receipt)}
-            db.execute(insert(t.arrivals).values(row))
+            fields = {**content, "skip": signed.digest}
+            receipt = self._arrive(db, "skip", step < self.open, signed, fields, {})
         self.close_if_due()
         return receipt
 
@@ -130,50 +129,37 @@ class HubStore(Records):
         if not 0 <= step < self.charter.steps:
             raise Refused(409, "step", f"the team has steps 1 to {self.charter.steps}")
         if step > self.open:
-            raise Refused(
-                409, "early", f"step {step + 1} is not open: the open one is {self.open + 1}"
-            )
+            raise Refused(409, "early", f"step {step + 1} is not open, but {self.open + 1} is")
         found = self.team.roster(step).get(member)
         if found is None:
             raise Refused(403, "roster", f"{member!r} is not a member in step {step + 1}")
         return found
 
-    def _again(self, found: RowMapping, signed: Signed, envelope: Envelope) -> Signed:
+    def _again(self, found: Any, signed: Signed, envelope: Envelope) -> Signed:
         """The receipt of a stored batch, or a refusal and a proof if the new one differs."""
-        stored = Signed.decode("envelope", found["record"].encode())
+        stored = t.decoded("envelope", found.record)
         if Envelope.model_validate(stored.content).same == envelope.same:
-            return Signed.decode("receipt", found["receipt"].encode())
-        self._prove(stored, signed)
-        raise Refused(
-            409,
-            "equivocation",
-            f"another batch of {envelope.agent!r} for step {envelope.step + 1} is stored; both "
-            "envelopes are recorded",
-        )
-
-    def _prove(self, stored: Signed, new: Signed) -> None:
-        """Record two envelopes of one step that its author signed."""
-        agent, step = stored.content["agent"], stored.content["step"]
-        record = canonical({"envelopes": [stored.plain(), new.plain()], "kind": "equivocation"})
-        row = {"digest": sha256(record), "step": step, "agent": agent, "found": self.clock()}
+            return t.decoded("receipt", found.receipt)
+        record = canonical({"envelopes": [stored.plain(), signed.plain()], "kind": "equivocation"})
+        row = {"digest": sha256(record), "step": found.step, "agent": found.agent}
         with self.writing() as db:
-            mine = (t.proofs.c.agent == agent) & (t.proofs.c.step == step)
-            count = db.scalar(select(func.count()).select_from(t.proofs).where(mine)) or 0
-            known = db.scalar(select(t.proofs.c.step).where(t.proofs.c.digest == row["digest"]))
-            if known is None and count < 8:  # more of them prove nothing new
-                db.execute(insert(t.proofs).values(row | {"record": record.decode()}))
+            mine = (t.proofs.c.agent == found.agent) & (t.proofs.c.step == found.step)
+            if not self.rows(select(t.proofs.c.digest).where(mine), db):  # one is enough
+                row |= {"found": self.clock(), "record": record.decode()}
+                db.execute(insert(t.proofs).values(row))
+        message = (
+            f"another batch of step {envelope.step + 1} is stored; both envelopes are recorded"
+        )
+        raise Refused(409, "equivocation", message)
 
     def _check_counts(self, envelope: Envelope, level: str) -> None:
         """Check the numbers of rows against the charter."""
-        most = self.charter.max_rows if level != "nothing" else 0
+        charter = self.charter
+        most = charter.prompts_per_step * charter.samples_per_prompt if level != "nothing" else 0
         texts = envelope.rows if level in ("successes", "all") else 0
         if envelope.rows > most or envelope.published > texts:
-            raise Refused(
-                413,
-                "rows",
-                f"{envelope.rows} outcomes and {envelope.published} texts; publish = {level!r} allows "
-                f"{most} and {texts}",
-            )
+            message = f"publish = {level!r} allows {most} outcomes and {texts} texts in this batch"
+            raise Refused(413, "rows", message)
 
     def _check_head(self, envelope: Envelope) -> None:
         """Check that the snapshot which the author has seen is one of this hub."""
@@ -188,8 +174,8 @@ class HubStore(Records):
             raise Refused(
                 409,
                 "fork",
-                f"the envelope names a snapshot of step {step} that this hub signed but does not have: "
-                "the hub was restored from an old backup, or two hubs use one key",
+                "the envelope names a snapshot that this hub does not have: it was restored from an "
+                "old backup, or two hubs use one key",
             )
 
     def _lateness(self, step: int, member: str, db: Connection | None = None) -> bool:
@@ -201,25 +187,10 @@ class HubStore(Records):
         if step == self.open:
             raise Refused(409, "skipped", f"step {step + 1} was skipped and is still open")
         if self.open - step > limit:
-            raise Refused(
-                409, "late", f"step {step + 1} is closed and the team's staleness is {limit}"
-            )
-        if self.exists(t.reveals, step, member, db):
+            raise Refused(409, "late", f"step {step + 1} is closed and staleness is {limit}")
+        if self._revealed(step, member, db):
             raise Refused(409, "revealed", f"{member!r} has read step {step + 1} already")
         return True
-
-    def _receipt(self, signed: Signed, envelope: Envelope, late: bool, now: float) -> Signed:
-        content: Content = {
-            "team": self.team.id,
-            "agent": envelope.agent,
-            "step": envelope.step,
-            "envelope": signed.digest,
-            "outcomes": envelope.outcomes,
-            "texts": envelope.texts,
-            "late": late,
-            "time": now,
-        }
-        return self.key.sign("receipt", content)
 
     # ------------------------------------------------------------ closing
 
@@ -231,9 +202,8 @@ class HubStore(Records):
             with self.lock:
                 while self.open < self.charter.steps:
                     with self.writing() as db:
-                        columns = (t.arrivals.c.agent, t.arrivals.c.kind, t.arrivals.c.received)
                         here = t.arrivals.c.step == self.open
-                        rows = list(db.execute(select(*columns).where(here)))
+                        rows = self.rows(select(t.arrivals).where(here), db)
                         began = min((r.received for r in rows if r.kind == "batch"), default=None)
                         limit = self.charter.deadline
                         left = began + limit - self.clock() if began and limit else None
@@ -241,7 +211,8 @@ class HubStore(Records):
                         missing = set(roster) - {r.agent for r in rows}
                         if (missing or not roster) and (left is None or left > 0):
                             return left
-                        snapshot = self._sign_snapshot(db)
+                        batches = {r.agent: r for r in rows if r.kind == "batch"}
+                        snapshot = self._sign_snapshot(db, batches)
                     self.head, self.open, closed = snapshot, self.open + 1, True
             return None
         finally:
@@ -249,28 +220,24 @@ class HubStore(Records):
                 self.prune()
                 self.on_close()
 
-    def _sign_snapshot(self, db: Connection) -> Signed:
-        """Commit the snapshot of the open step."""
-        step = self.open
-        here = (t.arrivals.c.step == step) & (t.arrivals.c.kind == "batch")
-        rows = {r.agent: r for r in db.execute(select(t.arrivals).where(here)) if not r.late}
-        batches = {
-            agent: {
-                "envelope": Signed.decode("envelope", rows[agent].record.encode()).digest,
-                "outcomes": rows[agent].outcomes,
-                "texts": rows[agent].texts,
-            }
-            for agent in sorted(rows)
-        }
+    def _sign_snapshot(self, db: Connection, rows: Mapping[str, Any]) -> Signed:
+        """Commit the snapshot of the open step with these batches."""
         content: Content = {
             "team": self.team.id,
-            "step": step,
-            "batches": batches,
+            "step": self.open,
+            "batches": {
+                agent: {
+                    "envelope": t.decoded("envelope", row.record).digest,
+                    "outcomes": row.outcomes,
+                    "texts": row.texts,
+                }
+                for agent, row in rows.items()
+            },
             "previous": self.head.digest if self.head else self.team.id,
             "amendments": self.team.head,
         }
         signed = self.key.sign("snapshot", content)
-        row = {"step": step, "closed": self.clock(), "record": _text(signed)}
+        row = {"step": self.open, "closed": self.clock(), "record": _text(signed)}
         db.execute(insert(t.snapshots).values(row))
         return signed
 
@@ -282,18 +249,12 @@ class HubStore(Records):
             team = self.team.amended(signed)
             new = team.amendments[-1]
             if new.step < self.open:
-                raise Refused(
-                    409,
-                    "closed",
-                    f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}",
-                )
+                message = f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}"
+                raise Refused(409, "closed", message)
             here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
             if new.step == self.open and any(here):
-                raise Refused(
-                    409,
-                    "arrived",
-                    f"{new.member!r} has sent step {new.step + 1}; the earliest possible is the next",
-                )
+                message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
+                raise Refused(409, "arrived", message)
             db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
             self.team = team
         self.close_if_due()
@@ -310,30 +271,21 @@ class HubStore(Records):
     def listing(self, member: str, step: int) -> list[Content]:
         """The envelopes of a closed step, also those of late batches."""
         self._reveal(member, step)
-        columns = (t.arrivals.c.agent, t.arrivals.c.late, t.arrivals.c.record)
         here = (t.arrivals.c.step == step) & (t.arrivals.c.kind == "batch")
-        with self.engine.connect() as db:
-            rows = db.execute(select(*columns).where(here).order_by(t.arrivals.c.agent))
-            return [
-                {"late": r.late, "envelope": Signed.decode("envelope", r.record.encode()).plain()}
-                for r in rows
-            ]
+        rows = self.rows(select(t.arrivals).where(here).order_by(t.arrivals.c.agent))
+        return [{"late": r.late, "envelope": t.decoded("envelope", r.record).plain()} for r in rows]
 
     def part(self, member: str, step: int, digest: str) -> Path:
         """The file of a part of a closed step, if the member may read it."""
         self._reveal(member, step)
         a = t.arrivals.c
         here = (a.step == step) & or_(a.outcomes == digest, a.texts == digest)
-        with self.engine.connect() as db:
-            rows = list(db.execute(select(a.agent, a.outcomes).where(here)))
+        rows = self.rows(select(t.arrivals).where(here))
         if not rows:
             raise Refused(404, "part", f"step {step + 1} has no part {digest[:16]}...")
         if not any(r.outcomes == digest or self._may_read(member, r.agent, step) for r in rows):
-            raise Refused(
-                403,
-                "reciprocity",
-                f"{member!r} publishes less than {rows[0].agent!r}, or nothing in step {step + 1}",
-            )
+            message = f"{member!r} publishes less than {rows[0].agent!r} in step {step + 1}"
+            raise Refused(403, "reciprocity", message)
         path = self.path(digest)
         if not path.exists():
             raise Refused(410, "gone", f"the hub keeps the batches of {self.keep_steps} steps")
@@ -356,19 +308,21 @@ class HubStore(Records):
         if member in self.team.roster(step) and not any(
             self.arrival(step, member, kind) for kind in ("batch", "skip")
         ):
-            raise Refused(
-                403, "commit", f"publish or skip step {step + 1} first: it is revealed afterwards"
-            )
+            raise Refused(403, "commit", f"publish or skip step {step + 1} before you read it")
 
     def _reveal(self, member: str, step: int) -> None:
         """Like `_committed`, and record that a member without a batch reads the step."""
         self._committed(member, step)
         if member in self.team.roster(step) and not self.arrival(step, member, "batch"):
             with self.writing() as db:
-                if self.arrival(step, member, "batch", db) is None and not self.exists(
-                    t.reveals, step, member, db
+                if not self.arrival(step, member, "batch", db) and not self._revealed(
+                    step, member, db
                 ):
                     db.execute(insert(t.reveals).values(step=step, agent=member))
+
+    def _revealed(self, step: int, member: str, db: Connection | None) -> bool:
+        r = t.reveals.c
+        return bool(self.rows(select(r.step).where(r.step == step, r.agent == member), db))
 
 
 def _text(signed: Signed) -> str:
