@@ -12,8 +12,8 @@ import pytest
 from team import member, rows, team
 
 import hacrl
-from hacrl.logs.aliases import ALIASES, with_aliases
-from hacrl.logs.loggers import COLUMNS, _markdown
+from hacrl.config import parse_config
+from hacrl.logs.loggers import ALIASES, COLUMNS, _markdown, numbers
 from hacrl.store.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,16 +135,12 @@ def test_trackio_in_a_local_folder(run: RunDirectory) -> None:
     assert [t["_value"] for t in tables] == [table(run, step) for step in range(3)]
 
 
-def test_every_alias_is_documented() -> None:
-    text = (ROOT / "docs" / "logging.md").read_text()
-    for names in ALIASES.values():
-        assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in names.items())
-
-
-def test_aliases() -> None:
+@pytest.mark.parametrize("aliases", [["trl"], []])
+def test_names_of_trl(aliases: list[str]) -> None:
+    config = parse_config(team(member("wren"), log={"aliases": aliases}))
     values = {"reward": 0.5, "reward/brief": 0.25, "truncated": 0.1}
-    assert with_aliases(values, ["trl"]) == {
-        **values, "rewards/brief/mean": 0.25, "completions/clipped_ratio": 0.1,
-    }  # fmt: skip
-    assert with_aliases(values, ["verl"])["critic/rewards/mean"] == 0.5
-    assert with_aliases(values, []) == values
+    others = {"rewards/brief/mean": 0.25, "completions/clipped_ratio": 0.1} if aliases else {}
+    assert numbers({"kind": "train", "step": 3, **values}, config) == values | others
+    assert numbers({"kind": "evaluation", "step": 3, **values}, config) == values
+    text = (ROOT / "docs" / "logging.md").read_text()
+    assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in ALIASES.items())
