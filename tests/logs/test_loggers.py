@@ -41,17 +41,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hacrl.Run:
 
 def expected(run: RunDirectory) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of two metrics and an alias of every agent, from metrics.jsonl."""
-    found = {}
-    for agent in ("wren", "finch"):
-        trained, asked = rows(run, agent), rows(run, agent, "evaluation")
-        found |= {
-            f"train/{agent}/loss": [(r["step"], r["loss"]) for r in trained],
-            f"train/{agent}/completions/mean_length": [
-                (r["step"], r["reply_tokens"]) for r in trained
-            ],
-            f"evaluation/{agent}/accuracy": [(r["step"], r["accuracy"]) for r in asked],
-        }
-    return found
+    names = {"loss": "train/{}/loss", "reply_tokens": "train/{}/completions/mean_length"}
+    names["accuracy"] = "evaluation/{}/accuracy"
+    return {
+        name.format(agent): [(r["step"], r[key]) for r in rows(run, agent, name.split("/")[0])]
+        for agent in ("wren", "finch")
+        for key, name in names.items()
+    }
 
 
 def table(run: RunDirectory, step: int) -> list[dict[str, Any]]:

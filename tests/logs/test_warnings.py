@@ -119,8 +119,6 @@ def test_each_loss_is_named_once_with_count_key_and_value(
 QUIET = {
     "a tenth is used": [peers(s, 0.1) for s in range(9)],
     "no peers": [peers(s, 0.0, n=0) for s in range(9)],
-    "peers for four steps": [peers(s, 0.0) for s in range(4)],
-    "prompts": [train(s, not_attempted=0) for s in range(9)],
     "few truncated": [train(s, truncated=0.25) for s in range(9)],
     "truncated for four steps": [train(s, truncated=1.0) for s in range(4)],
     "signal from peers": [

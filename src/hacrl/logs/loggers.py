@@ -6,7 +6,7 @@ import html
 import importlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hacrl.config import Config
@@ -65,6 +65,8 @@ def _cells(replies: Sequence[Row]) -> list[list[Any]]:
 
 class TensorBoard:
     """One writer per agent, with the same tags: charts show all agents of a team."""
+
+    name = "tensorboard"
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -180,13 +182,8 @@ def _id(run: RunDirectory) -> str:
     return hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
 
 
-LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
-}
-"""Key of the table [log] that turns a logger on -> the logger."""
-
-
 def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:
-    return [make(run, config) for name, make in LOGGERS.items() if getattr(config.log, name)]
+    """The loggers that the config switches on."""
+    kinds: list[type[TensorBoard | WeightsAndBiases | Trackio]]
+    kinds = [TensorBoard, WeightsAndBiases, Trackio]
+    return [kind(run, config) for kind in kinds if getattr(config.log, kind.name)]
