@@ -1,4 +1,4 @@
-"""The public state of a hub: its team, who has arrived in the open step, changes of the team, counts.
+"""The public state of a hub: its team, who has arrived in the open step, changes of the team, proofs.
 
 Only addresses that the hub answers to anyone are read. A hub is untrusted: every value is checked for
 its type, and the page shows texts as texts.
@@ -20,6 +20,7 @@ SECONDS = 10.0
 MOST_BYTES = 8 << 20
 EVERY = 2.0
 """Seconds for which an answer of the hub is kept."""
+_PROOFS = re.compile(r"^hacrl_hub_proofs (\d+)$", re.MULTILINE)
 
 
 class HubSource:
@@ -66,7 +67,7 @@ class HubSource:
                 "arrived": sorted(str(name) for name in health.get("arrived", [])),
                 "deadline": charter.get("deadline"),
                 "members": list(members.values()),
-                "counts": _counts(self._get("/metrics")),
+                "proofs": sum(map(int, _PROOFS.findall(self._get("/metrics")))),
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.url} is not a hacrl hub ({error!r})") from error
@@ -106,9 +107,3 @@ def _apply(members: dict[str, Any], change: Mapping[str, Any], now: int) -> dict
         past = {"leave": "left", "expel": "expelled"}.get(kind, kind)
         members[name]["state"] = past + ("" if step <= now else f", from step {step + 1}")
     return {**found, "number": int(change["number"]) + 1, "step": step + 1}
-
-
-def _counts(text: str) -> dict[str, float]:
-    """Name -> value of the hub's Prometheus metrics, without prefix and suffix."""
-    found = re.findall(r"^hacrl_hub_(\w+?)(?:_total)? ([0-9.e+]+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}

@@ -158,16 +158,11 @@ class Source:
     def pulse(self, query: Query) -> Any:
         """A value that changes when the watched run, or the list of runs, does."""
         if "id" not in query:
-            return {"version": [self._version(name) for name in self.found()[0]]}
+            runs = self.found()[0].items()
+            return {"version": [self._runs.get(n, LiveRun(path)).version() for n, path in runs]}
         index = self._indexes.get(query["id"])
         progress = index.progress() if index else None
         return {"version": self.run(query).version(), "index": progress}
-
-    def _version(self, name: str) -> Any:
-        try:
-            return self.run({"id": name}).version()
-        except UserError:  # the list shows why it cannot be read
-            return name
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
