@@ -32,7 +32,6 @@ from hacrl.config_file import (
     resolve_paths,
 )
 from hacrl.errors import UserError
-from hacrl.logs.aliases import Trainer
 from hacrl.tasks.settings import TaskConfig
 from hacrl.trust import TrustConfig
 from hacrl.verify.settings import VerifierConfig
@@ -137,8 +136,8 @@ class LogConfig(Table):
     """Project name in trackio's local folder (TRACKIO_DIR); needs the extra hacrl[trackio]."""
     table_rows: int = Field(8, ge=0)
     """Held-out replies per agent and evaluation in tables of TensorBoard, W&B and trackio."""
-    aliases: tuple[Trainer, ...] = ("trl",)
-    """Log training metrics also under the names of these trainers: trl, verl (docs/logging.md)."""
+    aliases: tuple[Literal["trl"], ...] = ("trl",)
+    """Log training metrics also under the names of these trainers (docs/logging.md)."""
     samples: bool = True
     """Store advantage, weight and ratio of every training sample for `hacrl samples RUN`."""
 

@@ -12,8 +12,8 @@ import pytest
 from team import member, rows, team
 
 import hacrl
-from hacrl.logs.aliases import ALIASES, with_aliases
-from hacrl.logs.loggers import COLUMNS, _markdown
+from hacrl.config import parse_config
+from hacrl.logs.loggers import ALIASES, COLUMNS, _markdown, numbers
 from hacrl.store.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,17 +41,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hacrl.Run:
 
 def expected(run: RunDirectory) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of two metrics and an alias of every agent, from metrics.jsonl."""
-    found = {}
-    for agent in ("wren", "finch"):
-        trained, asked = rows(run, agent), rows(run, agent, "evaluation")
-        found |= {
-            f"train/{agent}/loss": [(r["step"], r["loss"]) for r in trained],
-            f"train/{agent}/completions/mean_length": [
-                (r["step"], r["reply_tokens"]) for r in trained
-            ],
-            f"evaluation/{agent}/accuracy": [(r["step"], r["accuracy"]) for r in asked],
-        }
-    return found
+    names = {"loss": "train/{}/loss", "reply_tokens": "train/{}/completions/mean_length"}
+    names["accuracy"] = "evaluation/{}/accuracy"
+    return {
+        name.format(agent): [(r["step"], r[key]) for r in rows(run, agent, name.split("/")[0])]
+        for agent in ("wren", "finch")
+        for key, name in names.items()
+    }
 
 
 def table(run: RunDirectory, step: int) -> list[dict[str, Any]]:
@@ -135,16 +131,12 @@ def test_trackio_in_a_local_folder(run: RunDirectory) -> None:
     assert [t["_value"] for t in tables] == [table(run, step) for step in range(3)]
 
 
-def test_every_alias_is_documented() -> None:
-    text = (ROOT / "docs" / "logging.md").read_text()
-    for names in ALIASES.values():
-        assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in names.items())
-
-
-def test_aliases() -> None:
+@pytest.mark.parametrize("aliases", [["trl"], []])
+def test_names_of_trl(aliases: list[str]) -> None:
+    config = parse_config(team(member("wren"), log={"aliases": aliases}))
     values = {"reward": 0.5, "reward/brief": 0.25, "truncated": 0.1}
-    assert with_aliases(values, ["trl"]) == {
-        **values, "rewards/brief/mean": 0.25, "completions/clipped_ratio": 0.1,
-    }  # fmt: skip
-    assert with_aliases(values, ["verl"])["critic/rewards/mean"] == 0.5
-    assert with_aliases(values, []) == values
+    others = {"rewards/brief/mean": 0.25, "completions/clipped_ratio": 0.1} if aliases else {}
+    assert numbers({"kind": "train", "step": 3, **values}, config) == values | others
+    assert numbers({"kind": "evaluation", "step": 3, **values}, config) == values
+    text = (ROOT / "docs" / "logging.md").read_text()
+    assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in ALIASES.items())

@@ -8,21 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from cli_helpers import write
-from page_helpers import WIDTHS, publish_hostile, serving, train
+from cli_helpers import hacrl, write
+from page_helpers import WIDTHS, publish_hostile, serving
 
 from hacrl.store.pool import Pool
 
-ARGS = [
-    "--no-sandbox",
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-]
+ARGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         diagnostics={"every": 2, "problems": 2, "samples": 4},
         checkpoint={"save": False},
     )
-    train(config, folder / "runs" / "team")
+    code, _, err = hacrl("train", config, "--run", folder / "runs" / "team")
+    assert code == 0, err
     publish_hostile(Pool(folder / "runs" / "team" / "pool"), step=3)
     (folder / "runs" / "old" / "pool").mkdir(parents=True)  # as of hacrl 0.1
     (folder / "runs" / "old" / "config.toml").write_text("steps = 2\n")
@@ -58,9 +50,9 @@ def address(runs: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None and not os.environ.get("REQUIRE_CHROMIUM"):
+    if path is None:
+        assert not os.environ.get("REQUIRE_CHROMIUM"), "REQUIRE_CHROMIUM is set, but there is none"
         pytest.skip("no Chromium found: apt-get install chromium")
-    assert path, "REQUIRE_CHROMIUM is set, but there is no Chromium"
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from cli_helpers import ROOT, start
@@ -34,12 +33,6 @@ def publish_hostile(pool: Pool, step: int) -> None:
     shutil.rmtree(pool.folder / f"step-{step:06d}" / "finch")
     pool.publish(step, "finch", [hostile, *rest])
     pool.close(step, members)
-
-
-def train(config: Path, place: Path, *overrides: str) -> None:
-    process = start("-m", "hacrl", "train", config, *overrides, "--run", place)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 import contextlib
 import hashlib
 import html
+import importlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hacrl.config import Config
 from hacrl.errors import UserError, first_line
-from hacrl.logs.aliases import Trainer, with_aliases
 from hacrl.safe_text import mask, printable
 from hacrl.store.reader import read_replies
 from hacrl.store.rundir import RunDirectory
@@ -19,6 +19,14 @@ Row = Mapping[str, Any]
 
 COLUMNS = ("problem", "question", "answer", "reply", "reward", "status")
 """Columns of the tables of replies."""
+ALIASES = {
+    "reply_tokens": "completions/mean_length",
+    "truncated": "completions/clipped_ratio",
+    "own/clipped": "clip_ratio/region_mean",
+    "agreement/mean_gap": "sampling/sampling_logp_difference/mean",
+    "agreement/max_gap": "sampling/sampling_logp_difference/max",
+}
+"""Metric of a training row -> its name in TRL, for charts that users already have."""
 
 
 class Logger(Protocol):
@@ -28,14 +36,14 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
-def numbers(row: Row, trainers: Sequence[Trainer] = ()) -> dict[str, float]:
-    """The numeric fields of a metrics row, those of a training row also by their aliases."""
-    found = {
-        key: float(value)
-        for key, value in row.items()
-        if isinstance(value, (int, float)) and key != "step"
-    }
-    return with_aliases(found, trainers) if row["kind"] == "train" else found
+def numbers(row: Row, config: Config) -> dict[str, float]:
+    """The numeric fields of a metrics row, those of a training row also by their names in TRL."""
+    values = {k: float(v) for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
+    if row["kind"] != "train" or not config.log.aliases:
+        return values
+    parts = [key.removeprefix("reward/") for key in values if key.startswith("reward/")]
+    names = ALIASES | {f"reward/{part}": f"rewards/{part}/mean" for part in parts}
+    return values | {alias: values[key] for key, alias in names.items() if key in values}
 
 
 def some_replies(run: RunDirectory, row: Row, count: int) -> Sequence[Row]:
@@ -58,28 +66,29 @@ def _cells(replies: Sequence[Row]) -> list[list[Any]]:
 class TensorBoard:
     """One writer per agent, with the same tags: charts show all agents of a team."""
 
+    name = "tensorboard"
+
     def __init__(self, run: RunDirectory, config: Config) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder, self.trainers = run.path / "tensorboard", config.log.aliases
+        self.folder, self.config = run.path / "tensorboard", config
         self.make, self.writers = SummaryWriter, dict[str, Any]()
         # Readers drop what an earlier file has from this step on.
-        done, agents = run.steps_done(), [agent.name for agent in config.agents]
-        self.first = {name: done if (self.folder / name).exists() else 0 for name in agents}
+        self.first = run.steps_done() if self.folder.exists() else 0
         for row in run.metric_rows():
-            if row["step"] >= self.first.get(row["agent"], done):  # the last evaluation
+            if row["step"] >= self.first:  # the last evaluation
                 self.log(row, some_replies(run, row, config.log.table_rows))
 
     def log(self, row: Row, replies: Sequence[Row]) -> None:
         agent, kind = row["agent"], row["kind"]
         if agent not in self.writers:
-            first, folder = self.first.get(agent, 0), self.folder / agent
+            folder = self.folder / agent
             # Readers sort files by name, and of one second the tenth comes before the ninth.
             while any(f".{int(time.time())}." in path.name for path in folder.glob("events.*")):
                 time.sleep(0.05)
-            self.writers[agent] = self.make(str(folder), purge_step=first)
+            self.writers[agent] = self.make(str(folder), purge_step=self.first)
         writer = self.writers[agent]
-        for key, value in numbers(row, self.trainers).items():
+        for key, value in numbers(row, self.config).items():
             writer.add_scalar(f"{kind}/{key}", value, row["step"])
         if replies:
             writer.add_text(f"{kind}/replies", _markdown(replies), row["step"])
@@ -106,18 +115,34 @@ def _markdown(replies: Sequence[Row]) -> str:
 class Tracker:
     """Base of the W&B and trackio loggers: one run, keys KIND/AGENT/METRIC, tables of replies."""
 
-    def __init__(self, module: Any, run: Any, trainers: Sequence[Trainer]) -> None:
-        self.module, self.run, self.trainers = module, run, trainers
+    name, way_out = "", ""  # key of the table [log], and name of the module; what else to try
+
+    def __init__(self, run: RunDirectory, config: Config) -> None:
+        name, self.config = self.name, config
+        project = getattr(config.log, name)
+        try:
+            self.module = importlib.import_module(name)
+            settings = mask(config.model_dump(mode="json"))
+            with contextlib.redirect_stdout(sys.stderr):  # trackio prints where the metrics are
+                self.run = self.start(run, project=project, config=settings)
+        except ImportError as error:
+            raise UserError(f"log.{name} needs {name}: pip install 'hacrl[{name}]'") from error
+        except Exception as error:  # no login, no network, an unknown project, no permission
+            raise UserError(
+                f"log.{name} = {project!r}: {name} cannot be used ({first_line(error)}). "
+                f"{self.way_out}, or remove log.{name}."
+            ) from error
+
+    def start(self, run: RunDirectory, **options: Any) -> Any:
+        """Begin or continue the run at the tracker."""
+        raise NotImplementedError
 
     def values(self, row: Row, replies: Sequence[Row]) -> dict[str, Any]:
-        prefix = f"{row['kind']}/{row['agent']}"
-        found: dict[str, Any] = numbers(row, self.trainers)
+        """What is logged of a row."""
+        found: dict[str, Any] = numbers(row, self.config)
         if replies:
             found["replies"] = self.module.Table(columns=list(COLUMNS), data=_cells(replies))
-        return {f"{prefix}/{key}": value for key, value in found.items()}
-
-    def log(self, row: Row, replies: Sequence[Row]) -> None:
-        raise NotImplementedError
+        return {f"{row['kind']}/{row['agent']}/{key}": value for key, value in found.items()}
 
     def close(self) -> None:
         with contextlib.redirect_stdout(sys.stderr):
@@ -125,27 +150,13 @@ class Tracker:
 
 
 class WeightsAndBiases(Tracker):
-    def __init__(self, run: RunDirectory, config: Config) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("log.wandb needs wandb: pip install 'hacrl[wandb]'") from error
-        try:
-            made = wandb.init(
-                project=config.log.wandb,
-                name=run.path.name,
-                dir=str(run.path),
-                config=mask(config.model_dump(mode="json")),
-                resume="allow",
-                id=_id(run),
-            )
-        except Exception as error:  # no login, no network, an unknown project
-            raise UserError(
-                f"log.wandb = {config.log.wandb!r}: Weights & Biases cannot be used "
-                f"({first_line(error)}). Run `wandb login`, set WANDB_MODE=offline, or remove log.wandb."
-            ) from error
+    name, way_out = "wandb", "Run `wandb login`, set WANDB_MODE=offline"
+
+    def start(self, run: RunDirectory, **options: Any) -> Any:
+        place = {"name": run.path.name, "dir": str(run.path)}
+        made = self.module.init(**options, **place, resume="allow", id=_id(run))
         made.define_metric("*", step_metric="step")
-        super().__init__(wandb, made, config.log.aliases)
+        return made
 
     def log(self, row: Row, replies: Sequence[Row]) -> None:
         self.run.log({**self.values(row, replies), "step": row["step"]})
@@ -154,28 +165,13 @@ class WeightsAndBiases(Tracker):
 class Trackio(Tracker):
     """Metrics in trackio's local folder, which `trackio show` reads."""
 
-    def __init__(self, run: RunDirectory, config: Config) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise UserError("log.trackio needs trackio: pip install 'hacrl[trackio]'") from error
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # it prints where the metrics are
-                made = trackio.init(
-                    project=config.log.trackio,
-                    name=f"{run.path.name}-{_id(run)[:6]}",
-                    config=mask(config.model_dump(mode="json")),
-                    resume="allow" if run.metric_rows() else "never",
-                    embed=False,
-                    auto_log_gpu=False,
-                    auto_log_cpu=False,
-                )
-        except Exception as error:  # a folder that cannot be written, a wrong project name
-            raise UserError(
-                f"log.trackio = {config.log.trackio!r}: trackio cannot be used "
-                f"({first_line(error)}). Set TRACKIO_DIR to a folder of yours, or remove log.trackio."
-            ) from error
-        super().__init__(trackio, made, config.log.aliases)
+    name, way_out = "trackio", "Set TRACKIO_DIR to a folder of yours"
+
+    def start(self, run: RunDirectory, **options: Any) -> Any:
+        name = f"{run.path.name}-{_id(run)[:6]}"
+        resume = "allow" if run.metric_rows() else "never"
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        return self.module.init(**options, name=name, resume=resume, **quiet)
 
     def log(self, row: Row, replies: Sequence[Row]) -> None:
         self.run.log(self.values(row, replies), step=row["step"])
@@ -186,13 +182,8 @@ def _id(run: RunDirectory) -> str:
     return hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
 
 
-LOGGERS: dict[str, Callable[[RunDirectory, Config], Logger]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
-}
-"""Key of the table [log] that turns a logger on -> the logger."""
-
-
 def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:
-    return [make(run, config) for name, make in LOGGERS.items() if getattr(config.log, name)]
+    """The loggers that the config switches on."""
+    kinds: list[type[TensorBoard | WeightsAndBiases | Trackio]]
+    kinds = [TensorBoard, WeightsAndBiases, Trackio]
+    return [kind(run, config) for kind in kinds if getattr(config.log, kind.name)]

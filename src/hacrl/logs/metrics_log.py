@@ -4,8 +4,7 @@ Agents that run in parallel report in any order. A row waits until the rows befo
 so that equal runs have equal files. Only a straggler's rows are written out of order.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hacrl.config import Config
@@ -22,14 +21,6 @@ class Watch(Protocol):
     def look(self, rows: Sequence[Row]) -> list[str]: ...
 
 
-@dataclass
-class _Page:
-    """Rows of one kind and step that wait for one another."""
-
-    names: tuple[str, ...]  # agents whose rows it waits for, in writing order
-    rows: dict[str, Row] = field(default_factory=dict)
-
-
 class MetricsLog:
     """Example: log.expect("train", 0, ["wren"]); log.add("train", 0, "wren", {"reward": 0.4})"""
 
@@ -43,7 +34,8 @@ class MetricsLog:
         self.loggers: list[Logger] = []
         self.watches: list[Watch] = []
         self._table_rows = 0
-        self._pages: dict[tuple[str, int], _Page] = {}
+        self._pages: dict[tuple[str, int], dict[str, Row | None]] = {}
+        """(kind, step) -> agent -> its row, None while it is missing; all in writing order."""
         self._known: set[tuple[str, int, str]] = set()
 
     def open(self, config: Config) -> None:
@@ -58,9 +50,8 @@ class MetricsLog:
 
     def expect(self, kind: str, step: int, names: Iterable[str]) -> None:
         """Announce the next rows. Rows that a resumed run has already are not expected again."""
-        missing = tuple(n for n in names if (kind, step, n) not in self._known)
-        if missing:
-            self._pages[kind, step] = _Page(missing)
+        if missing := [name for name in names if not self.has(kind, step, name)]:
+            self._pages[kind, step] = dict.fromkeys(missing)
 
     def add(self, kind: str, step: int, name: str, row: Row) -> None:
         """Take an agent's row. A second row of the same kind, step and agent is ignored."""
@@ -68,29 +59,28 @@ class MetricsLog:
             return
         self._known.add((kind, step, name))
         full = {"kind": kind, "step": step, "agent": name, **row}
-        page = self._pages.get((kind, step))
-        if page is None or name not in page.names:
+        page = self._pages.get((kind, step), {})
+        if name not in page:
             return self._write([full])
-        page.rows[name] = full
+        page[name] = full
         self._write_complete_pages()
 
     def has(self, kind: str, step: int, name: str) -> bool:
         return (kind, step, name) in self._known
 
-    def release(self, names: Iterable[str]) -> None:
+    def release(self, names: Collection[str]) -> None:
         """Stop waiting for these agents. Their rows are written when they arrive."""
-        gone = set(names)
-        for page in self._pages.values():
-            page.names = tuple(n for n in page.names if n not in gone or n in page.rows)
+        for key, page in self._pages.items():
+            self._pages[key] = {n: row for n, row in page.items() if row or n not in names}
         self._write_complete_pages()
 
     def _write_complete_pages(self) -> None:
         while self._pages:
             (kind, step), page = next(iter(self._pages.items()))
-            if len(page.rows) < len(page.names):
+            rows = [row for row in page.values() if row]
+            if len(rows) < len(page):
                 return
             del self._pages[kind, step]
-            rows = [page.rows[name] for name in page.names]
             if rows:
                 self._write(rows)
                 show = self.observer.evaluated if kind == "evaluation" else self.observer.stepped

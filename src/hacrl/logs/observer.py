@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from typing import Any
 
 from hacrl.config import Config
@@ -99,20 +100,6 @@ class Several(Observer):
             elif method == "stepped" and callable(callback):
                 callback(*args)
 
-    def started(self, config: Config, run: RunDirectory, step: int) -> None:
-        self._call("started", config, run, step)
 
-    def phase(self, text: str) -> None:
-        self._call("phase", text)
-
-    def stepped(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._call("stepped", step, rows)
-
-    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._call("evaluated", step, rows)
-
-    def note(self, text: str) -> None:
-        self._call("note", text)
-
-    def finished(self) -> None:
-        self._call("finished")
+for _method in [name for name in vars(Observer) if not name.startswith("_")]:
+    setattr(Several, _method, partialmethod(Several._call, _method))

@@ -1,8 +1,9 @@
 """Warnings about a run's metrics: data that is lost, learners that learn nothing or become worse."""
 
-from collections import Counter, defaultdict, deque
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
@@ -13,8 +14,6 @@ from hacrl.statistics import Z95
 from hacrl.store.rundir import RunDirectory
 
 Row = Mapping[str, Any]
-Counts = Callable[[Row], Any]
-Text = Callable[[Config, str, Sequence[Row]], str | None]
 
 NEARLY_NONE = 0.05
 """Fraction of peers' samples with a gradient below which a learner does not learn from peers."""
@@ -30,77 +29,8 @@ MANY_TRUNCATED = 0.25  # fraction of an agent's replies that reached the token l
 COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
 """An accuracy is far below the start if it is lower by this much and by this many standard errors,
 over at least this many problems."""
-DROPPED = {
-    "not_attempted": "the prompt was too long for the peer (its max_prompt_tokens)",
-    "withheld": "the peer published no text (`publish`), or trust.reciprocity hides the text",
-    "not_judged": "the verifier failed or ran out of time",
-    "truncated": "the reply was truncated, and mask_truncated is set",
-    "not_shareable": "the peer's text does not reproduce its tokens",
-    "no_logprob": "the peer published no log-probability",
-    "begun_reply": "the reply does not start with this agent's reply_start",
-    "other_vocabulary": "the algorithm exchanges tokens, but the vocabularies differ",
-    "not_renderable": "this agent's tokenizer cannot represent the text",
-    "too_long": "in this agent's tokens the reply is longer than max_response_tokens; raise it, or "
-    'set too_long = "truncate"',
-    "empty": "the reply has no token",
-    "quarantined": "the peer is in quarantine; a note names the reason",
-    "ratio": "the ratio to the published log-probability is above trust.max_ratio",
-    "unlikely": "the reply is less likely for this agent than trust.min_own_quantile allows",
-    "capped": "the peer has more samples than trust.max_source_fraction allows",
-    "invalid": "the peer published impossible values",
-}
-"""Reason in training/samples.py -> why a peer's reply became no sample, in words."""
 
 
-class AgentWatch:
-    """Looks at the rows of each agent and warns once per agent, also across a resume."""
-
-    def __init__(
-        self, kind: str, counts: Counts, steps: int, text: Text, run: RunDirectory
-    ) -> None:
-        self.config, self.kind, self.counts, self.steps = run.config(), kind, counts, steps
-        self.text = text
-        self._rows: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=steps or None))
-        self._warned: set[str] = set()
-        self.look(run.metric_rows())
-
-    def look(self, rows: Sequence[Row]) -> list[str]:
-        found = []
-        for row in rows:
-            agent, last = row["agent"], self._rows[row["agent"]]
-            if agent in self._warned or row["kind"] != self.kind or not self.counts(row):
-                continue
-            last.append(row)
-            if len(last) >= self.steps and (sentence := self.text(self.config, agent, last)):
-                self._warned.add(agent)
-                found.append(sentence)
-        return found
-
-
-def warn(kind: str, counts: Counts, steps: int = 1) -> Callable[[Text], partial[AgentWatch]]:
-    """Turn a function that writes a warning into a watch. The function gets the agent's last `steps`
-    rows of this kind for which `counts(row)` is true (0: all of them); it returns None for no warning.
-
-    Example: unused_peers(run).look(rows) == [] or one sentence per agent
-    """
-    return lambda text: partial(AgentWatch, kind, counts, steps, text)
-
-
-@warn("train", lambda row: row.get("updates") == 0 and not row.get("absent"))
-def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
-    """A step without an update."""
-    row = rows[-1]
-    unjudged = row["verdict/timeout"] + row["verdict/error"]
-    masked = round(row.get("samples/drop/truncated", 0))
-    return (
-        f"agent {agent!r} made no update in step {row['step'] + 1}: {unjudged} of {row['rollouts']} "
-        f"rollouts could not be judged, {plural(row['not_attempted'], 'prompt')} too long, "
-        f"{plural(masked, 'truncated sample')} left out (mask_truncated), "
-        f"{plural(row['updates_skipped'], 'update')} skipped because not finite."
-    )
-
-
-@warn("train", lambda row: row.get("peers/forwarded"), STEPS)
 def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Nearly no peer sample had a gradient."""
     used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
@@ -118,7 +48,6 @@ def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     return text + "`hacrl compare` measures whether peers help (docs/diagnostics.md)."
 
 
-@warn("train", lambda row: any(_of_peers(row)), STEPS)
 def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """More than half of the peers' replies became no sample."""
     kept, dropped = (sum(n) for n in zip(*map(_of_peers, rows), strict=True))
@@ -126,49 +55,46 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
         return None
     reasons = Counter[str]()
     for row in rows:
-        reasons.update({why: row.get(f"samples/drop/{why}", 0) for why in DROPPED})
+        reasons.update({k: n for k, n in row.items() if re.fullmatch("samples/drop/[^/]+", k)})
     (reason, count), *_ = reasons.most_common(1)
     return (
         f"agent {agent!r} could not use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
-        f"{_span(rows)}. Most frequent reason ({reason}, {plural(count, 'time')}): {DROPPED[reason]}."
+        f"{_span(rows)}. Most frequent reason: {reason} ({plural(count, 'time')}); docs/metrics.md "
+        "explains it."
     )
 
 
-@warn("train", lambda row: any(_false_claims(row)))
 def false_claims(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """A learner's verdicts on a peer's texts are not those that the peer claims."""
-    source, wrong, judged = max(_false_claims(rows[-1]), key=lambda found: found[1])
+    row, start = rows[-1], "trust/disagree/"
+    wrong, key = max((n, key) for key, n in row.items() if key.startswith(start))
+    source = key.removeprefix(start)
+    if not wrong:
+        return None
     return (
-        f"agent {agent!r} disagrees with the verdicts of {source!r} on {wrong:.0f} of {judged:.0f} "
-        f"replies in step {rows[-1]['step'] + 1} and uses its own verdicts. Either the two verifiers "
-        "differ, or the published verdicts are false."
+        f"agent {agent!r} disagrees with the verdicts of {source!r} on {wrong:.0f} of "
+        f"{row[f'trust/judged/{source}']:.0f} replies in step {row['step'] + 1} and uses its own "
+        "verdicts. Either the two verifiers differ, or the published verdicts are false."
     )
 
 
-@warn("train", lambda row: row.get("not_attempted"))
 def long_prompts(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
-    """Problems were left out because their prompt is too long."""
-    row, limit = rows[-1], config.prompt_limit(config.agent(agent))
-    of = f"{row['not_attempted']} of {config.problems_per_step} problems in step "
+    """Problems were left out, or count as not solved, because their prompt is too long."""
+    row = rows[-1]
+    count, step = row["not_attempted"], row["step"] + 1
+    limit = f"longer than max_prompt_tokens = {config.prompt_limit(config.agent(agent))}"
+    if row["kind"] == "evaluation":
+        prompts = plural(count, "held-out prompt")
+        return f"agent {agent!r}: {prompts} {limit}, counted as not solved in its accuracy."
+    of = f"{count} of {config.problems_per_step} problems in step {step}"
     if "replayed" in row:
-        return f"agent {agent!r} has no stored reply to {of}{row['step'] + 1}."
+        return f"agent {agent!r} has no stored reply to {of}."
     return (
-        f"agent {agent!r} left out {of}{row['step'] + 1}: prompts longer than "
-        f"max_prompt_tokens = {limit}. Raise max_prompt_tokens to use them; `hacrl show` counts them."
+        f"agent {agent!r} left out {of}: prompts {limit}. Raise max_prompt_tokens to use them; "
+        "`hacrl show` counts them."
     )
 
 
-@warn("evaluation", lambda row: row.get("not_attempted"))
-def long_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
-    """Held-out problems count as not solved because their prompt is too long."""
-    return (
-        f"agent {agent!r}: {plural(rows[-1]['not_attempted'], 'held-out prompt')} longer than "
-        f"max_prompt_tokens = {config.prompt_limit(config.agent(agent))}, counted as not solved in its "
-        "accuracy."
-    )
-
-
-@warn("train", lambda row: row.get("truncated") is not None, STEPS)
 def truncated(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Many replies reached the token limit."""
     fraction = sum(row["truncated"] for row in rows) / len(rows)
@@ -181,33 +107,6 @@ def truncated(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     )
 
 
-@warn("evaluation", lambda row: row.get("truncated", 0) > MANY_TRUNCATED)
-def truncated_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
-    """Replies to held-out problems are truncated earlier than in training."""
-    limit = config.evaluation.max_response_tokens
-    if limit is None or limit >= config.response_limit(config.agent(agent)):
-        return None
-    return (
-        f"agent {agent!r}: {100 * rows[-1]['truncated']:.0f} % of its replies to held-out problems "
-        f"reached evaluation.max_response_tokens = {limit} and were truncated, often before an answer. "
-        f"The limit in training is {config.response_limit(config.agent(agent))}."
-    )
-
-
-@warn("train", lambda row: row.get("reward") is not None, STEPS)
-def never_right(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
-    """Replies get rewards, but none the largest one, which alone counts as right."""
-    if any(row["verdict/ok"] for row in rows) or not any(row["reward"] for row in rows):
-        return None
-    best = max(row["reward"] for row in rows)
-    return (
-        f"agent {agent!r}: no reply in {_span(rows)} got the largest reward of the verifier, so none "
-        f"counts as right (largest mean reward of a step: {best:.3g}). If the reward function cannot "
-        "reach the upper end of its reward_range, lower that end."
-    )
-
-
-@warn("train", lambda row: row.get("own/samples"), STEPS)
 def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """All advantages were 0 for some steps: the rewards of each group are equal."""
     if any(r["own/advantage_zero"] != 1 or r.get("peers/forwarded") for r in rows):
@@ -220,7 +119,6 @@ def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     )
 
 
-@warn("evaluation", lambda row: row.get("problems", 0) >= COLLAPSE_PROBLEMS, 0)
 def collapse(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Held-out accuracy is far below the start."""
     start, now = rows[0], rows[-1]
@@ -236,6 +134,58 @@ def collapse(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
         f"learning_rate (now {rate:g}) may prevent this. `hacrl export --best` writes the best "
         "weights so far."
     )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A warning about an agent. `text` gets the agent's last `steps` rows of a kind for which `counts`
+    is true (0: all of them) and returns None for no warning.
+
+    Example: Rule("train", lambda row: row.get("peers/forwarded"), 5, unused_peers)
+    """
+
+    kind: str
+    counts: Callable[[Row], Any]
+    steps: int
+    text: Callable[[Config, str, Sequence[Row]], str | None]
+
+
+RULES = (
+    Rule("train", lambda row: row.get("peers/forwarded"), STEPS, unused_peers),
+    Rule("train", lambda row: any(_of_peers(row)), STEPS, dropped_peers),
+    Rule("train", lambda row: any(k.startswith("trust/disagree/") for k in row), 1, false_claims),
+    Rule("train", lambda row: row.get("not_attempted"), 1, long_prompts),
+    Rule("evaluation", lambda row: row.get("not_attempted"), 1, long_prompts),
+    Rule("train", lambda row: row.get("truncated") is not None, STEPS, truncated),
+    Rule("train", lambda row: row.get("own/samples"), STEPS, no_signal),
+    Rule("evaluation", lambda row: row.get("problems", 0) >= COLLAPSE_PROBLEMS, 0, collapse),
+)
+
+
+class AgentWatch:
+    """Applies the rules to metrics rows. A rule warns once per agent, also across a resume."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.config = run.config()
+        self._rows: dict[tuple[Rule, str], deque[Row]] = {}
+        self._warned: set[tuple[Rule, str]] = set()
+        self.look(run.metric_rows())
+
+    def look(self, rows: Sequence[Row]) -> list[str]:
+        """Warnings about new rows."""
+        found = (self._apply(rule, row) for rule in RULES for row in rows)
+        return [text for text in found if text]
+
+    def _apply(self, rule: Rule, row: Row) -> str | None:
+        key = (rule, row["agent"])
+        if key in self._warned or row["kind"] != rule.kind or not rule.counts(row):
+            return None
+        last = self._rows.setdefault(key, deque(maxlen=rule.steps or None))
+        last.append(row)
+        text = rule.text(self.config, row["agent"], last) if len(last) >= rule.steps else None
+        if text:
+            self._warned.add(key)
+        return text
 
 
 class VerifierWatch:
@@ -263,20 +213,7 @@ class VerifierWatch:
         return found
 
 
-WATCHES = (
-    idle,
-    VerifierWatch,
-    unused_peers,
-    dropped_peers,
-    false_claims,
-    long_prompts,
-    long_held_out,
-    truncated,
-    truncated_held_out,
-    never_right,
-    no_signal,
-    collapse,
-)
+WATCHES = (VerifierWatch, AgentWatch)
 
 
 def _span(rows: Sequence[Row]) -> str:
@@ -290,13 +227,6 @@ def _of_peers(row: Row) -> tuple[float, float]:
         for start in ("samples/kept/", "samples/dropped/")
     )
     return kept, dropped
-
-
-def _false_claims(row: Row) -> list[tuple[str, float, float]]:
-    """(source, texts with another verdict, judged texts) of each source with any."""
-    start = "trust/disagree/"
-    names = [key.removeprefix(start) for key, n in row.items() if key.startswith(start) and n]
-    return [(name, row[start + name], row[f"trust/judged/{name}"]) for name in names]
 
 
 def _place(row: Row) -> str:

@@ -1,165 +1,107 @@
-"""The figures of a run and of a list of runs, as plain data for the page.
+"""The figures of a run and of its line in the list of runs, as plain data for the page.
 
 Steps count from 1 here. Lists of values are parallel to a list of steps; missing values are None.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hacrl.config import Config
-from hacrl.errors import EXIT_USER, exit_code, explain
 from hacrl.replies import score_name
 from hacrl.store.rows import Row
-from hacrl.view.library import Library
 from hacrl.view.live import LiveRun
 
-SHOWN = (
-    "reward",
-    "loss",
-    "grad_norm",
-    "own/ratio",
-    "own/clipped",
-    "peers/used",
-    "peers/effective_samples",
-    "reply_tokens",
-    "truncated",
-)
+SHOWN = ("reward", "loss", "grad_norm", "own/ratio", "peers/used", "reply_tokens", "truncated")
 """Metrics of a run's page. Others are fetched by name."""
-FIRST_SECONDS = 0.8
-"""A list of runs is sent after this time; runs that are not read yet are marked as pending."""
-STEP, AGENT = "step", "agent"
+
+Values = list[float | None]
 
 
-def list_runs(library: Library) -> dict[str, Any]:
-    """Every run with state, accuracy and age, or why it cannot be read; every suite."""
-    until = time.monotonic() + FIRST_SECONDS
-    rows = [_listed(library, name, time.monotonic() < until) for name in library.runs()]
+def list_run(run: LiveRun, name: str) -> dict[str, Any]:
+    """A run in the list of runs: state, accuracy and age."""
+    config = run.config()
     return {
-        "root": str(library.root),
-        "kind": library.kind,
-        "runs": rows,
-        "suites": [{"id": name} for name in library.suites()],
-        "now": time.time(),
+        "id": name,
+        "state": run.state(),
+        "algorithm": config.algorithm.name,
+        "agents": [agent.name for agent in config.agents],
+        "done": run.steps_done(),
+        "steps": config.steps,
+        "changed": run.changed_at(),
+        "notes": len(run.notes()),
+        **_evaluations(run),
     }
 
 
-def _listed(library: Library, name: str, read: bool) -> dict[str, Any]:
-    if not read:
-        return {"id": name, "pending": True}
-    try:
-        run = library.run(name)
-        config = run.config()
-        return {
-            "id": name,
-            "state": run.state(),
-            "algorithm": config.algorithm.name,
-            "seed": config.seed,
-            "right": _right_or_wrong(config),
-            "agents": [agent.name for agent in config.agents],
-            "done": run.steps_done(),
-            "steps": config.steps,
-            "changed": run.changed_at(),
-            "accuracy": _accuracies(run.metric_rows("evaluation"), _right_or_wrong(config)),
-            "notes": len(run.notes()),
-        }
-    except Exception as error:
-        return {"id": name, "error": one_sentence(error)}
-
-
-def _right_or_wrong(config: Config) -> bool:
-    """Whether an evaluation's mean is an accuracy; else it is a mean reward."""
-    return bool(score_name(config.verifier.kind)[1])
-
-
-def one_sentence(error: BaseException) -> str:
-    """The message of an error that the user can fix; other errors are raised again."""
-    message = explain(error)
-    if message is None or exit_code(error) != EXIT_USER:
-        raise error
-    return message
-
-
-def _accuracies(rows: Sequence[Row], right: bool) -> dict[str, list[list[float | None]]]:
-    """Agent -> [steps done, accuracy, low, high] of each evaluation, by step. The interval of an
-    accuracy is cut at 0 and 1."""
-    found: dict[str, list[list[float | None]]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: int(row[STEP])):
+def _evaluations(run: LiveRun) -> dict[str, Any]:
+    """right: whether an evaluation's mean is an accuracy, else it is a mean reward. accuracy: agent ->
+    [steps done, mean, low, high] of each evaluation; an accuracy's interval is cut at 0 and 1."""
+    right = bool(score_name(run.config().verifier.kind)[1])
+    found: dict[str, list[Values]] = defaultdict(list)
+    for row in sorted(run.metric_rows("evaluation"), key=lambda row: int(row["step"])):
         if row["accuracy"] is not None:
             mean, low, high = (row[key] for key in ("accuracy", "accuracy/low", "accuracy/high"))
             if right and low is not None:
                 low, high = max(0.0, low), min(1.0, high)
-            found[row[AGENT]].append([row[STEP], *map(short, (mean, low, high))])
-    return dict(found)
+            found[row["agent"]].append([row["step"], *map(short, (mean, low, high))])
+    return {"right": right, "accuracy": found}
 
 
-def run_figures(name: str, run: LiveRun) -> dict[str, Any]:
+def run_figures(run: LiveRun, name: str) -> dict[str, Any]:
     """Everything on the page of one run, but for its replies."""
     config = run.config()
-    train = run.metric_rows("train")
-    steps = sorted({row[STEP] for row in train})
-    table = by_agent(train, config)
+    steps, table = train_table(run)
+    rows = [row for found in table.values() for row in found.values()]
+    newest = [row for row in rows if row["step"] in steps[-2:]]
+    metrics = {key for row in newest for key, value in row.items() if short(value) is not None}
     return {
-        "id": name,
+        **list_run(run, name),
         "path": str(run.path),
-        "state": run.state(),
-        "changed": run.changed_at(),
         "now": time.time(),
-        "algorithm": config.algorithm.name,
         "task": config.task.kind,
         "seed": config.seed,
-        "right": _right_or_wrong(config),
-        "steps": config.steps,
-        "done": 1 + max(steps, default=-1),
         "agents": [{"name": a.name, "model": a.model, "learns": a.learns} for a in config.agents],
         "x": [step + 1 for step in steps],
         "series": {key: columns(table, steps, key) for key in SHOWN},
         "ratios": {
-            f"{learner} ← {source}": column(rows, steps, f"ratio/{source}")
-            for learner, rows in table.items()
+            f"{learner} ← {source}": values
             for source in table
-            if source != learner and any(f"ratio/{source}" in row for row in rows.values())
+            for learner, values in columns(table, steps, f"ratio/{source}").items()
+            if learner != source
         },
-        "accuracy": _accuracies(run.metric_rows("evaluation"), _right_or_wrong(config)),
         "phases": _phases(run, steps),
-        "rollouts": sum(row.get("rollouts", 0) for row in train),
-        "notes": [[row[STEP], row["text"]] for row in run.notes()],
-        "metrics": sorted({key for row in train[-2 * len(table) :] for key in numbers(row)}),
+        "rollouts": sum(row.get("rollouts", 0) for row in rows),
+        "notes": [[row["step"], row["text"]] for row in run.notes()],
+        "metrics": sorted(metrics - {"step"}),
     }
 
 
 def series(run: LiveRun, metric: str) -> dict[str, Any]:
     """One metric of every agent by step."""
-    train = run.metric_rows("train")
-    steps = sorted({row[STEP] for row in train})
-    table = by_agent(train, run.config())
+    steps, table = train_table(run)
     return {"x": [step + 1 for step in steps], "agents": columns(table, steps, metric)}
 
 
-def by_agent(rows: Iterable[Row], config: Config) -> dict[str, dict[int, Row]]:
-    """Agent -> step -> its row, in the order of the team."""
-    table: dict[str, dict[int, Row]] = {agent.name: {} for agent in config.agents}
-    for row in rows:
-        table.setdefault(row[AGENT], {})[row[STEP]] = row
-    return table
+def train_table(run: LiveRun) -> tuple[list[int], dict[str, dict[int, Row]]]:
+    """The steps of a run, and agent -> step -> its row in the order of the team."""
+    table: dict[str, dict[int, Row]] = {agent.name: {} for agent in run.config().agents}
+    for row in run.metric_rows("train"):
+        table.setdefault(row["agent"], {})[row["step"]] = row
+    return sorted({step for rows in table.values() for step in rows}), table
 
 
-def column(rows: Mapping[int, Row], steps: Sequence[int], key: str) -> list[float | None]:
+def column(rows: Mapping[int, Row], steps: Sequence[int], key: str) -> Values:
+    """The values of an agent, by step."""
     return [short(rows[step].get(key)) if step in rows else None for step in steps]
 
 
 def columns(
     table: Mapping[str, Mapping[int, Row]], steps: Sequence[int], key: str
-) -> dict[str, list[float | None]]:
+) -> dict[str, Values]:
     """Agent -> its values; agents without a value are left out."""
     found = {agent: column(rows, steps, key) for agent, rows in table.items()}
     return {agent: values for agent, values in found.items() if any(v is not None for v in values)}
-
-
-def numbers(row: Row) -> list[str]:
-    """Keys of a row whose values are numbers."""
-    return [k for k, v in row.items() if isinstance(v, (int, float)) and k not in (STEP, AGENT)]
 
 
 def _phases(run: LiveRun, steps: Sequence[int]) -> dict[str, list[float]]:

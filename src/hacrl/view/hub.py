@@ -1,4 +1,4 @@
-"""The public state of a hub: its team, who has arrived in the open step, changes of the team, counts.
+"""The public state of a hub: its team, who has arrived in the open step, changes of the team, proofs.
 
 Only addresses that the hub answers to anyone are read. A hub is untrusted: every value is checked for
 its type, and the page shows texts as texts.
@@ -10,7 +10,6 @@ import json
 import re
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ SECONDS = 10.0
 MOST_BYTES = 8 << 20
 EVERY = 2.0
 """Seconds for which an answer of the hub is kept."""
+_PROOFS = re.compile(r"^hacrl_hub_proofs (\d+)$", re.MULTILINE)
 
 
 class HubSource:
@@ -34,7 +34,7 @@ class HubSource:
         self._lock = threading.Lock()
         self._kept: tuple[float, dict[str, Any]] = (0.0, {})
         self.calls: dict[str, Callable[[Mapping[str, str]], Any]] = {
-            "start": lambda query: {"kind": "hub", "id": None, "root": self.url},
+            "start": lambda query: {"kind": "hub", "id": None},
             "hub": lambda query: self.state(),
         }
         self.state()
@@ -57,9 +57,8 @@ class HubSource:
             chain = [record["content"] for record in json.loads(self._get("/v1/amendments"))]
             members = {m["name"]: _member(m) for m in charter["members"]}
             now = int(health["open"])
-            for change in chain:
-                _apply(members, change, now)
             return {
+                "amendments": [_apply(members, change, now) for change in chain],
                 "url": self.url,
                 "name": str(charter["name"]),
                 "team": str(health["team"]),
@@ -67,18 +66,8 @@ class HubSource:
                 "steps": int(health["steps"]),
                 "arrived": sorted(str(name) for name in health.get("arrived", [])),
                 "deadline": charter.get("deadline"),
-                "settings": {
-                    key: charter.get(key)
-                    for key in (
-                        "prompts_per_step",
-                        "samples_per_prompt",
-                        "reciprocity",
-                        "staleness",
-                    )
-                },
                 "members": list(members.values()),
-                "amendments": [_change(change) for change in chain],
-                "counts": _counts(self._get("/metrics")),
+                "proofs": sum(map(int, _PROOFS.findall(self._get("/metrics")))),
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.url} is not a hacrl hub ({error!r})") from error
@@ -97,43 +86,24 @@ class HubSource:
         return data.decode()
 
 
-def _member(found: Mapping[str, Any]) -> dict[str, Any]:
-    key = str(found["key"])
-    publish = str(found.get("publish", "all"))
-    return {
-        "name": str(found["name"]),
-        "publish": publish,
-        "key": key,
-        "state": "member",
-        "since": 1,
-    }
+def _member(found: Mapping[str, Any], step: int = 0) -> dict[str, Any]:
+    name, key, publish = found["name"], found["key"], found.get("publish", "all")
+    texts = {"name": str(name), "key": str(key), "publish": str(publish)}
+    return {**texts, "state": "member", "since": step + 1}
 
 
-def _apply(members: dict[str, Any], change: Mapping[str, Any], now: int) -> None:
-    """Change the list of members by one amendment; one that counts later is announced."""
-    name, kind, step = str(change["member"]), str(change["kind"]), int(change["step"])
+def _apply(members: dict[str, Any], change: Mapping[str, Any], now: int) -> dict[str, Any]:
+    """Change the list of members by one amendment and return the amendment; one that counts later is
+    announced."""
+    found = {key: str(change.get(key, "")) for key in ("kind", "member", "signer")}
+    name, kind, step = found["member"], found["kind"], int(change["step"])
     if kind == "join":
-        members[name] = _member({**change, "name": name}) | {"since": step + 1}
-        members[name]["state"] = "member" if step <= now else f"joins in step {step + 1}"
-    elif kind == "rotate" and name in members:
+        members[name] = _member({**change, "name": name}, step)
+        if step > now:
+            members[name]["state"] = f"joins in step {step + 1}"
+    elif kind == "rotate":
         members[name]["key"] = str(change["key"])
-    elif name in members:
+    else:
         past = {"leave": "left", "expel": "expelled"}.get(kind, kind)
-        when = "" if step <= now else f", from step {step + 1}"
-        members[name]["state"] = past + when
-
-
-def _change(change: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "number": int(change["number"]) + 1,
-        "kind": str(change["kind"]),
-        "member": str(change["member"]),
-        "step": int(change["step"]) + 1,
-        "signer": str(change.get("signer", "")),
-    }
-
-
-def _counts(text: str) -> dict[str, float]:
-    """Name -> value of the hub's Prometheus metrics, without prefix and suffix."""
-    found = re.findall(r"^hacrl_hub_(\w+?)(?:_total)? ([0-9.e+]+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+        members[name]["state"] = past + ("" if step <= now else f", from step {step + 1}")
+    return {**found, "number": int(change["number"]) + 1, "step": step + 1}

@@ -11,7 +11,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,21 +19,23 @@ from typing import Any
 from hacrl.errors import UserError, describe, explain
 from hacrl.store.files import steps_in
 from hacrl.store.pool import Pool
-from hacrl.types import Trajectory
-from hacrl.view.live import LiveRun
+from hacrl.store.rows import Row
+from hacrl.view.live import LiveRun, stamp
 
-VERSION = 1  # version of the tables; an index of another version is built anew
+VERSION = 2  # version of the tables; an index of another version is built anew
 BEGINNING = 200  # characters of a text that the list shows
 NONE, ZERO, CLIPPED, USED = "-", "0", "c", "u"
 """What a learner did with a reply: no sample; advantage 0; a sample without a gradient; used."""
 
-_TABLES = """
-CREATE TABLE steps (step INTEGER PRIMARY KEY, stamp TEXT, next INTEGER, error TEXT);
+_TABLES = f"""
+CREATE TABLE steps (step INTEGER PRIMARY KEY, stamp TEXT, error TEXT);
 CREATE TABLE replies (
   id INTEGER PRIMARY KEY, step INTEGER, problem TEXT, author TEXT, number INTEGER, reward REAL,
   status TEXT, finish TEXT, tokens INTEGER, uses TEXT, text TEXT);
-CREATE TABLE counts (step INTEGER, learner TEXT, author TEXT, uses TEXT, count INTEGER);
-CREATE INDEX by_step ON counts (step);
+CREATE INDEX by_step ON replies (step);
+CREATE INDEX by_use ON replies (author, uses);
+CREATE VIRTUAL TABLE texts USING fts5(text, content='');
+PRAGMA user_version = {VERSION};
 """
 
 
@@ -48,15 +49,11 @@ class Index:
         self.run = run
         self.learners = [agent.name for agent in run.config().agents if agent.learns]
         self._writing = threading.RLock()
-        self._place, self._memory = _open(_file(run.path))
-        self.searchable = "fts5" in self._definition("texts")
+        self._place = _file(run.path)
+        self._memory = _open(self._place)
         self._total: int | None = None  # steps of the run, once they are counted
         self._failed = ""
         self._thread: threading.Thread | None = None
-
-    @property
-    def in_memory(self) -> bool:
-        return self._memory is not None
 
     def start(self) -> None:
         """Begin to index in the background, once."""
@@ -68,13 +65,11 @@ class Index:
     def progress(self) -> dict[str, Any]:
         """Steps that are indexed, all steps, and the reason if one cannot be read."""
         with self.reading() as db:
-            done = db.execute("SELECT count(*) FROM steps").fetchone()[0]
-            newest = "SELECT error FROM steps WHERE error != '' ORDER BY step DESC LIMIT 1"
-            failed = db.execute(newest).fetchone()
-        error = self._failed or (failed[0] if failed else "")
+            done, error = db.execute("SELECT count(*), max(error) FROM steps").fetchone()
         total = max(self._total or 0, done)
         complete = self._total is not None and done >= self._total
-        return {"done": done, "total": total, "complete": complete, "error": error}
+        failed = self._failed or error or ""
+        return {"done": done, "total": total, "complete": complete, "error": failed}
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -86,28 +81,18 @@ class Index:
             with closing(_connect(self._place)) as db:
                 yield db
 
-    def ensure(self, step: int) -> None:
-        """Index one step now, if it is not, or not as its files are now."""
-        with self.reading() as db:
-            known = dict(db.execute("SELECT step, stamp FROM steps WHERE step = ?", (step,)))
-        stamp = self._stamp(step)
-        if stamp and known.get(step) != stamp:
-            with self._changing() as db:
-                self._add(db, step, stamp)
-
     def refresh(self) -> int:
         """Index every step that is new or has changed; return their number."""
         with self.reading() as db:
             known = dict(db.execute("SELECT step, stamp FROM steps"))
         stamps = {step: self._stamp(step) for step in steps_in(self.run.pool_path)}
-        present = {step: stamp for step, stamp in stamps.items() if stamp}
+        present = {step: found for step, found in stamps.items() if found}
         self._total = len(present)
-        todo = sorted((s for s, stamp in present.items() if known.get(s) != stamp), reverse=True)
-        gone = known.keys() - present.keys()
-        if gone:
+        todo = sorted((s for s, found in present.items() if known.get(s) != found), reverse=True)
+        if gone := known.keys() - present.keys():
             with self._changing() as db:
                 for step in gone:
-                    self._forget(db, step)
+                    _forget(db, step)
         for first in range(0, len(todo), 8):
             with self._changing() as db:
                 for step in todo[first : first + 8]:
@@ -126,55 +111,38 @@ class Index:
     def _stamp(self, step: int) -> str:
         """Changes with the files of a step; "" if it is not closed yet."""
         name = f"step-{step:06d}"
-        stamps = [_mark(self.run.pool_path / name / "snapshot.json")]
-        stamps += [_mark(self.run.samples_folder(a) / f"{name}.jsonl") for a in self.learners]
-        return " ".join(stamps) if stamps[0] else ""
+        snapshot = self.run.pool_path / name / "snapshot.json"
+        samples = [self.run.samples_folder(a) / f"{name}.jsonl" for a in self.learners]
+        return str([stamp(path) for path in (snapshot, *samples)]) if snapshot.exists() else ""
 
-    def _forget(self, db: sqlite3.Connection, step: int) -> int:
-        """Remove a step; return the first number that no reply of the step ever had. Its words stay in
-        the full-text index, where they point to no reply."""
-        found = db.execute("SELECT next FROM steps WHERE step = ?", (step,)).fetchone()
-        for table in ("steps", "replies", "counts"):
-            db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
-        return found[0] if found else step << 24
-
-    def _add(self, db: sqlite3.Connection, step: int, stamp: str) -> None:
+    def _add(self, db: sqlite3.Connection, step: int, found: str) -> None:
         known = db.execute("SELECT stamp FROM steps WHERE step = ?", (step,)).fetchone()
-        if known and known[0] == stamp:  # another process was faster
+        if known == (found,):  # another process was faster
             return
-        first = self._forget(db, step)
+        _forget(db, step)
+        last = db.execute("SELECT rowid FROM texts ORDER BY rowid DESC LIMIT 1").fetchone() or [0]
         rows: list[tuple[Any, ...]] = []
         texts: list[tuple[int, str]] = []
-        counts: Counter[tuple[str, str, str]] = Counter()
         error = ""
         try:
             groups = Pool(self.run.pool_path, read_only=True).snapshot(step).groups
-            uses = self._uses(step)
-            for number, t in enumerate((t for g in groups for t in g.trajectories), start=first):
-                use = "".join(found.get((t.problem_id, t.agent, t.index), NONE) for found in uses)
-                text = t.reply_start + t.text
-                rows.append((number, step, *_row(t), use, text[:BEGINNING]))
-                texts.append((number, f"{text} {t.verdict.detail}" if t.verdict else text))
-                counts.update((a, t.agent, u) for a, u in zip(self.learners, use, strict=True))
+            tables = [self.run.samples(step, learner) for learner in self.learners]
+            for id, t in enumerate((t for g in groups for t in g.trajectories), start=last[0] + 1):
+                key = (t.problem_id, t.agent, t.index)
+                uses = "".join(use_of(samples.get(key)) for samples in tables)
+                text, status, detail = t.reply_start + t.text, "", ""
+                if t.verdict:
+                    status, detail = t.verdict.status.value, t.verdict.detail
+                verdict = (t.reward if t.judged else None, status, t.finish.value, t.num_tokens)
+                rows.append((id, step, *key, *verdict, uses, text[:BEGINNING]))
+                texts.append((id, f"{text} {detail}"))
         except Exception as problem:
             if (message := explain(problem)) is None:
                 raise
             error = message
         db.executemany(f"INSERT INTO replies VALUES ({','.join('?' * 11)})", rows)
         db.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", texts)
-        listed = [(step, *key, n) for key, n in counts.items()]
-        db.executemany("INSERT INTO counts VALUES (?, ?, ?, ?, ?)", listed)
-        db.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (step, stamp, first + len(rows), error))
-
-    def _uses(self, step: int) -> list[dict[tuple[str, str, int], str]]:
-        """For each learner: (problem, author, index) -> what it did with the reply."""
-        return [
-            {
-                (r["problem"], r["source"], r["index"]): use_of(r)
-                for r in self.run.sample_rows(step, learner)
-            }
-            for learner in self.learners
-        ]
+        db.execute("INSERT INTO steps VALUES (?, ?, ?)", (step, found, error))
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -183,61 +151,51 @@ class Index:
             db.execute("BEGIN IMMEDIATE")
             yield db
 
-    def _definition(self, table: str) -> str:
-        with self.reading() as db:
-            found = db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-        return str(found[0])
 
-
-def use_of(row: dict[str, Any]) -> str:
+def use_of(row: Row | None) -> str:
     """What a learner did with a reply, from the row of its sample."""
+    if row is None:
+        return NONE
     if not row["advantage"]:
         return ZERO
     return USED if row["used"] else CLIPPED
 
 
-def _row(t: Trajectory) -> tuple[Any, ...]:
-    reward = t.reward if t.judged else None
-    status = t.verdict.status.value if t.verdict else ""
-    return (t.problem_id, t.agent, t.index, reward, status, t.finish.value, t.num_tokens)
-
-
-def _mark(path: Path) -> str:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ""
-    return f"{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
-
-
-def cache_folder() -> Path:
-    """The user's folder for indexes."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hacrl" / "view"
+def _forget(db: sqlite3.Connection, step: int) -> None:
+    """Remove a step. Its words stay in the full-text index, where they point to no reply."""
+    for table in ("steps", "replies"):
+        db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
 
 
 def _file(run: Path) -> Path:
+    """The index of a run in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:24]
-    return cache_folder() / f"{digest}.sqlite"
+    return Path(base) / "hacrl" / "view" / f"{digest}.sqlite"
 
 
-def _open(path: Path) -> tuple[Path, sqlite3.Connection | None]:
-    """The index file with its tables, or a connection in memory if it cannot be written."""
+def _open(path: Path) -> sqlite3.Connection | None:
+    """Prepare the index file. A connection in memory if it cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with closing(_connect(path)) as db:
-            if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            if not _prepared(db):
                 for suffix in ("", "-wal", "-shm"):
                     Path(f"{path}{suffix}").unlink(missing_ok=True)
         with closing(_connect(path)) as db:
-            _prepare(db)
+            if not _prepared(db):
+                db.executescript(_TABLES)
             db.execute("BEGIN IMMEDIATE")  # an error if it is read-only
             db.rollback()
-        return path, None
+        return None
     except (OSError, sqlite3.Error):
         memory = sqlite3.connect(":memory:", check_same_thread=False)
-        _prepare(memory)
-        return path, memory
+        memory.executescript(_TABLES)
+        return memory
+
+
+def _prepared(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA user_version").fetchone()[0] == VERSION)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -245,16 +203,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = OFF")  # a lost index is built again
     return db
-
-
-def _prepare(db: sqlite3.Connection) -> None:
-    """Make the tables, if they are not there."""
-    if db.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-        return
-    db.executescript(_TABLES)
-    try:
-        db.execute("CREATE VIRTUAL TABLE texts USING fts5(text, content='')")
-    except sqlite3.OperationalError:  # SQLite without FTS5: a slower search
-        db.execute("CREATE TABLE texts (text TEXT)")
-    db.execute(f"PRAGMA user_version = {VERSION}")
-    db.commit()

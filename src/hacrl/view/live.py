@@ -10,7 +10,12 @@ from hacrl.config import Config
 from hacrl.store.reader import GROWING, METRICS, RunReader
 from hacrl.store.rows import Row, RowTail
 
+FILES = (*GROWING, "config.toml")
 LOCK_SECONDS = 1.0  # how long the answer to "is a process training this run?" is kept
+
+
+Samples = dict[tuple[str, str, int], Row]
+"""(problem, author, index) of a reply -> the row of a learner's sample."""
 
 
 class LiveRun(RunReader):
@@ -28,16 +33,16 @@ class LiveRun(RunReader):
 
     def version(self) -> tuple[object, ...]:
         """Changes when one of the growing files, the config or the state does."""
-        return (*(_stamp(self.path / name) for name in (*GROWING, "config.toml")), self.running())
+        return (*(stamp(self.path / name) for name in FILES), self.running())
 
     def changed_at(self) -> float:
         """Time of the last change, in seconds since the epoch."""
-        return max(_stamp(self.path / name)[2] for name in (*GROWING, "config.toml")) / 1e9
+        return max(stamp(self.path / name)[2] for name in FILES) / 1e9
 
     def config(self) -> Config:
-        stamp = _stamp(self.config_path)
-        if self._config is None or self._config[0] != stamp:
-            self._config = (stamp, super().config())
+        found = stamp(self.config_path)
+        if self._config is None or self._config[0] != found:
+            self._config = (found, super().config())
         return self._config[1]
 
     def running(self) -> bool:
@@ -46,23 +51,25 @@ class LiveRun(RunReader):
             self._running = (now + LOCK_SECONDS, super().running())
         return self._running[1]
 
+    def samples(self, step: int, learner: str) -> Samples:
+        """The samples of a learner in a step."""
+        rows = self.sample_rows(step, learner)
+        return {(row["problem"], row["source"], row["index"]): row for row in rows}
+
     def _read(self, name: str) -> list[Row]:
         with self._reading:
-            least = self._counts().get(
-                name, 0
-            )  # before the rows: another process may be adding some
+            least = self._counts().get(name, 0)  # before the rows: a process may be adding some
             log = self._log(name)
             tail = self._tails.setdefault(name, RowTail(log.path, log.way))
-            if error := tail.update():
-                raise error
+            error = tail.update()
             if len(tail.rows) < least and (name == METRICS or log.path.is_file()):
-                log_error = log.read(least)[1]
-                if log_error:
-                    raise log_error
+                error = error or log.read(least)[1]
+            if error:
+                raise error
             return tail.rows
 
 
-def _stamp(path: Path) -> tuple[Any, ...]:
+def stamp(path: Path) -> tuple[Any, ...]:
     """Identity, size and time of a file; zeros without the file."""
     try:
         found = os.stat(path)

@@ -13,23 +13,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-MODULES = (
-    "dom.js",
-    "data.js",
-    "chart.js",
-    "plots.js",
-    "markdown.js",
-    "runs.js",
-    "run.js",
-    "teach.js",
-    "rollouts.js",
-    "problem.js",
-    "suite.js",
-    "hub.js",
-    "app.js",
-)
-"""Each module imports only modules before it."""
-STYLE, ICON = "style.css", "icon.svg"
+ORDER = ("dom", "data", "chart", "plots", "runs", "run", "teach", "rollouts", "suite", "hub", "app")
+"""The JavaScript modules. Each imports only modules before it."""
+ASSETS = files("hacrl.view") / "assets"
 
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'"
 POLICY = (
@@ -37,19 +23,14 @@ POLICY = (
     "connect-src 'self'"
 )
 """The Content-Security-Policy of the server."""
-_IMPORT = re.compile(r'^import (\{.*?\}) from "\./(.*?)";$', re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{.*?\}) from "\./(.*?)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const) (\w+))", re.MULTILINE)
-
-
-def asset(name: str) -> str:
-    """The text of a file in assets/."""
-    return files("hacrl.view").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def server_page() -> str:
     """The page that the server sends."""
     head = (
-        f'<link rel="icon" href="/assets/{ICON}"><link rel="stylesheet" href="/assets/{STYLE}">'
+        '<link rel="icon" href="/assets/icon.svg"><link rel="stylesheet" href="/assets/style.css">'
         '<script type="module" src="/assets/app.js"></script>'
     )
     return _page("hacrl", head, "")
@@ -58,8 +39,8 @@ def server_page() -> str:
 def one_file(title: str, data: dict[str, Any]) -> str:
     """The page with `data` as one HTML file. It makes no request; its policy allows its own script and
     style only, by their digests."""
-    script = "const modules = {};\n" + "\n".join(_joined(name) for name in MODULES)
-    style = asset(STYLE)
+    script = "const modules = {};\n" + "\n".join(_joined(name) for name in ORDER)
+    style = _asset("style.css")
     policy = f"{CLOSED}; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:"
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -74,10 +55,14 @@ def one_file(title: str, data: dict[str, Any]) -> str:
 
 def _joined(name: str) -> str:
     """A module as a function in one script: its imports come from the modules before it."""
-    text = asset(name)
+    text = _asset(f"{name}.js")
     exports = ", ".join(found for _, found in _EXPORT.findall(text))
     text = _EXPORT.sub(r"\1", _IMPORT.sub(r'const \1 = modules["\2"];', text))
     return f'modules["{name}"] = (() => {{\n{text}\nreturn {{ {exports} }};\n}})();'
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _page(title: str, head: str, body: str) -> str:

@@ -1,49 +1,37 @@
-"""Filtered lists of replies from the index, and all replies to one problem from the run's files."""
+"""Filtered lists of replies from the index, and all replies to a problem from the run's files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hacrl.config import Config
 from hacrl.errors import UserError
 from hacrl.store.pool import Pool
 from hacrl.store.rows import Row
-from hacrl.types import Finish, Group, Problem, Trajectory
+from hacrl.types import Finish, Problem, Trajectory
 from hacrl.view.curves import short
 from hacrl.view.index import CLIPPED, NONE, USED, ZERO, Index, use_of
-from hacrl.view.live import LiveRun
+from hacrl.view.live import LiveRun, Samples
 
 PAGE = 50  # rows of a list that are sent at a time
 USES = {"used": USED, "clipped": CLIPPED, "zero": ZERO, "none": NONE}
 """What a learner did with a reply, as the page names it."""
 NAMES = {letter: name for name, letter in USES.items()}
 REWARDS = {"positive": "reward > 0", "zero": "reward <= 0", "none": "reward IS NULL"}
-COLUMNS = (
-    "step",
-    "problem",
-    "author",
-    "number",
-    "reward",
-    "status",
-    "finish",
-    "tokens",
-    "uses",
-    "text",
-)
+COLUMNS = "step, problem, author, number, reward, status, finish, tokens, uses, text"
+DECIDED = {"not_attempted", "withheld", "not_judged", "not_shareable"}
+"""Reasons of a dropped reply that the reply itself shows."""
 
 
 def list_replies(index: Index, query: Mapping[str, str]) -> dict[str, Any]:
     """The replies that match the filters, newest step first: step, learner, author, problem, reward,
-    status, finish, used (by the learner), q (words of the text), offset."""
-    if query.get("step"):
-        index.ensure(_number(query, "step") - 1)
+    finish, used (by the learner), q (words of the text), offset."""
     where, values = _where(index, query)
-    offset = _number(query, "offset")
+    offset = number_in(query, "offset")
     with index.reading() as db:
         total = db.execute(f"SELECT count(*) FROM replies {where}", values).fetchone()[0]
-        chosen = f"SELECT {', '.join(COLUMNS)} FROM replies {where}"
-        order = "ORDER BY step DESC, id LIMIT ? OFFSET ?"
-        rows = db.execute(f"{chosen} {order}", (*values, PAGE, offset)).fetchall()
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        chosen = f"SELECT {COLUMNS} FROM replies {where} ORDER BY step DESC, id LIMIT ? OFFSET ?"
+        rows = db.execute(chosen, (*values, PAGE, offset)).fetchall()
+    found = [dict(zip(COLUMNS.split(", "), row, strict=True)) for row in rows]
     for row in found:
         row["step"] += 1
         letters = zip(index.learners, row["uses"], strict=False)
@@ -52,12 +40,11 @@ def list_replies(index: Index, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _where(index: Index, query: Mapping[str, str]) -> tuple[str, list[Any]]:
-    parts: list[str] = []
-    values: list[Any] = []
+    parts, values = ["1"], list[Any]()
     if query.get("step"):
         parts.append("step = ?")
-        values.append(_number(query, "step") - 1)
-    for column in ("author", "problem", "finish", "status"):
+        values.append(number_in(query, "step") - 1)
+    for column in ("author", "problem", "finish"):
         if query.get(column):
             parts.append(f"{column} = ?")
             values.append(query[column])
@@ -70,106 +57,86 @@ def _where(index: Index, query: Mapping[str, str]) -> tuple[str, list[Any]]:
         parts.append("substr(uses, ?, 1) = ?")
         values += [index.learners.index(learner) + 1, USES.get(query["used"], "")]
     if words := query.get("q", "").split():
-        if index.searchable:
-            parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
-            values.append(" ".join('"{}"*'.format(word.replace('"', '""')) for word in words))
-        else:
-            parts += ["id IN (SELECT rowid FROM texts WHERE text LIKE ?)"] * len(words)
-            values += [f"%{word}%" for word in words]
-    return ("WHERE " + " AND ".join(parts) if parts else ""), values
+        parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
+        values.append(" ".join('"{}"*'.format(word.replace('"', '""')) for word in words))
+    return f"WHERE {' AND '.join(parts)}", values
 
 
-def _number(query: Mapping[str, str], name: str) -> int:
+def number_in(query: Mapping[str, str], name: str) -> int:
+    """A number of the query; 0 without it."""
     text = query.get(name) or "0"
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
         raise UserError(f"{name} = {text[:20]!r} is not a number")
     return int(text)
 
 
-def show_problem(
-    run: LiveRun, query: Mapping[str, str], problems: Mapping[str, Problem]
-) -> dict[str, Any]:
-    """All agents' replies to one problem of a step, with what each learner did with them."""
-    step = _number(query, "step") - 1
-    name = query.get("problem", "")
+def step_problems(
+    run: LiveRun, step: int, problems: Mapping[str, Problem], missing: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Each problem of a step with all agents' replies and what each learner did with them. `missing`
+    says why there are no `problems`."""
+    config = run.config()
     groups = Pool(run.pool_path, read_only=True).snapshot(step).groups
-    place = next((i for i, group in enumerate(groups) if group.problem_id == name), None)
-    if place is None:
-        raise UserError(f"step {step + 1} has no problem {name!r}")
-    return problem_data(run, step, groups[place], sample_tables(run, step), problems) | {
-        "before": groups[place - 1].problem_id if place else None,
-        "after": groups[place + 1].problem_id if place + 1 < len(groups) else None,
-        "place": [place + 1, len(groups)],
-    }
+    ids = [None, *(group.problem_id for group in groups), None]
+    tables = {a.name: run.samples(step, a.name) for a in config.agents if a.learns}
+    metrics = {row["agent"]: row for row in run.metric_rows("train") if row["step"] == step}
+    for place, group in enumerate(groups, start=1):
+        problem = problems.get(group.problem_id)
+        yield {
+            "step": step + 1,
+            "problem": group.problem_id,
+            "before": ids[place - 1],
+            "after": ids[place + 1],
+            "place": [place, len(groups)],
+            "task": group.task,
+            "question": problem.messages[-1].content if problem else None,
+            "answer": problem.answer if problem else None,
+            "missing": missing,
+            "agents": [agent.name for agent in config.agents],
+            "learners": list(tables),
+            "stored": any(tables.values()),
+            "replies": [
+                {
+                    **_reply(t),
+                    "learners": {
+                        name: _use(config, t, name, rows, metrics.get(name, {}))
+                        for name, rows in tables.items()
+                    },
+                }
+                for t in group.trajectories
+            ],
+        }
 
 
-Tables = dict[str, dict[tuple[str, str, int], Row]]
-"""Learner -> (problem, author, index) -> the row of its sample."""
-
-
-def sample_tables(run: LiveRun, step: int) -> Tables:
-    learners = [agent.name for agent in run.config().agents if agent.learns]
+def _reply(t: Trajectory) -> dict[str, Any]:
     return {
-        name: {(r["problem"], r["source"], r["index"]): r for r in run.sample_rows(step, name)}
-        for name in learners
+        "author": t.agent,
+        "number": t.index,
+        "reward": t.reward if t.judged else None,
+        "status": t.verdict.status.value if t.verdict else "",
+        "detail": t.verdict.detail if t.verdict else "",
+        "finish": t.finish.value,
+        "tokens": t.num_tokens,
+        "reply_start": t.reply_start,
+        "text": t.text,
     }
 
 
-def problem_data(
-    run: LiveRun, step: int, group: Group, tables: Tables, problems: Mapping[str, Problem]
-) -> dict[str, Any]:
-    """The data of one problem's page."""
-    config, problem = run.config(), problems.get(group.problem_id)
-    drops = {row["agent"]: _reasons(row) for row in run.metric_rows("train") if row["step"] == step}
-    return {
-        "step": step + 1,
-        "problem": group.problem_id,
-        "task": group.task,
-        "question": problem.messages[-1].content if problem else None,
-        "answer": problem.answer if problem else None,
-        "agents": [agent.name for agent in config.agents],
-        "learners": list(tables),
-        "stored": bool(any(tables.values())),
-        "replies": [
-            {
-                "author": t.agent,
-                "number": t.index,
-                "reward": t.reward if t.judged else None,
-                "status": t.verdict.status.value if t.verdict else "",
-                "detail": t.verdict.detail if t.verdict else "",
-                "finish": t.finish.value,
-                "tokens": t.num_tokens,
-                "logprob": short(t.mean_logprob),
-                "reply_start": t.reply_start,
-                "text": t.text,
-                "learners": {
-                    name: _use(config, t, name, rows.get((t.problem_id, t.agent, t.index)), drops)
-                    for name, rows in tables.items()
-                },
-            }
-            for t in group.trajectories
-        ],
-    }
-
-
-def _use(
-    config: Config, t: Trajectory, learner: str, row: Row | None, drops: Mapping[str, list[str]]
-) -> dict[str, Any]:
+def _use(config: Config, t: Trajectory, learner: str, samples: Samples, metrics: Row) -> Row:
     """Numbers of a learner's sample, and whether it was used or why not."""
+    row = samples.get((t.problem_id, t.agent, t.index))
+    use, why = NAMES[use_of(row)], ""
     if row is None:
-        return {"use": "none", "why": why_dropped(config, t, learner, drops.get(learner, []))}
-    use = NAMES[use_of(row)]
-    low = row["ratio"] is not None and row["ratio"] < row["floor"] and row["source"] != learner
-    reasons = {
-        "used": "",
-        "zero": "advantage 0",
-        "clipped": "ratio below the floor" if low else "clipped",
-    }
-    numbers = {key: short(row[key]) for key in ("ratio", "advantage", "weight", "floor")}
-    return {"use": use, "why": reasons[use], "update": row["update"] + 1, **numbers}
+        return {"use": use, "why": _why_dropped(config, t, learner, metrics)}
+    if use == "zero":
+        why = "advantage 0"
+    elif use == "clipped":
+        low = row["ratio"] is not None and row["ratio"] < row["floor"] and t.agent != learner
+        why = "ratio below the floor" if low else "clipped"
+    return {"use": use, "why": why} | {k: short(row[k]) for k in ("ratio", "advantage", "weight")}
 
 
-def why_dropped(config: Config, t: Trajectory, learner: str, reasons: list[str]) -> str:
+def _why_dropped(config: Config, t: Trajectory, learner: str, metrics: Row) -> str:
     """Why a reply became no sample of the learner: from the reply itself where that decides it, else the
     reasons that the learner counted in this step."""
     if t.finish is Finish.NOT_ATTEMPTED:
@@ -180,23 +147,10 @@ def why_dropped(config: Config, t: Trajectory, learner: str, reasons: list[str])
         return "not judged by the verifier"
     if t.agent != learner and not t.shareable:
         return "its text does not reproduce its tokens"
-    fitting = [
-        r for r in reasons if r not in ("not_attempted", "withheld", "not_judged", "not_shareable")
-    ]
-    if fitting:
-        return " or ".join(fitting).replace("_", " ")
-    return (
-        f"{config.algorithm.name} does not train on it"
-        if t.agent != learner
-        else "no sample stored"
-    )
-
-
-def _reasons(row: Row) -> list[str]:
-    """Reasons for which a learner dropped or left out replies in a step."""
-    found = [
-        key.split("/", 2)[2]
-        for key, count in row.items()
-        if key.startswith(("samples/drop/", "samples/filtered/")) and count
-    ]
-    return [reason for reason in found if "/" not in reason]
+    keys = [key.split("/") for key, count in metrics.items() if count]
+    dropped = [k[2] for k in keys if k[:2] == ["samples", "drop"] and k[3:] == [t.agent]]
+    filtered = [k[2] for k in keys if k[:2] == ["samples", "filtered"] and t.agent != learner]
+    if reasons := [why for why in (*dropped, *filtered) if why not in DECIDED]:
+        return " or ".join(reasons).replace("_", " ")
+    name = config.algorithm.name
+    return "no sample stored" if t.agent == learner else f"{name} does not train on it"

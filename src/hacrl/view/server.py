@@ -2,8 +2,8 @@
 
 import asyncio
 import hmac
-import ipaddress
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +13,7 @@ from typing import Any
 from hacrl.errors import UserError, explain
 from hacrl.store.files import to_json
 from hacrl.view.hub import HubSource
-from hacrl.view.page import ICON, MODULES, POLICY, STYLE, asset, server_page
+from hacrl.view.page import ASSETS, POLICY, server_page
 from hacrl.view.source import Source
 
 try:
@@ -21,13 +21,9 @@ try:
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
-    from starlette.responses import (
-        PlainTextResponse,
-        RedirectResponse,
-        Response,
-        StreamingResponse,
-    )
-    from starlette.routing import Route
+    from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise UserError(
@@ -36,7 +32,7 @@ except ImportError as error:
 
 COOKIE = "hacrl-view"
 POLL = 0.5  # seconds between two looks at the files of a run that is open in a page
-TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+LOCAL = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -49,11 +45,11 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses requests under a foreign Host name (DNS rebinding), from other sites, and without the
-    token where one is needed; adds HEADERS to every answer."""
+    """Refuses requests from other sites, without the token where one is needed, and else under a foreign
+    Host name (DNS rebinding); adds HEADERS to every answer."""
 
-    def __init__(self, app: ASGIApp, host: str, token: str) -> None:
-        self.app, self.host, self.token = app, host, token
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,25 +61,24 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *extra]
             await send(message)
 
-        request = Request(scope)
-        answer = self._refusal(request)
-        await (answer or self.app)(scope, receive, with_headers)
+        answer = self._refusal(Request(scope)) or self.app
+        await answer(scope, receive, with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        if not host_allowed(request.headers.get("host", ""), self.host):
-            return PlainTextResponse("unknown Host name; use the address that was printed", 421)
         own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         if not own and request.url.path != "/":
             return PlainTextResponse("requests from other sites are refused", 403)
         if not self.token:
-            return None
+            host = re.sub(r":\d+$", "", request.headers.get("host", ""))
+            if host.strip("[]") in LOCAL:
+                return None
+            return PlainTextResponse("unknown Host name; use the address that was printed", 421)
         given = request.query_params.get("token", "")
         if request.url.path == "/" and self._right(given):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
             return answer
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._right(request.cookies.get(COOKIE, "")) or self._right(bearer):
+        if self._right(request.cookies.get(COOKIE, "")):
             return None
         return PlainTextResponse("open the address with ?token=... that `hacrl view` printed", 401)
 
@@ -91,42 +86,11 @@ class Guard:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
-def host_allowed(header: str, listening: str) -> bool:
-    """Whether a Host header names this server. A loopback server answers to loopback names; another one
-    to addresses, to the name it listens on and to the machine's name. No DNS name of an attacker is
-    among them."""
-    try:
-        name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
-        address = ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        names = {"localhost"}
-        if not loopback(listening):
-            names |= {listening.lower(), socket.gethostname().lower()}
-        return name.lower() in names
-    return address.is_loopback or not loopback(listening)
-
-
-def loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def make_app(source: Source | HubSource, host: str = "127.0.0.1", token: str = "") -> ASGIApp:
+def make_app(source: Source | HubSource, token: str = "") -> ASGIApp:
     """The application."""
-    page = server_page()
-    assets = {name: asset(name) for name in (*MODULES, STYLE, ICON)}
 
-    async def index(_: Request) -> Response:
-        return Response(page, media_type="text/html")
-
-    async def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in assets:
-            return PlainTextResponse("not found", 404)
-        return Response(assets[name], media_type=TYPES[name.rpartition(".")[2]])
+    async def page(_: Request) -> Response:
+        return Response(server_page(), media_type="text/html")
 
     async def answer(request: Request) -> Response:
         """/api/NAME?...: the data of a view."""
@@ -146,12 +110,12 @@ def make_app(source: Source | HubSource, host: str = "127.0.0.1", token: str = "
         return StreamingResponse(stream, media_type="text/event-stream")
 
     routes = [
-        Route("/", index),
-        Route("/assets/{name}", static),
+        Route("/", page),
+        Mount("/assets", StaticFiles(directory=str(ASSETS))),
         Route("/api/events", events),
         Route("/api/{name}", answer),
     ]
-    return Guard(Starlette(routes=routes), host, token)
+    return Guard(Starlette(routes=routes), token)
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -177,19 +141,17 @@ async def _changes(
 
 
 def serve(
-    source: Source | HubSource,
-    host: str,
-    port: int,
-    token: str,
-    ready: Callable[[str], None],
+    source: Source | HubSource, host: str, port: int, token: str, ready: Callable[[str], None]
 ) -> None:
-    """Run the server until it is stopped. `ready` is called with the address to open."""
-    token = token or ("" if loopback(host) else secrets.token_urlsafe(24))
-    with closing(_listening(host.strip("[]"), port)) as listener:
+    """Run the server until it is stopped. `ready` is called with the address to open. An address that is
+    not of this machine only gets a token."""
+    host = host.strip("[]")
+    token = token or ("" if host in LOCAL else secrets.token_urlsafe(24))
+    with closing(_listening(host, port)) as listener:
         port = listener.getsockname()[1]
-        shown = f"[{host}]" if ":" in host and "[" not in host else host
+        shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
-            make_app(source, host, token),
+            make_app(source, token),
             log_level="error",
             timeout_graceful_shutdown=1,
             server_header=False,

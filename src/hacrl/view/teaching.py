@@ -4,17 +4,17 @@ Counts come from the index where it has the step, else from the metrics. Rates, 
 from the metrics.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import hypot
+from statistics import fmean
 from typing import Any
 
 from hacrl.store.rows import Row
-from hacrl.view.curves import by_agent, column, short
+from hacrl.view.curves import Values, column, short, train_table
 from hacrl.view.index import CLIPPED, NONE, USED, ZERO, Index
 from hacrl.view.live import LiveRun
 
-DROP = "samples/drop/"
 SERIES = {
     "used": "peers/used/{}",
     "effective": "peers/effective/{}",
@@ -28,48 +28,39 @@ SERIES = {
 }
 """Name on the page -> metric of a learner, with the source for {}."""
 
-Counts = Mapping[tuple[str, str], Mapping[str, int]]
-"""(learner, author) -> use -> number of replies."""
-
 
 def teaching(run: LiveRun, index: Index) -> dict[str, Any]:
     """The matrix of learners and sources, and each pair by step."""
-    config = run.config()
-    train = run.metric_rows("train")
-    steps = sorted({row["step"] for row in train})
-    table = by_agent(train, config)
+    steps, table = train_table(run)
     counts = _counts(index)
-    sources = [agent.name for agent in config.agents]
-    pairs = [
-        _pair(learner, source, table.get(learner, {}), steps, counts.get((learner, source), {}))
-        for learner in index.learners
-        for source in sources
-    ]
+    sources = [agent.name for agent in run.config().agents]
     return {
         "learners": index.learners,
         "sources": sources,
         "x": [step + 1 for step in steps],
-        "pairs": pairs,
-        "drops": {name: _drops(table.get(name, {}).values()) for name in index.learners},
+        "pairs": [
+            _pair(learner, source, table[learner], steps, counts[learner, source])
+            for learner in index.learners
+            for source in sources
+        ],
         "index": index.progress(),
     }
 
 
-def _counts(index: Index) -> Counts:
-    found: dict[tuple[str, str], Counter[str]] = {}
+def _counts(index: Index) -> Mapping[tuple[str, str], Counter[str]]:
+    """(learner, author) -> use -> number of replies."""
+    found = defaultdict[tuple[str, str], Counter[str]](Counter)
     with index.reading() as db:
-        rows = db.execute("SELECT learner, author, uses, sum(count) FROM counts GROUP BY 1, 2, 3")
-        for learner, author, use, count in rows:
-            found.setdefault((learner, author), Counter())[use] += count
+        for author, uses, count in db.execute(
+            "SELECT author, uses, count(*) FROM replies GROUP BY 1, 2"
+        ):
+            for learner, use in zip(index.learners, uses, strict=True):
+                found[learner, author][use] += count
     return found
 
 
 def _pair(
-    learner: str,
-    source: str,
-    rows: Mapping[int, Row],
-    steps: Sequence[int],
-    uses: Mapping[str, int],
+    learner: str, source: str, rows: Mapping[int, Row], steps: Sequence[int], uses: Counter[str]
 ) -> dict[str, Any]:
     series = {name: column(rows, steps, key.format(source)) for name, key in SERIES.items()}
     if learner == source:
@@ -79,49 +70,38 @@ def _pair(
     return {
         "learner": learner,
         "source": source,
-        "offered": sum(uses.values()) or kept + dropped,
+        "offered": uses.total() or kept + dropped,
         "dropped": dropped,
-        "left_out": uses.get(NONE, 0) or dropped,
-        "zero": uses.get(ZERO, 0),
-        "clipped": uses.get(CLIPPED, 0),
-        "used": uses.get(USED, 0),
+        "left_out": uses[NONE] or dropped,
+        "zero": uses[ZERO],
+        "clipped": uses[CLIPPED],
+        "used": uses[USED],
         "counted": bool(uses),
-        "reasons": _drops(rows.values(), source),
+        "reasons": _reasons(rows, source),
         "fraction": _mean(series["used"]),
-        "effective": _mean(series["effective"]),
-        "weight": _mean(series["weight"]),
-        "ratio": _mean(series["ratio"]),
+        **{name: _mean(series[name]) for name in ("effective", "weight", "ratio")},
         "quarantined": series["quarantined"][-1:] == [1.0],
         "gain": _gain(series["gain"], series["gain_se"]),
-        "series": {name: values for name, values in series.items() if _any(values)},
+        "series": {name: values for name, values in series.items() if _mean(values) is not None},
     }
 
 
-def _drops(rows: Any, source: str = "") -> dict[str, int]:
-    """Reason -> replies that a learner dropped, of one source where given."""
+def _reasons(rows: Mapping[int, Row], source: str) -> dict[str, int]:
+    """Reason -> replies of the source that the learner dropped."""
     found: Counter[str] = Counter()
-    for row in rows:
+    for row in rows.values():
         for key, count in row.items():
-            if key.startswith(DROP) and count:
-                reason, _, author = key.removeprefix(DROP).partition("/")
-                if author == source:
-                    found[reason] += int(count)
-    return dict(found)
+            if key.startswith("samples/drop/") and key.endswith(f"/{source}"):
+                found[key.split("/")[2]] += int(count)
+    return found
 
 
-def _gain(gains: Sequence[float | None], errors: Sequence[float | None]) -> dict[str, Any] | None:
-    """Mean over checks, its standard error and their number."""
-    found = [(g, e) for g, e in zip(gains, errors, strict=True) if g is not None and e is not None]
-    if not found:
-        return None
-    error = sqrt(sum(e * e for _, e in found)) / len(found)
-    return {"mean": _mean([g for g, _ in found]), "se": short(error), "checks": len(found)}
+def _gain(gains: Values, errors: Values) -> dict[str, Any] | None:
+    """Mean over checks and its standard error."""
+    found = [e for g, e in zip(gains, errors, strict=True) if g is not None and e is not None]
+    return {"mean": _mean(gains), "se": short(hypot(*found) / len(found))} if found else None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Values) -> float | None:
     found = [v for v in values if v is not None]
-    return short(sum(found) / len(found)) if found else None
-
-
-def _any(values: Sequence[float | None]) -> bool:
-    return any(v is not None for v in values)
+    return short(fmean(found)) if found else None

@@ -5,8 +5,7 @@ import { exported, get, watch } from "./data.js";
 import { runsView } from "./runs.js";
 import { runView } from "./run.js";
 import { teachView } from "./teach.js";
-import { rolloutsView } from "./rollouts.js";
-import { problemView } from "./problem.js";
+import { problemView, rolloutsView } from "./rollouts.js";
 import { suiteView } from "./suite.js";
 import { hubView } from "./hub.js";
 

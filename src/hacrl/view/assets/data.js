@@ -36,7 +36,7 @@ function fromFile(name, params) {
     if (!found) throw new Error("this file does not contain the problem");
     return found;
   }
-  const found = exported.answers[name === "series" ? `series ${params.metric}` : name];
+  const found = exported.answers[name];
   if (found === undefined) throw new Error("this file does not contain it; open the run with `hacrl view`");
   return found;
 }
@@ -55,7 +55,6 @@ function filtered(params) {
         && (!params.author || reply.author === params.author)
         && (!params.reward || matches(reply.reward, params.reward))
         && (!params.finish || reply.finish === params.finish)
-        && (!params.status || reply.status === params.status)
         && (!params.used || uses[learner] === params.used)
         && words.every((word) => text.includes(word));
       if (kept) rows.push({ ...reply, step: problem.step, problem: problem.problem, uses, text: reply.text.slice(0, 200) });

@@ -64,12 +64,6 @@ export function signed(value, digits = 2) {
   return (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 }
 
-/** e.g. "95.9 MB" */
-export function bytes(value) {
-  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
-  return `${number(value / 1000 ** power)} ${["B", "kB", "MB", "GB"][power]}`;
-}
-
 /** e.g. "3 min ago" */
 export function age(seconds) {
   for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {

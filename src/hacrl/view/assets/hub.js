@@ -1,9 +1,7 @@
 // The team of a hub: members, arrivals in the open step, changes of the team, recorded proofs.
 
-import { badge, bytes, card, fact, h, notice, number, table } from "./dom.js";
+import { badge, card, fact, h, notice, number, table } from "./dom.js";
 import { get } from "./data.js";
-
-const COUNTS = [["batches", "batches"], ["late_batches", "late batches"], ["batches_again", "batches sent again"], ["skips", "skips"], ["refused", "refused requests"], ["proofs", "proofs of two batches for one step"], ["bytes_received", "received", bytes], ["memory_bytes", "memory of the hub", bytes]];
 
 export async function hubView(params, page) {
   const node = h("div");
@@ -17,7 +15,7 @@ export async function hubView(params, page) {
     node.replaceChildren(
       h("div", { class: "facts" }, badge(done ? "all steps closed" : `step ${data.open} of ${data.steps} is open`, done ? "calm" : "good"),
         fact("arrived", `${data.arrived.length} of ${present.length}`), fact("deadline", data.deadline ? `${data.deadline} s` : "none"), fact("hub", data.url), fact("team id", data.team.slice(0, 16) + "…")),
-      data.counts.proofs ? notice(`${number(data.counts.proofs)} recorded proofs that a member signed two batches for one step.`, "bad") : "",
+      data.proofs ? notice(`${number(data.proofs)} recorded proofs that a member signed two batches for one step.`, "bad") : "",
       table([
         { title: "member", left: true, cell: (m) => m.name },
         { title: "publishes", left: true, cell: (m) => m.publish },
@@ -26,12 +24,10 @@ export async function hubView(params, page) {
         { title: done ? "last step" : `step ${data.open}`, left: true, cell: (m) => (here(m) ? badge("arrived", "good") : present.includes(m) && !done ? badge("waiting", "warn") : "") },
         { title: "public key", left: true, cell: (m) => h("code", {}, m.key.slice(0, 16) + "…") },
       ], data.members),
-      h("div", { class: "grid2" },
-        card("Changes of the team", "signed amendments, oldest first", data.amendments.length ? table([
-          { title: "#", cell: (a) => a.number }, { title: "change", left: true, cell: (a) => a.kind }, { title: "member", left: true, cell: (a) => a.member },
-          { title: "from step", cell: (a) => a.step }, { title: "signed by", left: true, cell: (a) => a.signer },
-        ], data.amendments) : h("p", { class: "hint" }, "none")),
-        card("Counts", "since the hub was started", table([{ title: "", left: true, cell: ([, text]) => text }, { title: "", cell: ([key, , format]) => (format || number)(data.counts[key] || 0) }], COUNTS, { class: "compact" }))),
+      card("Changes of the team", "signed amendments, oldest first", data.amendments.length ? table([
+        { title: "#", cell: (a) => a.number }, { title: "change", left: true, cell: (a) => a.kind }, { title: "member", left: true, cell: (a) => a.member },
+        { title: "from step", cell: (a) => a.step }, { title: "signed by", left: true, cell: (a) => a.signer },
+      ], data.amendments) : h("p", { class: "hint" }, "none")),
       h("p", { class: "hint" }, "Quarantine is each member's own decision: the page of a member's run shows it under “Who teaches whom”."));
   }
 

@@ -63,10 +63,9 @@ export async function runView(params, page) {
   }
 
   async function drawOther(data) {
-    const names = exported ? exported.metrics || [] : data.metrics;
-    other.hidden = !names.length;
-    if (!names.length) return;
-    picker.replaceChildren(select("another metric", params.metric || "", [["", "choose"], ...names], (metric) => page.go("run", { ...params, metric })));
+    other.hidden = exported || !data.metrics.length;
+    if (other.hidden) return;
+    picker.replaceChildren(select("another metric", params.metric || "", [["", "choose"], ...data.metrics], (metric) => page.go("run", { ...params, metric })));
     if (!params.metric) return other.update([]);
     const got = await get("series", { id, metric: params.metric });
     other.update(lines(data, got.agents, got.x));

@@ -51,16 +51,13 @@ export async function runsView(params, page) {
     found.runs.sort((a, b) => (b.changed || 0) - (a.changed || 0));
     list.replaceChildren(found.runs.length ? table(columns(found.now, found.runs.some((r) => r.notes)), found.runs) : notice("This folder holds no run yet."));
     suites.replaceChildren(...(found.suites.length ? [card("Comparisons", null,
-      h("ul", {}, found.suites.map((x) => h("li", {}, h("a", { href: link("suite", { id: x.id }), "data-row": "" }, x.id)))))] : []));
+      h("ul", {}, found.suites.map((id) => h("li", {}, h("a", { href: link("suite", { id }), "data-row": "" }, id)))))] : []));
     if (found.runs.some((r) => r.pending)) setTimeout(() => list.isConnected && refresh().catch(page.fail), 300);
     await drawOverlay(found.runs.filter((r) => chosen.has(r.id) && r.agents));
   }
 
   async function drawOverlay(runs) {
-    if (!runs.length) {
-      overlay.replaceChildren(found_hint());
-      return;
-    }
+    if (!runs.length) return overlay.replaceChildren(h("p", { class: "hint" }, "Tick runs to draw them in one chart."));
     const series = [];
     for (const [color, run] of runs.entries()) {
       const got = metric === "accuracy" ? null : await get("series", { id: run.id, metric });
@@ -76,10 +73,6 @@ export async function runsView(params, page) {
     const clear = h("button", { type: "button", onclick: () => page.go("runs", { ...params, sel: "" }) }, "clear");
     overlay.replaceChildren(h("div", { class: "bar" }, pick, clear), chart);
     chart.update(series);
-  }
-
-  function found_hint() {
-    return h("p", { class: "hint" }, "Tick runs to draw them in one chart.");
   }
 
   await refresh();

@@ -3,7 +3,6 @@
 import { card, h, link, notice, number, score } from "./dom.js";
 import { exported, get } from "./data.js";
 import { lineChart } from "./chart.js";
-import { markdown } from "./markdown.js";
 import { exchangePlot, forestPlot } from "./plots.js";
 
 /** The reported interval in points: both intervals together, or over problems only for one seed. */
@@ -23,17 +22,17 @@ function byAgent(rows) {
 }
 
 export async function suiteView(params, page) {
-  const { results, report, links } = await get("suite", { id: params.id || "" });
+  const { results, report, base } = await get("suite", { id: params.id || "" });
   page.title(results?.suite.replace(/\.toml$/, "") || params.id || "Comparison", report ? null : "not finished");
   if (!results) return { node: notice("This comparison has no report yet: `hacrl compare` writes it when a run is finished.") };
   const arms = [...new Set(results.rows.map((r) => r.arm))], color = (arm) => arms.indexOf(arm) % 8;
-  const href = (row, seed) => links[`${row.team}/${row.arm}/${seed}`];
+  const run = (path) => exported ? base + path : link("run", { id: base + path });
+  const href = (row, seed) => run(`runs/${row.team}/${row.arm}/seed-${seed}`);
   const all = (row) => together(row.seeds.map((seed) => href(row, seed)));
   const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
     h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, results, color, all))));
   const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), href: all(r), ...r.exchange }));
-  const known = (path) => links[path.replace(/^(\.\.\/)*runs\//, "").replace("/seed-", "/")] || (exported ? path : "");
-  const text = markdown(report || "", known);
+  const text = markdown(report || "", (path) => exported ? path : path.startsWith("runs/") ? run(path) : "");
   const missing = results.missing.length ? notice(`Not finished and not counted: ${results.missing.join(", ")}`, "warn") : null;
   const node = h("div", {}, missing,
     card("Verdicts", `against ${results.reference}; ${number(results.problems)} problems × ${results.replies} replies; seeds ${results.seeds.join(", ")}`,
@@ -69,4 +68,42 @@ function curves(rows, results, color, all) {
     x: r.curve.map((b) => b.rollouts), y: r.curve.map((b) => b.mean), low: r.curve.map((b) => b.low), high: r.curve.map((b) => b.high),
   })));
   return chart;
+}
+
+// ---------------------------------------------------------------- the Markdown of the report: headings, paragraphs, lists, tables, links
+
+/** Text with [text](path) as links. Only relative paths and addresses inside the page become links. */
+function inline(text, address) {
+  const parts = [];
+  let last = 0;
+  for (const found of text.matchAll(/\[([^\]]*)\]\(([^)\s]*)\)/g)) {
+    parts.push(text.slice(last, found.index));
+    const path = address(found[2]);
+    parts.push(/^[\w.#][^:]*$/.test(path) ? h("a", { href: path }, found[1]) : found[1]);
+    last = found.index + found[0].length;
+  }
+  return [...parts, text.slice(last)];
+}
+
+function cells(line) {
+  return line.slice(1, -1).split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function grid(lines, address) {
+  const right = cells(lines[1]).map((rule) => rule.endsWith(":"));
+  const row = (tag) => (line) => h("tr", {}, cells(line).map((cell, i) => h(tag, { class: right[i] ? null : "left" }, inline(cell, address))));
+  return h("div", { class: "wide" }, h("table", {}, h("thead", {}, row("th")(lines[0])), h("tbody", {}, lines.slice(2).map(row("td")))));
+}
+
+/** Elements of a text; `address(path)` may change the paths of links. */
+function markdown(text, address) {
+  const blocks = text.trim().split(/\n{2,}/);
+  return blocks.map((block) => {
+    const lines = block.split("\n");
+    const heading = /^(#+) (.*)/.exec(lines[0]);
+    if (heading) return h(`h${Math.min(4, heading[1].length + 1)}`, {}, heading[2]);
+    if (lines[0].startsWith("|") && lines.length > 1) return grid(lines, address);
+    if (lines[0].startsWith("- ")) return h("ul", {}, lines.map((line) => h("li", {}, inline(line.slice(2), address))));
+    return h("p", {}, inline(lines.join(" "), address));
+  });
 }

@@ -1,6 +1,6 @@
 // Who teaches whom: what became of each source's samples under each learner, and over time.
 
-import { badge, card, h, notice, number, percent, select, signed, table } from "./dom.js";
+import { badge, h, notice, number, percent, select, signed } from "./dom.js";
 import { get } from "./data.js";
 import { lineChart } from "./chart.js";
 import { runTabs } from "./run.js";
@@ -37,20 +37,19 @@ function cell(pair, own) {
 
 export async function teachView(params, page) {
   const id = params.id, metric = params.metric || "used";
-  const matrix = h("div"), charts = h("div", { class: "grid2" }), reasons = h("div"), state = h("div");
+  const matrix = h("div"), charts = h("div", { class: "grid2" }), state = h("div");
   const drawn = new Map();
 
   async function refresh() {
     const data = await get("teach", { id });
     page.title(id, null, runTabs(id));
-    const { done, total } = data.index || { done: 0, total: 0 };
-    state.replaceChildren(...(data.index && !data.index.complete ? [notice(`Counting samples: ${done} of ${total} steps.`)] : []));
+    const { done, total, complete } = data.index;
+    state.replaceChildren(complete ? "" : notice(`Counting samples: ${done} of ${total} steps.`));
     const pair = (learner, source) => data.pairs.find((p) => p.learner === learner && p.source === source);
     matrix.replaceChildren(h("div", { class: "wide" }, h("table", { class: "matrix" },
       h("thead", {}, h("tr", {}, h("th", { class: "left" }, "learner ↓   source →"), data.sources.map((x) => h("th", { class: "left" }, x)))),
       h("tbody", {}, data.learners.map((learner) => h("tr", {}, h("th", { class: "left", scope: "row" }, learner),
         data.sources.map((source) => h("td", { class: "left" }, cell(pair(learner, source), learner === source)))))))));
-    reasons.replaceChildren(dropTable(data));
     for (const learner of data.learners) {
       if (!drawn.has(learner)) {
         const chart = lineChart({ title: learner, hint: `${OVER_TIME.find(([key]) => key === metric)[1]}, by source`, zero: metric !== "gain" && metric !== "ratio", format: ["used", "effective"].includes(metric) ? (v) => percent(v, 0) : undefined, points: metric === "gain", legend: true, empty: metric === "gain" ? "no gain was measured: set diagnostics.every" : undefined });
@@ -64,7 +63,7 @@ export async function teachView(params, page) {
   await refresh();
   const legend = h("p", { class: "hint key-line" }, PARTS.map(([, text, style]) => [h("i", { class: "box " + style }), text, "  "]));
   const choose = h("div", { class: "bar" }, select("over time", metric, OVER_TIME, (value) => page.go("teach", { id, metric: value })));
-  return { node: h("div", {}, state, matrix, legend, reasons, choose, charts), refresh, watch: { id } };
+  return { node: h("div", {}, state, matrix, legend, choose, charts), refresh, watch: { id } };
 }
 
 function line(pair, metric, x, color) {
@@ -73,11 +72,4 @@ function line(pair, metric, x, color) {
   if (metric !== "gain") return { name: pair.source, color, x, y };
   const at = x.map((_, i) => i).filter((i) => y[i] !== null), se = pair.series.gain_se;
   return { name: pair.source, color, x: at.map((i) => x[i]), y: at.map((i) => y[i]), low: at.map((i) => y[i] - 1.96 * se[i]), high: at.map((i) => y[i] + 1.96 * se[i]) };
-}
-
-function dropTable(data) {
-  const names = [...new Set(Object.values(data.drops).flatMap((d) => Object.keys(d)))];
-  if (!names.length) return h("p", { class: "hint" }, "No reply was dropped.");
-  return card("Why replies were dropped", "replies that became no sample, by reason; all sources",
-    table([{ title: "learner", left: true, cell: (r) => r }, ...names.map((n) => ({ title: n.replaceAll("_", " "), cell: (r) => number(data.drops[r][n] || 0) }))], data.learners, { class: "compact" }));
 }
