@@ -29,19 +29,15 @@ def test_other_layouts_are_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"environment\.json.*check value.*copy it from a run"):
         RunDirectory.open(run.path)
     path.write_text('{"torch": "2"}\n')  # hacrl 0.1
-    for write in (RunDirectory.open, lambda p: RunDirectory.create(p, parse_config(CONFIG))):
-        with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
-            write(run.path)
+    with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
+        RunDirectory.open(run.path)
 
 
 def test_a_directory_in_use_is_not_taken(tmp_path):
     config = parse_config(CONFIG)
     run = RunDirectory.create(tmp_path / "run", config)
-    with pytest.raises(UserError, match="a run of this config"):
+    with pytest.raises(UserError, match="holds a run already"):
         RunDirectory.create(run.path, config)
-    other = parse_config({**CONFIG, "steps": 3})
-    with pytest.raises(UserError, match=r"another config \(steps is 2 there and 3 here\)"):
-        RunDirectory.create(run.path, other)
     (run.path / ".tmp-left-behind").write_text("")
     with run.locked():
         assert not (run.path / ".tmp-left-behind").exists()

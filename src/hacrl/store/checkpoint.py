@@ -34,7 +34,6 @@ SCHEMA = 2
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.json"
-_FINGERPRINT = "fingerprint"
 
 Report = Callable[[str], None]
 
@@ -72,14 +71,13 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, replacing one of the same step; return its folder."""
         state = json.dumps(checkpoint.state, allow_nan=False, indent=1)
+        manifest = {"schema": SCHEMA, "step": checkpoint.step, "fingerprint": self.fingerprint}
         sweep(self.folder)
         place = self.path(checkpoint.step)
         with whole_folder(place) as new:
             _save_tensors(new / _MODEL, checkpoint.model)
             _save_tensors(new / _OPTIMIZER, checkpoint.optimizer)
             (new / _STATE).write_text(state, encoding="utf-8")
-            manifest: dict[str, Any] = {"schema": SCHEMA, "step": checkpoint.step}
-            manifest[_FINGERPRINT] = self.fingerprint
             manifest |= {name: sha256(new / name) for name in _FILES}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         self._saved = checkpoint.step
@@ -101,7 +99,7 @@ class Checkpoints:
                 raise CorruptCheckpoint(f"{path} is missing")
             if manifest.pop(path.name, None) != sha256(path):
                 raise CorruptCheckpoint(f"{path} was changed (its sha256 is not in the manifest)")
-        manifest.pop(_FINGERPRINT, None)
+        manifest.pop("fingerprint", None)
         if manifest != {"schema": SCHEMA, "step": step}:
             raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
 
@@ -132,10 +130,9 @@ class Checkpoints:
     def mark_best(self, step: int, score: float) -> bool:
         """Record the held-out score of a step if it is the best so far; return whether it is.
 
-        Step 0 is the model before training, which has no checkpoint. Another step may be saved
-        later: until then the previous best one is kept too. Scores of this and later steps are
-        dropped: they belong to a run that was resumed from an earlier step. A score that is not
-        finite is never the best.
+        Step 0 is the model before training, which has no checkpoint. Until the step is saved, the
+        previous best one is kept too. Scores of this and later steps are dropped: they belong to a run
+        that was resumed from an earlier step. A score that is not finite is never the best.
         """
         if not isfinite(score):
             return False
@@ -203,14 +200,9 @@ def newest_common(
 def fingerprint_of(folder: Path, step: int) -> str | None:
     """The digest of the inputs that a checkpoint was trained with; None if it is not known."""
     try:
-        return _json(manifest_path(folder, step)).get(_FINGERPRINT)
+        return _json(folder / f"step-{step:06d}" / _MANIFEST).get("fingerprint")
     except CorruptCheckpoint:
         return None
-
-
-def manifest_path(folder: Path, step: int) -> Path:
-    """Where the manifest of a step's checkpoint is, in the folder of an agent's checkpoints."""
-    return folder / f"step-{step:06d}" / _MANIFEST
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -55,16 +55,13 @@ class RunReader:
 
     def check_layout(self) -> None:
         """Raise a UserError if another version of hacrl wrote the run in a layout of its own."""
-        found = self.environment().get("layout")
-        if found is None:
-            raise UserError(
-                f"{self.path} was written by hacrl 0.1.x; this version cannot read it. Use hacrl "
-                "0.1.x (commit 177e5d4)."
+        if (found := self.environment().get("layout")) != LAYOUT:
+            wrote = (
+                f"has layout {found}" if found else "was written by hacrl 0.1.x (commit 177e5d4)"
             )
-        if found != LAYOUT:
             raise UserError(
-                f"{self.path} has layout {found}; this version of hacrl reads layout {LAYOUT}. Use "
-                "the version of hacrl that wrote it (see environment.json)."
+                f"{self.path} {wrote}; this version of hacrl reads layout {LAYOUT}. Use the version of "
+                "hacrl that wrote it (see environment.json)."
             )
 
     def environment(self) -> Row:
@@ -76,11 +73,8 @@ class RunReader:
         if b'"check"' not in data and data.endswith(b"}\n"):  # of an older layout
             with suppress(ValueError):
                 return dict(json.loads(data))
-        return read_object(
-            path,
-            "It records the layout of the files and the machine. Restore it from a backup, or copy it "
-            "from a run of the same version on the same machine",
-        )
+        way = "Restore it from a backup, or copy it from a run of the same version on the same machine"
+        return read_object(path, way)
 
     @property
     def config_path(self) -> Path:

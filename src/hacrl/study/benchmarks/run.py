@@ -16,8 +16,8 @@ from typing import Any
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import Row
-from hacrl.store.files import append_line, sweep, to_json
-from hacrl.store.rows import RowLog, read_object, write_object, write_rows
+from hacrl.store.files import sweep, to_json
+from hacrl.store.rows import RowLog, append_line, read_object, write_object, write_rows
 from hacrl.study.benchmarks.catalogue import (
     PROMPT,
     Benchmark,
@@ -212,7 +212,6 @@ def _run(
     agent, title = policy.agent.name, f"{policy.agent.name}, {job.benchmark.title}"
     write_object(job.folder / "settings.json", job.settings, indent=2)
     partial = RowLog(job.partial, REPEAT)
-    partial.open()
     rows = _stored(job, partial)
     waiting = [p for p in job.problems if p.id not in rows]
     size = max(1, CHUNK_ROUNDS * policy.agent.sampler_rows // job.samples)

@@ -29,7 +29,7 @@ from hacrl.errors import EXIT_OUT_OF_MEMORY, Terminated, UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.safe_text import plural
 from hacrl.stopping import check, stoppable
-from hacrl.store.files import read_whole_lines, write_config
+from hacrl.store.files import write_config
 from hacrl.study.compare.suite import Run
 from hacrl.verify.settings import CORES, usable_cores
 
@@ -114,7 +114,7 @@ def _ended(
         on_finish(run)
         progress.finished(run)
         return []
-    last = (read_whole_lines(log) or ["(the log is empty)"])[-1]
+    last = (log.read_text(errors="replace").splitlines() or ["(the log is empty)"])[-1]
     if process.popen.returncode == -signal.SIGKILL:
         last = f"killed (by the system if memory ran out); last line: {last}"
     progress.failed(run, last)
