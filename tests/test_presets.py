@@ -1,6 +1,5 @@
 """The presets of the paper: every one parses with every arm, and its step plan is the paper's."""
 
-import re
 import tomllib
 from pathlib import Path
 from shutil import rmtree
@@ -150,8 +149,7 @@ def test_an_unknown_arm_is_told(small: Path) -> None:
         with pytest.raises(UserError, match=r"there is no file .*; there are: \+long"):
             load_config(small, [wrong])
     rmtree(small.parent / "arms")
-    folder = re.escape(str(small.parent / "arms"))
-    with pytest.raises(UserError, match=rf"'\+long': the folder {folder} does not exist"):
+    with pytest.raises(UserError, match=r"there is no file .*; there are none"):
         load_config(small, ["+long"])
 
 

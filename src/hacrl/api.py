@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -50,21 +49,6 @@ class Run(RunDirectory):
         steps = f"step {found.steps_done} of {found.config.steps}, {found.state}"
         return f"Run({str(self.path)!r}: {found.config.algorithm.name}, {agents}, {steps})"
 
-    def _repr_html_(self) -> str:
-        rows = [
-            {
-                "agent": agent.name,
-                "held-out reward before": _interval(agent.before),
-                "after": _interval(agent.after),
-                "best": _interval(agent.best),
-                "rollouts": agent.rollouts,
-                "updates": agent.updates,
-                "seconds": agent.seconds,
-            }
-            for agent in self.summary().agents
-        ]
-        return f"<p>{escape(repr(self))}</p>{_html(rows)}"
-
     def summary(self) -> RunSummary:
         """The figures of `hacrl show`."""
         return summarise(self)
@@ -72,13 +56,6 @@ class Run(RunDirectory):
     def metrics(self, kind: str | None = None, agent: str | None = None) -> DataFrame:
         """metrics.jsonl as a data frame, of one kind ("train" or "evaluation") or agent where given.
         docs/metrics.md explains the columns."""
-        names = [a.name for a in self.config().agents]
-        for field, given, known in (
-            ("kind", kind, ["train", "evaluation"]),
-            ("agent", agent, names),
-        ):
-            if given is not None and given not in known:
-                raise UserError(f"{field} = {given!r}: choose one of {', '.join(known)}")
         return _frame(self.metric_rows(kind, agent))
 
     def samples(
@@ -227,23 +204,18 @@ class Comparison:
 
     @property
     def rows(self) -> DataFrame:
-        return _frame(self._rows())
-
-    def _rows(self) -> list[Row]:
         kept = ("team", "agent", "arm", "verdict", "rollouts", "updates", "seconds")
-        return [
-            {key: row[key] for key in kept}
-            | {when: row[when]["mean"] for when in ("before", "after")}
-            | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
-            for row in self.values["rows"]
-        ]
+        return _frame(
+            [
+                {key: row[key] for key in kept}
+                | {when: row[when]["mean"] for when in ("before", "after")}
+                | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
+                for row in self.values["rows"]
+            ]
+        )
 
     def __repr__(self) -> str:
         return "\n".join([f"Comparison({str(self.report)!r})", *self.verdicts])
-
-    def _repr_html_(self) -> str:
-        lines = "".join(f"<li>{escape(text)}</li>" for text in self.verdicts)
-        return f"<ul>{lines}</ul>{_html(self._rows())}<p>{escape(str(self.report))}</p>"
 
 
 def compare(
@@ -330,13 +302,6 @@ def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 
-def _interval(score: Any) -> str:
-    if score is None:
-        return ""
-    found = score.accuracy
-    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
 def _pandas() -> ModuleType:
     try:
         import pandas
@@ -347,11 +312,3 @@ def _pandas() -> ModuleType:
 
 def _frame(rows: Sequence[Row]) -> DataFrame:
     return _pandas().DataFrame(rows)
-
-
-def _html(rows: Sequence[Row]) -> str:
-    """A table for a notebook; nothing without pandas, so that objects can always be shown."""
-    try:
-        return _frame(rows).to_html(index=False, na_rep="", border=0)
-    except UserError:
-        return ""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hacrl.config import Config
 from hacrl.config_file import import_tables
@@ -46,6 +46,13 @@ ROUNDING = """
 """Keys that change numbers by rounding only: a resume may change them, and notes it. Every other key
 needs `--accept-changed`."""
 _MODEL_FILES = ".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py"
+
+
+class Change(NamedTuple):
+    """An input that differs, e.g. Change("rounding", "runtime.threads: 1 -> 2")."""
+
+    kind: Kind
+    text: str
 
 
 def check_inputs(
@@ -148,10 +155,9 @@ def _training(config: Config, task: Task) -> str:
     return _hash(getattr(task, "train", None) or task.batch(0, config.prompts_per_step))
 
 
-def changes(old: Inputs, new: Inputs) -> list[tuple[Kind, str]]:
-    """The inputs that differ, e.g. ("rounding", "runtime.threads: 1 -> 2"). Problems are listed only if
-    no changed key or file explains them."""
-    found: list[tuple[Kind, str]] = []
+def changes(old: Inputs, new: Inputs) -> list[Change]:
+    """The inputs that differ. Problems are listed only if no changed key or file explains them."""
+    found = []
     both = {*old["config"].get("agents", ())} & {*new["config"].get("agents", ())}
     for part in ("config", "versions"):
         for key in sorted(old[part].keys() | new[part].keys()):
@@ -161,16 +167,16 @@ def changes(old: Inputs, new: Inputs) -> list[tuple[Kind, str]]:
                 continue  # the key `agents` names those that came or left
             if before != now:
                 texts = ("unset" if v is None else json.dumps(v) for v in (before, now))
-                found.append((change_kind(key), f"{key}: {' -> '.join(texts)}"))
+                found.append(Change(change_kind(key), f"{key}: {' -> '.join(texts)}"))
     for path in sorted(old["files"].keys() | new["files"].keys()):
         before, now = (inputs["files"].get(path, {}).get("sha256") for inputs in (old, new))
         if before != now:
             what = "was added" if not before else "was changed" if now else "is gone or not used"
-            found.append(("results", f"{path} {what}"))
+            found.append(Change("results", f"{path} {what}"))
     if all(kind != "results" for kind, _ in found):
         for side, before in old["problems"].items():
             if before != new["problems"][side]:
-                found.append(("results", f"the {side} problems of the task changed"))
+                found.append(Change("results", f"the {side} problems of the task changed"))
     return found
 
 
