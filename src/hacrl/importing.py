@@ -9,6 +9,7 @@ someone else must be safe to look at.
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.util
 import inspect
@@ -18,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from modulefinder import ModuleFinder
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -157,8 +157,7 @@ def unpack_functions(data: bytes) -> None:
 
 def source_files(path: str) -> list[Path]:
     """The files of a user's module, found without importing it: the module that the import path names,
-    and modules in its folder that it imports, directly or not. Of an installed package only the
-    module."""
+    its package, and modules in its folder that these import. Of an installed package only the module."""
     first = source_file(path)
     folder, _, rest = path.rpartition("/")
     module = rest.partition(":")[0]
@@ -167,10 +166,27 @@ def source_files(path: str) -> list[Path]:
     root = first.parents[module.count(".") + (first.name == "__init__.py")]
     if not folder and root != Path.cwd():
         return [first]
-    finder = ModuleFinder([str(root)])
-    with suppress(ImportError, SyntaxError, ValueError, OSError):  # importing it reports the error
-        finder.import_hook(module)
-    return sorted({first, *(Path(m.__file__) for m in finder.modules.values() if m.__file__)})
+    found: set[Path] = set()
+    names = [module]
+    while names:
+        name = names.pop().partition(".")[0]
+        file = root / f"{name}.py"
+        files = {file} if file.is_file() else {*(root / name).rglob("*.py")}
+        names += [other for new in files - found for other in _imported(new)]
+        found |= files
+    return sorted(found)
+
+
+def _imported(file: Path) -> list[str]:
+    """The names of the modules that a file imports, without relative ones."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, OSError):  # importing it reports the error
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return names + [
+        n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    ]
 
 
 def import_object(path: str, field: str) -> Any:

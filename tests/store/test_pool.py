@@ -119,17 +119,6 @@ def test_an_empty_batch_is_an_arrival_and_without_one_no_step_closes(pool):
     assert pool.snapshot(4).groups == ()
 
 
-def test_steps_do_not_mix(pool):
-    for step, agent in ((1, "ant"), (2, "ant"), (2, "bee"), (1_000_000, "ant")):
-        pool.publish(step, agent, [row(agent, step=step)])
-    pool.close(2, ["ant", "bee"])
-    assert not pool.closed(1)
-    assert keys(pool.snapshot(2)) == [(2, "ant", "q1", 0), (2, "bee", "q1", 0)]
-    assert [t.step for t in pool.rows(agent="ant")] == [1, 2, 1_000_000]
-    assert [t.key for t in pool.rows(agent="bee", step=2)] == [(2, "bee", "q1", 0)]
-    assert list(pool.rows(step=7)) == []
-
-
 def test_a_reader_writes_nothing(pool, tmp_path):
     pool.publish(3, "ant", [row()])
     pool.close(3, ["ant"])
