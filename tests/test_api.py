@@ -164,14 +164,6 @@ def test_a_callback_that_would_never_be_called_is_refused(tmp_path: Path, callba
         hacrl.train(config(), tmp_path / "run", reward=points, callbacks=[callback])
 
 
-def test_another_algorithm_as_a_keyword(tmp_path: Path) -> None:
-    """The settings of hacpo that gspo does not have are dropped, as on the command line."""
-    changes: dict[str, Any] = {"algorithm.name": "gspo", "steps": 1, "evaluation.problems": 0}
-    table = team(member("wren"))
-    run = hacrl.train(table, tmp_path / "run", **changes)
-    assert (run.config().algorithm.name, run.config().algorithm.epsilon_low) == ("gspo", 3e-3)
-
-
 def test_a_callback_that_raises_stops_the_run(tmp_path: Path) -> None:
     def stop(step: int, rows: Any) -> None:
         raise KeyError(step)

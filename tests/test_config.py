@@ -164,13 +164,9 @@ def test_settings_of_an_imported_algorithm(path: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(dump_config(own))
     assert load_config(tmp_path / "run" / "config.toml") == own
-    options = ["verifier.kind=function", "verifier.options={path='../x/my_rule:f'}"]
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "my_rule.py").touch()
-    (tmp_path / "y").mkdir()
-    (tmp_path / "y" / "config.toml").write_text(path.read_text())
-    other = load_config(tmp_path / "y" / "config.toml", options)
-    assert other.verifier.options == {"path": f"{tmp_path}/x/my_rule:f"}
+    options = ["verifier.kind=function", "verifier.options={path='../my_rule:f'}"]
+    other = load_config(tmp_path / "run" / "config.toml", options)
+    assert other.verifier.options == {"path": f"{tmp_path}/my_rule:f"}
     with pytest.raises(UserError, match=r"algorithm\.cup: unknown key; did you mean 'cap'"):
         load_config(path, ["algorithm.name=my_rule:Own", "algorithm.cup=3"])
 

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hacrl.config import Config, load_config, parse_config
+from hacrl.config import Config, load_config
 from hacrl.config_file import Overrides
 from hacrl.errors import UserError
 from hacrl.importing import give_function
@@ -119,11 +118,13 @@ def train(
     objects with any of the methods of `hacrl.logs.observer.Observer`. In a terminal or notebook the
     progress is shown, unless `observer` replaces it.
     """
-    from hacrl.runs import free_name, start
+    from hacrl.runs import free_name, read_config, start
     from hacrl.study.diagnostics.check import HOOKS
 
     if reward is not None:
-        config, name = _loaded(config)
+        if isinstance(config, dict):  # the function takes the place of a verifier
+            config = {"verifier": {"kind": "exact"}, **config}
+        config, name = read_config(config)
         run = run or free_name(Path("runs") / name)
         overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
@@ -176,7 +177,7 @@ def evaluate(
     """
     from hacrl.study.evaluation import evaluate_held_out
 
-    _pandas()  # an error before the work
+    _frame([])  # without pandas an error before the work
     path = Path(config) if config else None
     if reward is not None:
         used = load_config(path) if path else RunDirectory.open(Path(target)).config()
@@ -246,15 +247,6 @@ def compare(
 # ---------------------------------------------------------------- helpers
 
 
-def _loaded(config: Config | str | Path | dict[str, Any]) -> tuple[Config, str]:
-    """The config and the name of its run. A dict needs no verifier if a reward function is given."""
-    if isinstance(config, (str, Path)):
-        return load_config(Path(config)), Path(config).stem
-    if isinstance(config, dict):
-        return parse_config({"verifier": {"kind": "exact"}, **config}), "run"
-    return config, "run"
-
-
 def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
     """The verifier settings for a given function. Options such as reward_range are kept."""
     if config.runtime.kind != "local":
@@ -302,13 +294,9 @@ def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 
-def _pandas() -> ModuleType:
+def _frame(rows: Sequence[Row]) -> DataFrame:
     try:
-        import pandas
+        from pandas import DataFrame
     except ImportError as error:
         raise UserError("data frames need pandas: pip install 'hacrl[notebook]'") from error
-    return pandas
-
-
-def _frame(rows: Sequence[Row]) -> DataFrame:
-    return _pandas().DataFrame(rows)
+    return DataFrame(rows)

@@ -148,7 +148,6 @@ def stored(pool):
     [
         ("sha256", lambda path: path.write_bytes(gzip.compress(b"{}\n"))),
         ("missing|must hold one file", lambda path: path.unlink()),
-        ("missing|must hold one file", lambda path: path.rename(path.with_name("other"))),
     ],
 )
 def test_a_changed_batch_is_noticed(pool, stored, words, change):

@@ -57,14 +57,14 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one agent: the newest `keep` and the best one are kept.
+    """The checkpoints of one agent: the newest `keep` and the best one are kept. `fingerprint` is the
+    digest of the run's inputs, for checkpoints to be saved.
 
     A team saves for every agent first and prunes afterwards, so that there always is a step that is
     complete for all. The agent is the folder's only writer; others may read at the same time.
     """
 
     def __init__(self, folder: Path, keep: int, fingerprint: str | None = None) -> None:
-        """`fingerprint` is the digest of the run's inputs, for checkpoints to be saved."""
         self.folder, self.keep, self.fingerprint = folder, keep, fingerprint
         self._saved: int | None = None
 
@@ -104,11 +104,8 @@ class Checkpoints:
             raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
 
     def prune(self, also: Collection[int] = ()) -> None:
-        """Remove all but the newest `keep`, the best one and those of `also`.
-
-        Steps newer than the last saved one belong to a run that was resumed from an earlier step;
-        they are removed too.
-        """
+        """Remove all but the newest `keep`, the best one and those of `also`; also those newer than the
+        last saved one, which belong to a run that was resumed from an earlier step."""
         steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
         kept = {*steps[-self.keep :], *also}
         if best := self.best(steps):
@@ -175,10 +172,8 @@ class Checkpoints:
 def newest_common(
     all: Mapping[str, Checkpoints], report: Report, among: Collection[int] | None = None
 ) -> int | None:
-    """Return the newest step (of `among`) with a checkpoint of every agent that verifies.
-
-    Reports, in one sentence, the newer ones that do not.
-    """
+    """Return the newest step (of `among`) with a checkpoint of every agent that verifies. Report the
+    newer ones that do not."""
     steps = [set(steps_in(checkpoints.folder)) for checkpoints in all.values()]
     common = set.intersection(*steps) if steps else set()
     broken, found = "", None
@@ -191,9 +186,8 @@ def newest_common(
         except CorruptCheckpoint as error:
             broken += f"checkpoint of step {step} is corrupted ({error}); "
     if broken:
-        report(
-            broken + ("no older one is left" if found is None else f"using step {found} instead")
-        )
+        used = "no older one is left" if found is None else f"using step {found} instead"
+        report(broken + used)
     return found
 
 

@@ -27,12 +27,9 @@ _STEP = re.compile(r"step-(\d{6,})")
 def write_atomic(
     path: Path, data: bytes | str, replace: bool = True, mode: int = 0o666, sync: bool = True
 ) -> None:
-    """Write `data` to `path`, replacing an existing file.
-
-    With replace=False an existing file raises FileExistsError: if several processes try, one
-    succeeds. That needs a file system with hard links, but no file locks. The umask reduces `mode`.
-    sync=False is faster, but a power failure may bring the old content back.
-    """
+    """Write `data` to `path`. With replace=False an existing file raises FileExistsError: if several
+    processes try, one succeeds (by a hard link, without file locks). The umask reduces `mode`.
+    sync=False is faster, but a power failure may bring the old content back."""
     new = _beside(path, _NEW)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,10 +72,9 @@ RESTORE = "Restore the file from a backup, or start a new run"
 
 @contextmanager
 def whole_folder(path: Path, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill. When the block ends without an exception, it becomes `path`.
-
-    A folder that exists at `path` is replaced; with replace=False it raises OSError, so that one of
-    several processes succeeds. If the block raises, nothing changes.
+    """Yield an empty folder to fill, which becomes `path` when the block ends. If the block raises,
+    nothing changes. A folder that exists at `path` is replaced; with replace=False it raises OSError,
+    so that one of several processes succeeds.
 
     Example: with whole_folder(run / "step-000010") as new: (new / "state.json").write_text("{}")
     """
@@ -115,10 +111,8 @@ def remove_whole(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove unfinished files that a kill left anywhere in `folder`, and restore replaced folders.
-
-    Only for the folder's only writer, before it writes: it would remove another's unfinished work.
-    """
+    """Remove unfinished files that a kill left anywhere in `folder`, and restore replaced folders. Only
+    for the folder's only writer, before it writes: it would remove another's unfinished work."""
     for here, folders, names in os.walk(folder):
         for name in sorted(folders):
             place = Path(here, name.removeprefix(_OLD).rsplit("-", 1)[0])

@@ -39,10 +39,8 @@ class Journal:
     def write(
         self, step: int, rollouts: Sequence[Rollout], facts: Mapping[str, float] | None = None
     ) -> None:
-        """Write a step. Writing the same again changes nothing; anything else is a UserError.
-
-        `facts` are numbers measured while sampling, which a replay cannot measure again.
-        """
+        """Write a step. Writing the same again changes nothing; anything else is a UserError. `facts`
+        are numbers measured while sampling, which a replay cannot measure again."""
         path = self.path(step)
         content = self._content(step, rollouts, dict(facts or {}))
         if not path.exists():

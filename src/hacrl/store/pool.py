@@ -57,9 +57,8 @@ class Pool:
     def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
         """Store the batch of one agent and step, all of it or nothing; return its digest.
 
-        Publishing the same batch again changes nothing, unless the stored one is damaged; then it is
-        replaced. Another batch is a UserError. A batch published after the step was closed is kept,
-        but is not part of the snapshot.
+        Publishing the same batch again replaces a damaged one. Another batch is a UserError. A batch
+        published after the step was closed is kept, but is not part of the snapshot.
         """
         return self.store_lines(step, agent, _encode(step, agent, trajectories))
 
@@ -89,10 +88,8 @@ class Pool:
         return tuple(sorted(path.name for path in self._step(step).glob("[!.]*/")))
 
     def close(self, step: int, members: Sequence[str]) -> None:
-        """Write the step's snapshot: the batches of `members` that are published now.
-
-        The first call for a step writes it, in whichever process. Later calls change nothing.
-        """
+        """Write the step's snapshot: the batches of `members` that are published now. The first call
+        for a step writes it, in whichever process; later calls change nothing."""
         if self.closed(step):
             return
         # Names are looked up one by one: a listing may be stale on a network file system.
@@ -151,11 +148,8 @@ class Pool:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def snapshot(self, step: int) -> Snapshot:
-        """Read a closed step and verify every batch.
-
-        Groups are ordered by problem id, their trajectories by agent and index. Rows that an agent
-        published in another form are left out and listed in `unreadable`.
-        """
+        """Read a closed step and verify every batch. Groups are ordered by problem id, their
+        trajectories by agent and index. Rows in another form are left out and listed in `unreadable`."""
         batches = self._record(step)["batches"]
         rows: list[Trajectory] = []
         unreadable: list[tuple[str, str]] = []
@@ -171,11 +165,9 @@ class Pool:
         step: int | None = None,
         report: Callable[[str], None] = lambda reason: None,
     ) -> Iterator[Trajectory]:
-        """Yield everything published, in any step or by any agent unless one is given.
-
-        Ordered by step, agent, problem id and index. Includes batches outside of snapshots.
-        `report` is called with the reason for each row that cannot be read.
-        """
+        """Yield everything published, of all steps and agents unless one is given, also outside of
+        snapshots, ordered by step, agent, problem id and index. `report` is called with the reason for
+        each row that cannot be read."""
         for at in steps_in(self.folder) if step is None else [step]:
             for name in self.arrived(at):
                 if agent in (None, name):

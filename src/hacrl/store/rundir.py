@@ -90,10 +90,8 @@ class RunDirectory(RunReader):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run's lock, so that one process writes it, and remove what a kill left behind.
-
-        The lock ends with the process.
-        """
+        """Hold the run's lock, so that one process writes it, and remove what a kill left behind. The
+        lock ends with the process."""
         with open(self.path / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
