@@ -69,57 +69,6 @@ def test_a_variant_is_the_model_with_other_weights(name: str, model: str) -> Non
 
 
 @pytest.mark.parametrize("name", POCKET)
-def test_end_and_pad_tokens(name: str) -> None:
-    tokenizer = tokenizer_of(name)
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    assert end is not None and pad is not None and end != pad
-    assert {tokenizer.eos_token, tokenizer.pad_token} <= set(tokenizer.all_special_tokens)
-    generation = json.loads((pocket_path(name) / "generation_config.json").read_text())
-    assert (generation["eos_token_id"], generation["pad_token_id"]) == (end, pad)
-
-
-def test_chat_templates() -> None:
-    """Written out by hand; the closed turn ends with the model's own end token."""
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "27+58"}]
-    prompts = {
-        name: tokenizer_of(name).apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True
-        )
-        for name in POCKET
-    }
-    assert prompts["wren"] == "<s><sys>Be brief.<q>27+58<a>"
-    assert prompts["finch"] == prompts["heron"]
-    assert prompts["finch"] == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n27+58<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    for name in POCKET:
-        closed = tokenizer_of(name).apply_chat_template(
-            [*chat, {"role": "assistant", "content": "so 85"}], tokenize=False
-        )
-        assert closed.startswith(prompts[name] + "so 85" + str(tokenizer_of(name).eos_token))
-
-
-def test_tokenizers_split_numbers_each_in_its_way() -> None:
-    """Single digits in finch's, pairs in wren's, which also begins a lone text with a space."""
-    assert tokenizer_of("finch").tokenize("7+8=15 so 142") == [*"7+8=15", "ĠsoĠ", *"142"]
-    assert tokenizer_of("wren").tokenize("7+8=15 so 142") == (
-        ["▁", "7", "+", "8", "=", "15", "▁so", "▁", "14", "2"]
-    )
-
-
-@pytest.mark.parametrize("name", POCKET)
-@pytest.mark.parametrize(
-    "text", ["naïve 日本語 🙂", "a  b\n\n\tc", "\x00\x7f", "١٢٣ ½", "9876543210"]
-)
-def test_any_text_comes_back(name: str, text: str) -> None:
-    tokenizer = tokenizer_of(name)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
-    assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("name", POCKET)
 def test_sampled_accuracy_at_the_start(name: str) -> None:
     """Neither helpless nor finished: RL needs right replies to amplify and wrong ones to drop."""
     tokenizer = tokenizer_of(name)

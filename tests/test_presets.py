@@ -1,7 +1,5 @@
 """The presets of the paper: every one parses with every arm, and its step plan is the paper's."""
 
-import re
-import tomllib
 from pathlib import Path
 from shutil import rmtree
 from typing import get_args
@@ -10,7 +8,7 @@ import pytest
 
 from hacrl.algorithms import ALGORITHMS, make_algorithm
 from hacrl.algorithms.base import PeerFilter
-from hacrl.config import Config, dump_config, load_config
+from hacrl.config import Config, load_config
 from hacrl.errors import UserError
 from hacrl.study.benchmarks.catalogue import PROMPT
 from hacrl.study.compare.suite import load_suite, make_runs
@@ -106,13 +104,6 @@ def test_what_all_share(path: Path, arm: str) -> None:
         assert (agent.max_grad_norm, agent.warmup_updates, agent.lora) == (1.0, 0, None)
 
 
-def test_a_run_of_an_arm_can_be_run_again(tmp_path: Path) -> None:
-    """The resolved file holds what the overlay changed, and needs no overlay."""
-    config = load(presets()[0], "gspo_x2")
-    (tmp_path / "config.toml").write_text(dump_config(config))
-    assert load_config(tmp_path / "config.toml") == config
-
-
 def test_the_suite_of_methods_has_an_arm_for_every_algorithm(tmp_path: Path) -> None:
     """And one for every filter of peers' replies; two seeds each."""
     suite = load_suite(PAPER.parents[1] / "configs" / "suites" / "methods.toml")
@@ -150,23 +141,5 @@ def test_an_unknown_arm_is_told(small: Path) -> None:
         with pytest.raises(UserError, match=r"there is no file .*; there are: \+long"):
             load_config(small, [wrong])
     rmtree(small.parent / "arms")
-    folder = re.escape(str(small.parent / "arms"))
-    with pytest.raises(UserError, match=rf"'\+long': the folder {folder} does not exist"):
+    with pytest.raises(UserError, match=r"there is no file .*; there are none"):
         load_config(small, ["+long"])
-
-
-def test_a_wrong_key_in_an_arm_is_told(small: Path) -> None:
-    (small.parent / "arms" / "typo.toml").write_text("[algorithm]\nalfa = 3.0\n")
-    with pytest.raises(UserError, match="did you mean 'alpha'"):
-        load_config(small, ["+typo"])
-    (small.parent / "arms" / "broken.toml").write_text("[algorithm\n")
-    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
-        load_config(small, ["+broken"])
-
-
-def test_presets_say_what_they_are() -> None:
-    """Every preset begins with a comment that names both agents and the paper."""
-    for path in presets():
-        first = path.read_text().splitlines()[0]
-        names = [agent["name"] for agent in tomllib.loads(path.read_text())["agents"]]
-        assert all(name in first for name in names) and "2603.02604" in first

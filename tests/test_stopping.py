@@ -157,18 +157,9 @@ def test_work_in_progress_is_stopped(where: str) -> None:
 # ---------------------------------------------------------------- the library call
 
 
-def test_train_inside_an_event_loop(tmp_path: Path) -> None:
+def test_ctrl_c_inside_an_event_loop(tmp_path: Path) -> None:
     """As in a notebook, whose thread runs an event loop."""
 
-    async def cell() -> Any:
-        return hacrl.train(team(member("wren"), **QUICK), tmp_path / "run")
-
-    run = asyncio.run(cell())
-    plain = hacrl.train(team(member("wren"), **QUICK), tmp_path / "plain")
-    assert run.metrics_path.read_bytes() == plain.metrics_path.read_bytes()
-
-
-def test_ctrl_c_inside_an_event_loop(tmp_path: Path) -> None:
     async def cell() -> None:
         config = team(member("wren"), **{**QUICK, "steps": 50})
         hacrl.train(config, tmp_path / "run", observer=StopAfterOneStep())

@@ -9,12 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hacrl.config import Config, load_config, parse_config
+from hacrl.config import Config, load_config
 from hacrl.config_file import Overrides
 from hacrl.errors import UserError
 from hacrl.importing import give_function
@@ -50,21 +48,6 @@ class Run(RunDirectory):
         steps = f"step {found.steps_done} of {found.config.steps}, {found.state}"
         return f"Run({str(self.path)!r}: {found.config.algorithm.name}, {agents}, {steps})"
 
-    def _repr_html_(self) -> str:
-        rows = [
-            {
-                "agent": agent.name,
-                "held-out reward before": _interval(agent.before),
-                "after": _interval(agent.after),
-                "best": _interval(agent.best),
-                "rollouts": agent.rollouts,
-                "updates": agent.updates,
-                "seconds": agent.seconds,
-            }
-            for agent in self.summary().agents
-        ]
-        return f"<p>{escape(repr(self))}</p>{_html(rows)}"
-
     def summary(self) -> RunSummary:
         """The figures of `hacrl show`."""
         return summarise(self)
@@ -72,13 +55,6 @@ class Run(RunDirectory):
     def metrics(self, kind: str | None = None, agent: str | None = None) -> DataFrame:
         """metrics.jsonl as a data frame, of one kind ("train" or "evaluation") or agent where given.
         docs/metrics.md explains the columns."""
-        names = [a.name for a in self.config().agents]
-        for field, given, known in (
-            ("kind", kind, ["train", "evaluation"]),
-            ("agent", agent, names),
-        ):
-            if given is not None and given not in known:
-                raise UserError(f"{field} = {given!r}: choose one of {', '.join(known)}")
         return _frame(self.metric_rows(kind, agent))
 
     def samples(
@@ -142,11 +118,13 @@ def train(
     objects with any of the methods of `hacrl.logs.observer.Observer`. In a terminal or notebook the
     progress is shown, unless `observer` replaces it.
     """
-    from hacrl.runs import free_name, start
+    from hacrl.runs import free_name, read_config, start
     from hacrl.study.diagnostics.check import HOOKS
 
     if reward is not None:
-        config, name = _loaded(config)
+        if isinstance(config, dict):  # the function takes the place of a verifier
+            config = {"verifier": {"kind": "exact"}, **config}
+        config, name = read_config(config)
         run = run or free_name(Path("runs") / name)
         overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
@@ -199,7 +177,7 @@ def evaluate(
     """
     from hacrl.study.evaluation import evaluate_held_out
 
-    _pandas()  # an error before the work
+    _frame([])  # without pandas an error before the work
     path = Path(config) if config else None
     if reward is not None:
         used = load_config(path) if path else RunDirectory.open(Path(target)).config()
@@ -227,23 +205,18 @@ class Comparison:
 
     @property
     def rows(self) -> DataFrame:
-        return _frame(self._rows())
-
-    def _rows(self) -> list[Row]:
         kept = ("team", "agent", "arm", "verdict", "rollouts", "updates", "seconds")
-        return [
-            {key: row[key] for key in kept}
-            | {when: row[when]["mean"] for when in ("before", "after")}
-            | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
-            for row in self.values["rows"]
-        ]
+        return _frame(
+            [
+                {key: row[key] for key in kept}
+                | {when: row[when]["mean"] for when in ("before", "after")}
+                | {"difference": (row["difference"] or {}).get("interval", {}).get("mean")}
+                for row in self.values["rows"]
+            ]
+        )
 
     def __repr__(self) -> str:
         return "\n".join([f"Comparison({str(self.report)!r})", *self.verdicts])
-
-    def _repr_html_(self) -> str:
-        lines = "".join(f"<li>{escape(text)}</li>" for text in self.verdicts)
-        return f"<ul>{lines}</ul>{_html(self._rows())}<p>{escape(str(self.report))}</p>"
 
 
 def compare(
@@ -272,15 +245,6 @@ def compare(
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def _loaded(config: Config | str | Path | dict[str, Any]) -> tuple[Config, str]:
-    """The config and the name of its run. A dict needs no verifier if a reward function is given."""
-    if isinstance(config, (str, Path)):
-        return load_config(Path(config)), Path(config).stem
-    if isinstance(config, dict):
-        return parse_config({"verifier": {"kind": "exact"}, **config}), "run"
-    return config, "run"
 
 
 def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
@@ -330,28 +294,9 @@ def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 
-def _interval(score: Any) -> str:
-    if score is None:
-        return ""
-    found = score.accuracy
-    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
-def _pandas() -> ModuleType:
+def _frame(rows: Sequence[Row]) -> DataFrame:
     try:
-        import pandas
+        from pandas import DataFrame
     except ImportError as error:
         raise UserError("data frames need pandas: pip install 'hacrl[notebook]'") from error
-    return pandas
-
-
-def _frame(rows: Sequence[Row]) -> DataFrame:
-    return _pandas().DataFrame(rows)
-
-
-def _html(rows: Sequence[Row]) -> str:
-    """A table for a notebook; nothing without pandas, so that objects can always be shown."""
-    try:
-        return _frame(rows).to_html(index=False, na_rep="", border=0)
-    except UserError:
-        return ""
+    return DataFrame(rows)

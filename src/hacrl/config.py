@@ -30,6 +30,7 @@ from hacrl.config_file import (
     read_toml,
     resolve_imports,
     resolve_paths,
+    with_overrides,
 )
 from hacrl.errors import UserError
 from hacrl.tasks.settings import TaskConfig
@@ -296,14 +297,15 @@ def parse_config(
     overrides: Overrides = (),
 ) -> Config:
     """Validate a plain dict. Data paths and import paths start at `base` (default: current folder).
-    `overrides` are in the tree already; an error names the one that caused it, else `source`."""
+    `overrides` are in the tree already; errors name them and `source`."""
     base = (base or Path.cwd()).resolve()
-    check_values(tree, source, overrides)
+    source = with_overrides(source, overrides)
+    check_values(tree, source)
     tree = resolve_imports(tree, base)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(explain(error, Config, tree, source, overrides)) from error
+        raise UserError(f"{source}: {explain(error, Config, tree)}") from error
     return resolve_paths(config, base)
 
 

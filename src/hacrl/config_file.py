@@ -42,6 +42,14 @@ RENAMED: dict[str, str] = {
     "algorithm.overlap_power": "write algorithm.power",
     "algorithm.overlap_tokens": "write algorithm.ratio_tokens",
     "algorithm.overlap_follow": "write algorithm.follow",
+    "agents.away": "no longer exists; delete the key",
+    "agents.learn_steps": "no longer exists; delete the key",
+    "sampler.behaviour": "no longer exists: scores are always the trainer's; delete the key",
+    "sampler.check_samples": "no longer exists; delete the key",
+    "skip_limit": "no longer exists: the limit is 5; delete the key",
+    "trust.max_source_norm": "no longer exists; use trust.max_source_weight",
+    "trust.false_alarm_steps": "no longer exists: it is 10000; delete the key",
+    "trust.quarantine_steps": "no longer exists: it is 20; delete the key",
 }
 """Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
 a key, such as agents.0, are left out."""
@@ -60,27 +68,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def check_values(tree: Any, source: str, overrides: Overrides = ()) -> None:
+def check_values(value: Any, where: str, depth: int = 0) -> None:
     """Raise a UserError for nan, infinities, integers of more than 64 bits and deep nesting, wherever
-    they are; free tables such as sampler.options have no other check. The error names the override
-    that gave the value, else `source`."""
-
-    def check(value: Any, where: tuple[Any, ...]) -> None:
-        problem = ""
-        if len(where) > MAX_DEPTH:
-            problem = f"more than {MAX_DEPTH} levels of tables and lists"
-        elif isinstance(value, (dict, list)):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                check(item, (*where, key))
-        elif isinstance(value, float) and not isfinite(value):
-            problem = f"{value} is not a finite number; give one"
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            problem = "the number is too large; give one of at most 64 bits"
-        if problem:
-            given_by = override_of(where, overrides, tree) or source
-            raise UserError(f"{given_by}: {'.'.join(map(str, where))}: {problem}")
-
-    check(tree, ())
+    they are in a tree; free tables such as sampler.options have no other check. `where` begins the
+    message."""
+    if depth > MAX_DEPTH:
+        raise UserError(f"{where}: more than {MAX_DEPTH} levels of tables and lists")
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            check_values(item, f"{where}{'.' if depth else ': '}{key}", depth + 1)
+    elif isinstance(value, float) and not isfinite(value):
+        raise UserError(f"{where}: {value} is not a finite number; give one")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{where}: the number is too large; give one of at most 64 bits")
 
 
 def resolve_imports(tree: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -144,7 +144,8 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides, folder: Path) ->
     before = tree.pop("algorithm", {})
     for override in overrides.items() if isinstance(overrides, Mapping) else overrides:
         if isinstance(override, tuple):
-            set_value(tree, *override)
+            key, value = override
+            _set(tree, key.split("."), value, f"{key}={value}")
         elif override.startswith("+"):
             merge(tree, read_toml(_arm(override, folder)))
         else:
@@ -185,11 +186,6 @@ def set_key(tree: dict[str, Any], override: str) -> None:
     _set(tree, key.split("."), value, override)
 
 
-def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key to a value, as `set_key` does for a text."""
-    _set(tree, key.split("."), value, f"{key}={value}")
-
-
 def _set(node: Any, path: list[str], value: Any, override: str) -> None:
     part, *rest = path
     if isinstance(node, list):
@@ -211,11 +207,6 @@ def _set(node: Any, path: list[str], value: Any, override: str) -> None:
 def _arm(override: str, folder: Path) -> Path:
     name = override.removeprefix("+")
     path = folder / ARMS / f"{name}.toml"
-    if not (folder / ARMS).is_dir():
-        raise UserError(
-            f"override {override!r}: the folder {folder / ARMS} does not exist. +NAME reads NAME.toml "
-            f"from the folder {ARMS} beside the config; write a single setting as key=value"
-        )
     if not name or Path(name).name != name or not path.is_file():
         there = sorted(p.stem for p in (folder / ARMS).glob("*.toml"))
         known = f"there are: {', '.join('+' + n for n in there)}" if there else "there are none"
@@ -235,30 +226,12 @@ def _position(items: list[Any], part: str, override: str) -> int:
     )
 
 
-def override_of(
-    location: Sequence[int | str], overrides: Overrides, tree: Any, inside: bool = False
-) -> str:
-    """The last override that has set the value at `location`, e.g. "override steps=0"; "" if none has.
-    With `inside` also one that has set a value inside it. Files of overrides (+arm) are not searched."""
+def with_overrides(source: str, overrides: Overrides) -> str:
+    """Where a config comes from, for messages, e.g. "team.toml with override steps=0"."""
     given = overrides.items() if isinstance(overrides, Mapping) else ()
-    texts = [f"{key}={value}" for key, value in given] or [o for o in overrides if "=" in o]
-    for text in reversed(texts):
-        path = text.partition("=")[0].split(".")
-        if _sets(path[: len(location)] if inside else path, location, tree):
-            shown = mask_override(text)
-            return f"override {shown if len(shown) <= 60 else shown[:60] + '...'}"
-    return ""
-
-
-def _sets(path: list[str], location: Sequence[int | str], tree: Any) -> bool:
-    """Whether the parts of a dotted key occur in a location, in order and from its beginning. A
-    location of pydantic also has names of variants in between."""
-    if path[0] == "agents" and len(path) > 1 and isinstance(tree.get("agents"), list):
-        names = [item.get("name") for item in tree["agents"] if isinstance(item, dict)]
-        path = [path[0], str(names.index(path[1])) if path[1] in names else path[1], *path[2:]]
-    places = iter(location)
-    below = all(any(part in ("*", str(place)) for place in places) for part in path)
-    return below and str(location[0]) == path[0]
+    texts = [mask_override(text) for text in [f"{k}={v}" for k, v in given] or overrides]
+    texts = [text if len(text) <= 60 else f"{text[:60]}..." for text in texts]
+    return f"{source} with override {', '.join(texts)}" if texts else source
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> str | None:
@@ -280,45 +253,20 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
 # ---------------------------------------------------------------- errors
 
 
-NOT_A_NUMBER = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-}
-"""Type of a pydantic error -> what the value should be."""
-
-
-def explain(
-    error: ValidationError,
-    table: type[BaseModel],
-    tree: Any,
-    source: str = "",
-    overrides: Overrides = (),
-) -> str:
-    """Return one clause per problem: the place, the problem and the way out. Problems of an override
-    follow its text, others `source` if that is given."""
-    found: dict[str, list[str]] = {}
+def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
+    """Return one clause per problem: the place, the problem and the way out."""
+    clauses = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "the file"
-        unknown = item["type"] == "extra_forbidden"
-        given_by = override_of(item["loc"], overrides, tree, unknown) if item["loc"] else ""
         message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
-        if unknown:
+        if item["type"] == "extra_forbidden":
             message = _unknown_key(item["loc"], table, tree)
         elif item["type"] == "missing":
             message = "missing; add it"
         elif not isinstance(item["input"], (dict, list, BaseModel)):
-            value = repr(mask(item["input"], where))
-            wanted = NOT_A_NUMBER.get(item["type"])
-            message = (
-                f"{where} = {value} is not {wanted}" if wanted else f"{message} (given: {value})"
-            )
-        named = message.startswith(where) or given_by.startswith(f"override {where}=")
-        found.setdefault(given_by or source, []).append(message if named else f"{where}: {message}")
-    clauses = {start: "; ".join(messages) for start, messages in found.items()}
-    return "; ".join(f"{start}: {text}" if start else text for start, text in clauses.items())
+            message += f" (given: {mask(item['input'], where)!r})"
+        clauses.append(message if message.startswith(where) else f"{where}: {message}")
+    return "; ".join(clauses)
 
 
 def _unknown_key(location: Sequence[int | str], table: type[BaseModel], tree: Any) -> str:

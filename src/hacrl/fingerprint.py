@@ -12,10 +12,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hacrl.config import Config
 from hacrl.config_file import import_tables
@@ -23,7 +22,7 @@ from hacrl.errors import UserError
 from hacrl.importing import source_files
 from hacrl.pocket import pocket_path
 from hacrl.safe_text import mask
-from hacrl.store.checkpoint import fingerprint_of, manifest_path, sha256
+from hacrl.store.checkpoint import fingerprint_of, sha256
 from hacrl.store.files import steps_in
 from hacrl.store.reader import RunReader
 from hacrl.store.rundir import RunDirectory, environment
@@ -49,12 +48,8 @@ needs `--accept-changed`."""
 _MODEL_FILES = ".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py"
 
 
-@dataclass(frozen=True)
-class Change:
-    """An input that differs.
-
-    Example: Change("rounding", "runtime.threads: 1 -> 2")
-    """
+class Change(NamedTuple):
+    """An input that differs, e.g. Change("rounding", "runtime.threads: 1 -> 2")."""
 
     kind: Kind
     text: str
@@ -80,17 +75,17 @@ def check_inputs(
     for name in learners if stored and step else ():
         if fingerprint_of(run.checkpoints(name), step) not in digests | {None}:
             raise UserError(
-                f"{manifest_path(run.checkpoints(name), step)}: the checkpoint of step {step} was "
-                f"trained with other inputs than {run.fingerprint_path} lists. Restore the files of "
-                "this run."
+                f"{run.checkpoints(name)}/step-{step:06d}/manifest.json: the checkpoint of step {step} "
+                f"was trained with other inputs than {run.fingerprint_path} lists. Restore the files "
+                "of this run."
             )
     found = changes(old, new) if stored else []
-    if unaccepted := [c.text for c in found if c.kind == "results" and not accept_changed]:
+    if unaccepted := [text for kind, text in found if kind == "results" and not accept_changed]:
         raise UserError(
             f"{run.path} was trained with other inputs: {_listed(unaccepted)}. Restore them, start a "
             f"new run, or accept the change with `hacrl resume {run.path} --accept-changed`."
         )
-    noted = [c.text for c in found if c.kind != "free"]
+    noted = [text for kind, text in found if kind != "free"]
     if noted:
         note(
             f"resumed with changed inputs ({_listed(noted)}): from step {step + 1} on, results may "
@@ -98,7 +93,7 @@ def check_inputs(
         )
     elif not stored and run.journalled():
         note("the run has no fingerprint.json, so changed data or models cannot be detected.")
-    if any(c.kind == "results" for c in found):
+    if any(kind == "results" for kind, _ in found):
         run.forget_from(step)
     if noted or not history:
         entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
@@ -171,13 +166,14 @@ def changes(old: Inputs, new: Inputs) -> list[Change]:
             if is_agents and not any(key.startswith(f"agents.{name}.") for name in both):
                 continue  # the key `agents` names those that came or left
             if before != now:
-                found.append(Change(change_kind(key), f"{key}: {_value(before)} -> {_value(now)}"))
+                texts = ("unset" if v is None else json.dumps(v) for v in (before, now))
+                found.append(Change(change_kind(key), f"{key}: {' -> '.join(texts)}"))
     for path in sorted(old["files"].keys() | new["files"].keys()):
         before, now = (inputs["files"].get(path, {}).get("sha256") for inputs in (old, new))
         if before != now:
             what = "was added" if not before else "was changed" if now else "is gone or not used"
             found.append(Change("results", f"{path} {what}"))
-    if all(change.kind != "results" for change in found):
+    if all(kind != "results" for kind, _ in found):
         for side, before in old["problems"].items():
             if before != new["problems"][side]:
                 found.append(Change("results", f"the {side} problems of the task changed"))
@@ -259,10 +255,6 @@ def change_kind(key: str) -> Kind:
 def _listed(texts: list[str]) -> str:
     more = f"; and {len(texts) - 5} more" if len(texts) > 5 else ""
     return "; ".join(texts[:5]) + more
-
-
-def _value(value: Any) -> str:
-    return "unset" if value is None else json.dumps(value)
 
 
 def _hash(problems: Any) -> str:

@@ -13,13 +13,11 @@ import ast
 import importlib.machinery
 import importlib.util
 import inspect
-import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType
@@ -107,12 +105,17 @@ def source_file(path: str) -> Path | None:
 
 
 def give_function(function: Callable[..., Any], field: str) -> tuple[str, str]:
-    """Keep a function of this process for `import_object`; return its import path and a hash of its
-    source. Values that the function takes from outside are not part of the hash."""
-    if not callable(function):
-        raise UserError(f"{field} is a {type(function).__name__}, not a function")
-    name = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "function"
-    path, version = f"{GIVEN}:{name}", sha256(_source(function).encode()).hexdigest()[:12]
+    """Keep a function of this process for `given_function`; return its import path and a hash of its
+    source and code. Values that the function takes from outside are not part of the hash."""
+    if not hasattr(function, "__code__"):
+        kind = type(function).__name__
+        raise UserError(f"{field} is a {kind}, not a function; give a def or lambda that calls it")
+    source = ""
+    with suppress(OSError):  # typed at a prompt, or made by exec
+        source = inspect.getsource(function)
+    text = source + _code_text(function.__code__)  # two lambdas on one line have the same source
+    name = re.sub(r"\W", "", function.__name__)
+    path, version = f"{GIVEN}:{name}", sha256(text.encode()).hexdigest()[:12]
     _GIVEN.setdefault(path, {})[version] = function
     pack_functions()  # an error now, not in a worker
     return path, version
@@ -121,24 +124,6 @@ def give_function(function: Callable[..., Any], field: str) -> tuple[str, str]:
 def given_function(path: str, version: str) -> Callable[..., Any] | None:
     """The function that `give_function` kept under this path and version; None without one."""
     return _GIVEN.get(path, {}).get(version)
-
-
-def _source(function: Any) -> str:
-    """The source of a function, of the methods of a callable object, or of what a partial calls with
-    its plain values. Code without a source, made by exec, stands for itself."""
-    if isinstance(function, partial):
-        values = [function.args, function.keywords]
-        plain = json.dumps(values, sort_keys=True, default=lambda value: type(value).__name__)
-        return f"{_source(function.func)}\n{plain}"
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # an object, made by exec, or in C
-        if code := getattr(function, "__code__", None):
-            return _code_text(code)
-    kinds = type(function).__mro__[:-1]
-    methods = [value for kind in kinds for value in vars(kind).values()]
-    found = [_source(method) for method in methods if inspect.isfunction(method)]
-    return "\n".join([getattr(function, "__name__", ""), *found])
 
 
 def _code_text(code: CodeType) -> str:
@@ -182,21 +167,14 @@ def source_files(path: str) -> list[Path]:
     if not folder and root != Path.cwd():
         return [first]
     found: set[Path] = set()
-    waiting = _files_of(module, root)
-    while waiting:
-        if (file := waiting.pop()) not in found:
-            found.add(file)
-            waiting += [other for name in _imported(file) for other in _files_of(name, root)]
+    names = [module]
+    while names:
+        name = names.pop().partition(".")[0]
+        file = root / f"{name}.py"
+        files = {file} if file.is_file() else {*(root / name).rglob("*.py")}
+        names += [other for new in files - found for other in _imported(new)]
+        found |= files
     return sorted(found)
-
-
-def _files_of(module: str, root: Path) -> list[Path]:
-    """The files of the top-level module or package, if it is in `root`."""
-    name = module.partition(".")[0]
-    if name in sys.stdlib_module_names:
-        return []
-    file = root / f"{name}.py"
-    return [file] if file.is_file() else sorted((root / name).rglob("*.py"))
 
 
 def _imported(file: Path) -> list[str]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
-_ONES = (1 << 64) - 1
 
 
 def _hash64(*parts: object) -> int:
@@ -53,47 +50,18 @@ def _mix_(x: Tensor) -> Tensor:
     return x
 
 
-def _mix_array_(x: np.ndarray) -> np.ndarray:
-    """_mix_ for numpy's unsigned integers, which need no masks."""
-    shifted = x >> 30
-    x ^= shifted
-    x *= _MIX1 & _ONES
-    x ^= np.right_shift(x, 27, out=shifted)
-    x *= _MIX2 & _ONES
-    x ^= np.right_shift(x, 31, out=shifted)
-    return x
-
-
-def _bits(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """32 random bits for each word, [B, V] in float32."""
-    import torch
-
-    row_B1 = _mix_(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
-    word_V = torch.arange(1, words + 1, device=keys_B.device, dtype=torch.int64) * _GOLDEN
-    bits_BV = _mix_(row_B1 + word_V).bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
-    return bits_BV.to(torch.float32)
-
-
-def _bits_on_cpu(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """_bits with numpy, which takes a third to three quarters of torch's time."""
-    import torch
-
-    key_B, place_B = (t.numpy().view(np.uint64) for t in (keys_B, positions_B + 1))
-    row_B = _mix_array_(key_B + place_B * (_GOLDEN & _ONES))
-    word_V = np.arange(1, words + 1, dtype=np.uint64) * (_GOLDEN & _ONES)
-    bits_BV = _mix_array_(row_B[:, None] + word_V)
-    bits_BV >>= 32
-    return torch.from_numpy(bits_BV.astype(np.float32))
-
-
 def exponential_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
     """Standard exponential noise [B, V] for position `positions_B` of the streams `keys_B`.
 
     argmin(noise / p) is an exact draw from p. The uniform u keeps full resolution near 0, and
     -log1p(-u) keeps the lower tail, which decides the argmin, exact in float32.
     """
-    bits = _bits_on_cpu if keys_B.device.type == "cpu" else _bits
-    uniform_BV = bits(keys_B, positions_B, words).add_(0.5).mul_(2.0**-32)
+    import torch
+
+    row_B1 = _mix_(keys_B + (positions_B + 1) * _GOLDEN).unsqueeze(1)
+    word_V = torch.arange(1, words + 1, device=keys_B.device, dtype=torch.int64) * _GOLDEN
+    bits_BV = _mix_(row_B1 + word_V).bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
+    uniform_BV = bits_BV.to(torch.float32).add_(0.5).mul_(2.0**-32)
     return uniform_BV.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
 
 

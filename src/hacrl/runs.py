@@ -11,6 +11,7 @@ from hacrl.config import Config, load_config, parse_config
 from hacrl.config_file import Overrides, apply_overrides
 from hacrl.errors import Terminated, UserError
 from hacrl.fingerprint import check_inputs
+from hacrl.importing import import_object
 from hacrl.logs.metrics_log import MetricsLog
 from hacrl.logs.observer import NotesOnDisk, Observer, Several
 from hacrl.logs.warnings import WATCHES
@@ -25,6 +26,11 @@ from hacrl.training.loop import Executor, Team
 from hacrl.verify.number import misread
 from hacrl.verify.settings import VERIFIERS
 
+EXECUTORS = {
+    "local": "hacrl.training.local:LocalExecutor",
+    "processes": "hacrl.cluster.processes:ProcessExecutor",
+    "ray": "hacrl.cluster.ray:RayExecutor",
+}
 MakePool = Callable[[RunDirectory, Callable[[str], None]], Pool]
 """Opens the pool of a run; the second argument takes notes for the user."""
 
@@ -37,12 +43,7 @@ def start(
     hooks: Hooks | None = None,
 ) -> RunDirectory:
     """Train from the first step in a new run directory, and return it."""
-    name = "run"
-    if isinstance(config, (str, Path)):
-        name = Path(config).stem
-        config = load_config(Path(config))
-    elif isinstance(config, dict):
-        config = parse_config(config)
+    config, name = read_config(config)
     config = _changed(config, overrides)
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
@@ -52,6 +53,13 @@ def start(
             directory.forget_if_not_begun()  # a corrected config can use the same directory
             raise
     return directory
+
+
+def read_config(config: Config | str | Path | dict[str, Any]) -> tuple[Config, str]:
+    """The config, given as such, as a file or as a dict, and the default name of its run."""
+    if isinstance(config, (str, Path)):
+        return load_config(Path(config)), Path(config).stem
+    return (parse_config(config) if isinstance(config, dict) else config), "run"
 
 
 def resume(
@@ -154,7 +162,8 @@ def train_team(
         if edited or config != run.config():
             run.set_config(config)
         with ExitStack() as stack:
-            executor = _executor(config.runtime.kind)(config, run, observer, hooks)
+            kind: type[Executor] = import_object(EXECUTORS[config.runtime.kind], "runtime.kind")
+            executor = kind(config, run, observer, hooks)
             executor.open(stack, task, pool)
             log = MetricsLog(run, observer, WATCHES)
             stack.callback(log.close)
@@ -202,20 +211,6 @@ def _report_unless_stopped(loop: asyncio.AbstractEventLoop, context: dict[str, A
     """Log what no task has handled. A signal also ends the tasks, but the caller reports it."""
     if not isinstance(context.get("exception"), (KeyboardInterrupt, Terminated)):
         loop.default_exception_handler(context)
-
-
-def _executor(kind: str) -> type[Executor]:
-    if kind == "ray":
-        from hacrl.cluster.ray import RayExecutor
-
-        return RayExecutor
-    if kind == "processes":
-        from hacrl.cluster.processes import ProcessExecutor
-
-        return ProcessExecutor
-    from hacrl.training.local import LocalExecutor
-
-    return LocalExecutor
 
 
 def free_name(path: Path) -> Path:

@@ -36,11 +36,9 @@ def check() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """In this block Ctrl-C and SIGTERM take effect at the next `check`, at the latest at its end.
-
-    A signal that is ignored (nohup) stays ignored. Python has signal handlers in the main thread
-    only, so the block has no effect in another thread, or inside another such block.
-    """
+    """In this block Ctrl-C and SIGTERM take effect at the next `check`, at the latest at its end. A
+    signal that is ignored (nohup) stays ignored. The block has no effect outside of the main thread,
+    which alone has signal handlers, or inside another such block."""
     global _received
     check()
     if _previous or threading.current_thread() is not threading.main_thread():
@@ -110,11 +108,9 @@ def start_python(
 
 
 def end_with_parent(parent: int, bind: bool) -> None:
-    """End this process and its process group when the process `parent`, which started it, ends.
-
-    On Linux the kernel does it at once. `bind` is off if a side thread of the parent started this
-    process: the kernel would kill it when that thread ends.
-    """
+    """End this process and its process group when the process `parent`, which started it, ends. On
+    Linux the kernel does it at once, with `bind`; it is off if a side thread of the parent started this
+    process, because the kernel would kill it when that thread ends."""
     if bind:
         _signal_on_death_of_parent(signal.SIGKILL)
 
@@ -129,12 +125,9 @@ def end_with_parent(parent: int, bind: bool) -> None:
 
 
 def end_marked_with_me(mark: bytes, close: int) -> None:
-    """Kill every process with `mark` in its environment when this process ends, however it ends.
-
-    A second process waits for the end: no handler runs after a SIGKILL, and a group does not contain
-    processes that started a session of their own. `close` is a descriptor that it must not keep open.
-    Linux only. Call it before any thread is started.
-    """
+    """Kill every process with `mark` in its environment when this process ends, even by SIGKILL, and
+    even if they started a session of their own: a second process waits for the end. `close` is a
+    descriptor that it must not keep open. Linux only. Call it before any thread is started."""
     if sys.platform != "linux":
         return
     me = os.getpid()

@@ -195,7 +195,7 @@ def test_resume_goes_on_and_a_corrupted_checkpoint_is_told(run: Path, tmp_path: 
     assert (copy / "metrics.jsonl").read_text().startswith(before)
     assert "seed: 0 -> 1. Restore" in refused("resume", copy, "seed=1")
     assert "is not of the form key=value" in refused("resume", copy, "seed")
-    assert "override step=9: unknown key; did you mean 'steps'" in refused("resume", copy, "step=9")
+    assert "step: unknown key; did you mean 'steps'" in refused("resume", copy, "step=9")
     assert "is not a run directory" in refused("resume", tmp_path)
     config = run.parent / "team.toml"
     assert "seed is 0 there and 5 here" in refused("train", config, "seed=5", "--run", run)
@@ -255,7 +255,7 @@ def test_a_benchmark(tmp_path: Path) -> None:
     ("override", "words"),
     [
         ("agents.0.learning_rat=1e-4", ["agents.0.learning_rat", "did you mean 'learning_rate'"]),
-        ("steps=many", ["override steps=many: steps = 'many' is not a whole number"]),
+        ("steps=many", ["override steps=many: steps: ", "valid integer", "'many'"]),
         ("algorithm.name=hocpo", ["algorithm.name", "'hocpo'", "hacpo, gspo"]),
         ("task.kind=arithmetics", ["task.kind", "arithmetics", "jsonl"]),
         ("runtime.device=cuda:99", ["cuda:99", "cpu"]),

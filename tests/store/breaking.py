@@ -1,4 +1,4 @@
-"""Ways to break a process that writes: kills at every file operation, and no room left."""
+"""Kill a process that writes at every file operation."""
 
 import os
 import subprocess
@@ -66,12 +66,6 @@ def kill_everywhere(base: Path, copies: Path, imports: str, job: str) -> list[Pa
     body = "\n".join("    " + line for line in job.splitlines())
     moments = int(output(KILLER.format(imports=imports, job=body), base, copies))
     return [copies / str(n) for n in range(1, moments + 2)]
-
-
-def in_little_room(limit: int, script: str, *arguments: object) -> str:
-    """Run a script that may write no file larger than `limit` bytes; return what it prints."""
-    head = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    return output(head + script, *arguments)
 
 
 def names(folder: Path) -> list[str]:

@@ -64,14 +64,6 @@ def test_a_rollout_is_read_back_exactly(text, tokens, verdict, shareable):
     assert repr(ROLLOUT.decode(ROLLOUT.encode(rollout))) == repr(rollout)
 
 
-def test_equal_values_give_equal_bytes():
-    """1 and 1.0 are the same reward."""
-    rows = (replace(make_row(), verdict=Verdict(reward, Status.OK)) for reward in (1, 1.0))
-    one, other = (TRAJECTORY.encode(row) for row in rows)
-    assert one == other
-    assert b'"reward":1.0,' in one
-
-
 @pytest.mark.parametrize(
     ("words", "changes"),
     [

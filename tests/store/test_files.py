@@ -1,20 +1,11 @@
-"""Atomic writes: kills at every file operation, and disks without room."""
+"""Atomic writes: kills at every file operation."""
 
 import os
 
 import pytest
-from breaking import in_little_room, kill_everywhere, names
+from breaking import kill_everywhere, names
 
-from hacrl.errors import UserError
-from hacrl.store.files import (
-    append_line,
-    read_whole_lines,
-    remove_whole,
-    steps_in,
-    sweep,
-    whole_folder,
-    write_atomic,
-)
+from hacrl.store.files import remove_whole, steps_in, sweep, whole_folder, write_atomic
 
 
 def test_write_atomic(tmp_path):
@@ -54,33 +45,6 @@ def test_write_atomic_killed_anywhere(tmp_path, job, after):
         assert set(names(folder)) <= {"file", "other"}
         if (folder / "other").exists():
             assert (folder / "other").read_text() == "new" * 1000
-
-
-def test_append_line_removes_an_incomplete_last_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    append_line(path, '{"a": 1}')
-    append_line(path, "é", sync=True)
-    for incomplete in ("half a li", "x" * 200_000):
-        with path.open("a") as file:
-            file.write(incomplete)
-        assert read_whole_lines(path) == ['{"a": 1}', "é"]
-    append_line(path, "next")
-    assert path.read_text() == '{"a": 1}\né\nnext\n'
-    path.write_text("incomplete from the start")
-    append_line(path, "first")
-    assert path.read_text() == "first\n"
-    with pytest.raises(ValueError, match="line break"):
-        append_line(path, "a\nb")
-
-
-def test_read_whole_lines_splits_at_line_feeds_only(tmp_path):
-    path = tmp_path / "lines"
-    assert read_whole_lines(path) == []
-    path.write_bytes("a\u2028b\r\n\nc\u2028".encode()[:-1])  # ends inside a character
-    assert read_whole_lines(path) == ["a\u2028b\r", ""]
-    path.write_bytes(b"good\n\xff\n")
-    with pytest.raises(UserError, match="line 2: not UTF-8"):
-        read_whole_lines(path)
 
 
 def test_whole_folder(tmp_path):
@@ -141,41 +105,3 @@ def test_sweep_reaches_inner_folders_and_spares_the_rest(tmp_path):
     assert steps_in(inner) == [0, 1_000_000]
     sweep(tmp_path / "absent")
     assert steps_in(tmp_path / "absent") == []
-
-
-LITTLE_ROOM = """
-import sys
-from pathlib import Path
-from hacrl.errors import UserError
-from hacrl.store.files import append_line, whole_folder, write_atomic
-
-folder = Path(sys.argv[1])
-def folder_of_files():
-    with whole_folder(folder / "model") as new:
-        (new / "a").write_text("small")
-        (new / "b").write_text("x" * 100_000)
-for job in (
-    lambda: write_atomic(folder / "file", "x" * 100_000),
-    lambda: append_line(folder / "lines", "x" * 100_000),
-    folder_of_files,
-):
-    try:
-        job()
-    except UserError as error:
-        print(error)
-"""
-
-
-def test_a_full_disk_leaves_the_old_state(tmp_path):
-    """A limit on the size of files takes the same way as a full disk."""
-    (tmp_path / "model").mkdir()
-    for name in ("file", "lines", "model/a"):
-        (tmp_path / name).write_text("old\n")
-    said = in_little_room(10_000, LITTLE_ROOM, tmp_path).splitlines()
-    for name, message in zip(("file", "lines", "model"), said, strict=True):
-        assert message.startswith(str(tmp_path / name))
-        assert "MB free" in message
-        assert "free space, then `hacrl resume RUN`" in message
-    assert names(tmp_path) == ["file", "lines", "model"] and names(tmp_path / "model") == ["a"]
-    assert (tmp_path / "file").read_text() == "old\n"
-    assert read_whole_lines(tmp_path / "lines") == ["old"]

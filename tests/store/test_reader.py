@@ -1,14 +1,14 @@
-"""The reader of run directories on hand-written files."""
+"""Run directories: the reader on hand-written files, one writer, a layout of this version."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hacrl.config import dump_config, parse_config
+from hacrl.config import parse_config
 from hacrl.errors import UserError
 from hacrl.store.reader import RunReader
-from hacrl.store.rows import RowLog, write_rows
+from hacrl.store.rows import RowLog, seal, write_rows
 from hacrl.store.rundir import RunDirectory
 
 
@@ -17,22 +17,20 @@ def write_lines(path: Path, *rows: dict[str, Any]) -> None:
     RowLog(path, "").replace(rows)
 
 
+CONFIG: dict[str, Any] = {
+    "steps": 2,
+    "task": {"kind": "arithmetic"},
+    "verifier": {"kind": "number"},
+    "agents": [
+        {"name": "a", "model": "pocket:wren"},
+        {"name": "frozen", "model": "pocket:finch", "learn": False},
+    ],
+}
+
+
 def make_run(path: Path, problems: int = 4) -> RunDirectory:
-    config = parse_config(
-        {
-            "steps": 2,
-            "task": {"kind": "arithmetic"},
-            "verifier": {"kind": "number"},
-            "evaluation": {"problems": problems},
-            "agents": [
-                {"name": "a", "model": "pocket:wren"},
-                {"name": "frozen", "model": "pocket:finch", "learn": False},
-            ],
-        }
-    )
-    path.mkdir()
-    (path / "config.toml").write_text(dump_config(config))
-    return RunDirectory(path)
+    config = parse_config({**CONFIG, "evaluation": {"problems": problems}})
+    return RunDirectory.create(path, config)
 
 
 def test_a_row_measured_twice_counts_once(tmp_path: Path) -> None:
@@ -93,3 +91,53 @@ def test_scores_are_recounted_from_replies(tmp_path: Path) -> None:
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run directory: it has no"):
         RunReader.open(tmp_path)
+
+
+def test_other_layouts_are_refused_by_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert RunDirectory.open(run.path).config() == run.config()
+    path = run.path / "environment.json"
+    for text in (seal({"layout": 9}), '{"layout": 9}\n'):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"layout 9.*reads layout 3"):
+            RunDirectory.open(run.path)
+    path.write_text('{"layout": 3, "check": "0123456789ab"}\n')
+    with pytest.raises(UserError, match=r"environment\.json.*check value.*copy it from a run"):
+        RunDirectory.open(run.path)
+    path.write_text('{"torch": "2"}\n')  # hacrl 0.1
+    with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
+        RunDirectory.open(run.path)
+
+
+def test_a_directory_in_use_is_not_taken(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with pytest.raises(UserError, match="holds a run already"):
+        make_run(run.path)
+    (run.path / ".tmp-left-behind").write_text("")
+    with run.locked():
+        assert not (run.path / ".tmp-left-behind").exists()
+        with pytest.raises(UserError, match="another process"), run.locked():
+            pass
+
+
+def test_rewinding_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for step in range(3):
+        run.add_metrics([{"kind": "evaluation", "step": step, "agent": "a", "x": float("nan")}])
+        run.add_metrics([{"kind": "train", "step": step, "agent": "a"}])
+    run.rewind(1)
+    kept = [(row["kind"], row["step"]) for row in run.metric_rows()]
+    assert kept == [("evaluation", 0), ("train", 0), ("evaluation", 1)]
+    assert run.metric_rows()[0]["x"] is None
+    run.rewind(0)
+    assert run.metric_rows() == []
+
+
+def test_a_note_is_kept_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for done, text in ((0, "3 prompts are too long"), (4, "no signal"), (5, "no signal")):
+        run.add_note(done, text)
+    assert run.notes() == [
+        {"step": 0, "text": "3 prompts are too long"},
+        {"step": 4, "text": "no signal"},
+    ]

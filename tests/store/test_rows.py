@@ -16,7 +16,6 @@ WAY = "Do this."
 @pytest.fixture
 def log(tmp_path: Path) -> RowLog:
     log = RowLog(tmp_path / "rows.jsonl", WAY)
-    log.open()
     for row in ROWS:
         log.add(row)
     return log
@@ -89,10 +88,11 @@ def test_a_growing_file_may_end_with_an_unfinished_line(log: RowLog) -> None:
         file.write('{"step": 4, "te')
     assert log.read() == (ROWS, None)
     again = RowLog(log.path, WAY)
-    again.open()
     again.add({"step": 4})
-    assert again.read() == ([*ROWS, {"step": 4}], None)
+    assert log.read() == again.read() == ([*ROWS, {"step": 4}], None)
     assert "the end is missing: 5 of 6 rows" in str(again.read(least=6)[1])
+    again.replace(ROWS[:1])  # shorter than what `log` has read
+    assert log.read() == (ROWS[:1], None)
 
 
 def test_a_file_deleted_or_cut_while_it_is_written_is_noticed(log: RowLog) -> None:

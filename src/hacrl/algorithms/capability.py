@@ -9,9 +9,9 @@ Snapshots never change, so capability needs no checkpoint.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hacrl.types import Snapshot
 
@@ -39,6 +39,14 @@ class CapabilitySettings(BaseModel):
     """Lower guard of the capability ratio (eq. 8 has none)."""
     ratio_max: float = Field(10.0, gt=0)
     """Upper guard of the capability ratio."""
+
+    @model_validator(mode="after")
+    def _guards(self) -> Self:
+        if self.ratio_min > self.ratio_max:
+            raise ValueError(
+                f"ratio_min = {self.ratio_min:g} is above ratio_max = {self.ratio_max:g}"
+            )
+        return self
 
 
 @dataclass(frozen=True)

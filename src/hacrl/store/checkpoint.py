@@ -34,7 +34,6 @@ SCHEMA = 2
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.json"
-_FINGERPRINT = "fingerprint"
 
 Report = Callable[[str], None]
 
@@ -58,28 +57,27 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one agent: the newest `keep` and the best one are kept.
+    """The checkpoints of one agent: the newest `keep` and the best one are kept. `fingerprint` is the
+    digest of the run's inputs, for checkpoints to be saved.
 
     A team saves for every agent first and prunes afterwards, so that there always is a step that is
     complete for all. The agent is the folder's only writer; others may read at the same time.
     """
 
     def __init__(self, folder: Path, keep: int, fingerprint: str | None = None) -> None:
-        """`fingerprint` is the digest of the run's inputs, for checkpoints to be saved."""
         self.folder, self.keep, self.fingerprint = folder, keep, fingerprint
         self._saved: int | None = None
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, replacing one of the same step; return its folder."""
         state = json.dumps(checkpoint.state, allow_nan=False, indent=1)
+        manifest = {"schema": SCHEMA, "step": checkpoint.step, "fingerprint": self.fingerprint}
         sweep(self.folder)
         place = self.path(checkpoint.step)
         with whole_folder(place) as new:
             _save_tensors(new / _MODEL, checkpoint.model)
             _save_tensors(new / _OPTIMIZER, checkpoint.optimizer)
             (new / _STATE).write_text(state, encoding="utf-8")
-            manifest: dict[str, Any] = {"schema": SCHEMA, "step": checkpoint.step}
-            manifest[_FINGERPRINT] = self.fingerprint
             manifest |= {name: sha256(new / name) for name in _FILES}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         self._saved = checkpoint.step
@@ -101,16 +99,13 @@ class Checkpoints:
                 raise CorruptCheckpoint(f"{path} is missing")
             if manifest.pop(path.name, None) != sha256(path):
                 raise CorruptCheckpoint(f"{path} was changed (its sha256 is not in the manifest)")
-        manifest.pop(_FINGERPRINT, None)
+        manifest.pop("fingerprint", None)
         if manifest != {"schema": SCHEMA, "step": step}:
             raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
 
     def prune(self, also: Collection[int] = ()) -> None:
-        """Remove all but the newest `keep`, the best one and those of `also`.
-
-        Steps newer than the last saved one belong to a run that was resumed from an earlier step;
-        they are removed too.
-        """
+        """Remove all but the newest `keep`, the best one and those of `also`; also those newer than the
+        last saved one, which belong to a run that was resumed from an earlier step."""
         steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
         kept = {*steps[-self.keep :], *also}
         if best := self.best(steps):
@@ -132,10 +127,9 @@ class Checkpoints:
     def mark_best(self, step: int, score: float) -> bool:
         """Record the held-out score of a step if it is the best so far; return whether it is.
 
-        Step 0 is the model before training, which has no checkpoint. Another step may be saved
-        later: until then the previous best one is kept too. Scores of this and later steps are
-        dropped: they belong to a run that was resumed from an earlier step. A score that is not
-        finite is never the best.
+        Step 0 is the model before training, which has no checkpoint. Until the step is saved, the
+        previous best one is kept too. Scores of this and later steps are dropped: they belong to a run
+        that was resumed from an earlier step. A score that is not finite is never the best.
         """
         if not isfinite(score):
             return False
@@ -178,10 +172,8 @@ class Checkpoints:
 def newest_common(
     all: Mapping[str, Checkpoints], report: Report, among: Collection[int] | None = None
 ) -> int | None:
-    """Return the newest step (of `among`) with a checkpoint of every agent that verifies.
-
-    Reports, in one sentence, the newer ones that do not.
-    """
+    """Return the newest step (of `among`) with a checkpoint of every agent that verifies. Report the
+    newer ones that do not."""
     steps = [set(steps_in(checkpoints.folder)) for checkpoints in all.values()]
     common = set.intersection(*steps) if steps else set()
     broken, found = "", None
@@ -194,23 +186,17 @@ def newest_common(
         except CorruptCheckpoint as error:
             broken += f"checkpoint of step {step} is corrupted ({error}); "
     if broken:
-        report(
-            broken + ("no older one is left" if found is None else f"using step {found} instead")
-        )
+        used = "no older one is left" if found is None else f"using step {found} instead"
+        report(broken + used)
     return found
 
 
 def fingerprint_of(folder: Path, step: int) -> str | None:
     """The digest of the inputs that a checkpoint was trained with; None if it is not known."""
     try:
-        return _json(manifest_path(folder, step)).get(_FINGERPRINT)
+        return _json(folder / f"step-{step:06d}" / _MANIFEST).get("fingerprint")
     except CorruptCheckpoint:
         return None
-
-
-def manifest_path(folder: Path, step: int) -> Path:
-    """Where the manifest of a step's checkpoint is, in the folder of an agent's checkpoints."""
-    return folder / f"step-{step:06d}" / _MANIFEST
 
 
 def _json(path: Path) -> dict[str, Any]:

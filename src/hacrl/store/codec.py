@@ -5,15 +5,12 @@ bytes: sorted keys, no spaces). Decoding refuses unknown keys, wrong types, othe
 and numbers that are not finite; the error names the field.
 """
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from hacrl.errors import UserError
-from hacrl.store.files import changed
 from hacrl.types import SCHEMA, Rollout, Trajectory
 
 T = TypeVar("T")
@@ -56,17 +53,6 @@ class Codec(Generic[T]):
             raise _explain(error) from error
         _check(value)
         return value
-
-    def decode_lines(
-        self, path: Path, lines: Iterable[bytes], way: str, first: int = 1
-    ) -> Iterator[T]:
-        """Decode lines of a file; an error names the file, the line, counted from `first`, and the
-        way out."""
-        for number, line in enumerate(lines, start=first):
-            try:
-                yield self.decode(line)
-            except CodecError as error:
-                raise changed(path, f"line {number}: {error}", way) from error
 
 
 def _sorted(value: Any) -> Any:

@@ -1,10 +1,9 @@
 """Atomic writes: after a kill at any moment, a file or folder holds its old or its new content.
 
 Content is written under a temporary name in the same folder, flushed to disk, and renamed. `sweep`
-removes temporary names that a kill left behind. A full disk raises a UserError.
+removes temporary names that a kill left behind.
 """
 
-import errno
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hacrl.errors import UserError
 from hacrl.safe_text import has_secret
@@ -28,24 +27,20 @@ _STEP = re.compile(r"step-(\d{6,})")
 def write_atomic(
     path: Path, data: bytes | str, replace: bool = True, mode: int = 0o666, sync: bool = True
 ) -> None:
-    """Write `data` to `path`, replacing an existing file.
-
-    With replace=False an existing file raises FileExistsError: if several processes try, one
-    succeeds. That needs a file system with hard links, but no file locks. The umask reduces `mode`.
-    sync=False is faster, but a power failure may bring the old content back.
-    """
+    """Write `data` to `path`. With replace=False an existing file raises FileExistsError: if several
+    processes try, one succeeds (by a hard link, without file locks). The umask reduces `mode`.
+    sync=False is faster, but a power failure may bring the old content back."""
     new = _beside(path, _NEW)
     try:
-        with full_disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
-            (os.replace if replace else os.link)(new, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
             if sync:
-                _sync(path.parent)
+                os.fsync(file.fileno())
+        (os.replace if replace else os.link)(new, path)
+        if sync:
+            _sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
 
@@ -71,76 +66,35 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def append_line(path: Path, line: str, sync: bool = False) -> None:
-    """Append one line, after removing an incomplete last line that a kill or a full disk left.
-
-    A file must have only one writer: the incomplete line of another writer would be removed too.
-    """
-    if "\n" in line:
-        raise ValueError(f"{path}: a line must not contain a line break: {line!r}")
-    with full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b") as file:
-            file.truncate(_size_of_whole_lines(file))
-            file.write(line.encode() + b"\n")
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-
-
-def _size_of_whole_lines(file: BinaryIO) -> int:
-    """Return the size of a file without an incomplete last line. Reads from the end."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = file.seek(max(0, end - (1 << 16)))
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
 RESTORE = "Restore the file from a backup, or start a new run"
 """The way out where nothing can be computed again."""
 
 
-def read_whole_lines(path: Path, way: str = RESTORE) -> list[str]:
-    """Return the lines of a file without an incomplete last one; none if the file does not exist."""
-    data = path.read_bytes() if path.exists() else b""
-    try:
-        return data[: data.rfind(b"\n") + 1].decode().split("\n")[:-1]
-    except UnicodeDecodeError as error:
-        number = data.count(b"\n", 0, error.start) + 1
-        raise changed(path, f"line {number}: not UTF-8 text ({error.reason})", way) from error
-
-
 @contextmanager
 def whole_folder(path: Path, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder to fill. When the block ends without an exception, it becomes `path`.
-
-    A folder that exists at `path` is replaced; with replace=False it raises OSError, so that one of
-    several processes succeeds. If the block raises, nothing changes.
+    """Yield an empty folder to fill, which becomes `path` when the block ends. If the block raises,
+    nothing changes. A folder that exists at `path` is replaced; with replace=False it raises OSError,
+    so that one of several processes succeeds.
 
     Example: with whole_folder(run / "step-000010") as new: (new / "state.json").write_text("{}")
     """
     new, old = _beside(path, _NEW), _beside(path, _OLD)
     try:
-        with full_disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new.mkdir()
-            yield new
-            mode = new.stat().st_mode & 0o666  # of the umask; safetensors writes 0600
-            for here, _, names in os.walk(new):
-                for file in (Path(here, name) for name in names):
-                    file.chmod(mode)
-                    _sync(file)
-                _sync(Path(here))
-            # A folder cannot be renamed onto one with content. A kill between the two renames
-            # leaves the old one aside; sweep() puts it back.
-            if replace and path.exists():
-                os.rename(path, old)
-            os.rename(new, path)
-            _sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.mkdir()
+        yield new
+        mode = new.stat().st_mode & 0o666  # of the umask; safetensors writes 0600
+        for here, _, names in os.walk(new):
+            for file in (Path(here, name) for name in names):
+                file.chmod(mode)
+                _sync(file)
+            _sync(Path(here))
+        # A folder cannot be renamed onto one with content. A kill between the two renames
+        # leaves the old one aside; sweep() puts it back.
+        if replace and path.exists():
+            os.rename(path, old)
+        os.rename(new, path)
+        _sync(path.parent)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         if old.exists() and not path.exists():
@@ -157,10 +111,8 @@ def remove_whole(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove unfinished files that a kill left anywhere in `folder`, and restore replaced folders.
-
-    Only for the folder's only writer, before it writes: it would remove another's unfinished work.
-    """
+    """Remove unfinished files that a kill left anywhere in `folder`, and restore replaced folders. Only
+    for the folder's only writer, before it writes: it would remove another's unfinished work."""
     for here, folders, names in os.walk(folder):
         for name in sorted(folders):
             place = Path(here, name.removeprefix(_OLD).rsplit("-", 1)[0])
@@ -172,22 +124,6 @@ def sweep(folder: Path) -> None:
             if name.startswith(_NEW):
                 Path(here, name).unlink(missing_ok=True)
         folders[:] = [name for name in folders if not name.startswith((_NEW, _OLD))]
-
-
-@contextmanager
-def full_disk(path: Path) -> Iterator[None]:
-    """Turn "no space left" (disk, quota or file-size limit) into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        place = next((p for p in (path, *path.absolute().parents) if p.exists()), Path("/"))
-        raise UserError(
-            f"{path}: could not be written: {error.strerror or error} "
-            f"({shutil.disk_usage(place).free / 1e6:,.1f} MB free). Files written before are intact: "
-            "free space, then `hacrl resume RUN`"
-        ) from error
 
 
 def changed(path: Path, reason: str, way: str = RESTORE) -> UserError:

@@ -14,38 +14,25 @@ All writes are atomic and none needs a file lock, so the agents may run on diffe
 share the run directory. Reading writes nothing. Steps count from 0 here, as in the journals.
 """
 
+import errno
 import gzip
 import hashlib
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hacrl.config import Config
 from hacrl.errors import UserError
-from hacrl.store.codec import TRAJECTORY, Codec, CodecError
-from hacrl.store.files import changed, steps_in, whole_folder, write_atomic
-from hacrl.store.rows import seal, unseal
-from hacrl.types import SCHEMA, STORED, Snapshot, Trajectory, make_groups
+from hacrl.store.codec import TRAJECTORY, CodecError
+from hacrl.store.files import changed, steps_in, whole_folder
+from hacrl.store.rows import Row, read_object, write_object
+from hacrl.types import SCHEMA, Snapshot, Trajectory, make_groups
 
 _BATCH = re.compile(r"([0-9a-f]{64})\.jsonl\.gz")
 _LEVEL = 1  # of gzip: level 6 takes six times as long and saves another quarter
-
-
-@dataclass(frozen=True)
-class _Record:
-    """Content of snapshot.json."""
-
-    __pydantic_config__ = STORED
-
-    schema: int
-    step: int
-    batches: dict[str, str]  # agent -> digest of its batch, in the order of the team
-
-
-_RECORD = Codec(_Record)
 
 
 class Pool:
@@ -60,7 +47,6 @@ class Pool:
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder
-        self.read_only = read_only
         self._way = f"`hacrl resume {folder.parent}` writes it again from the journals"
         if read_only and not folder.is_dir():
             raise UserError(
@@ -71,15 +57,13 @@ class Pool:
     def publish(self, step: int, agent: str, trajectories: Sequence[Trajectory]) -> str:
         """Store the batch of one agent and step, all of it or nothing; return its digest.
 
-        Publishing the same batch again changes nothing, unless the stored one is damaged; then it is
-        replaced. Another batch is a UserError. A batch published after the step was closed is kept,
-        but is not part of the snapshot.
+        Publishing the same batch again replaces a damaged one. Another batch is a UserError. A batch
+        published after the step was closed is kept, but is not part of the snapshot.
         """
         return self.store_lines(step, agent, _encode(step, agent, trajectories))
 
     def store_lines(self, step: int, agent: str, lines: bytes) -> str:
         """Like `publish`, for the lines of a batch that another process encoded."""
-        assert not self.read_only, f"{self.folder} is opened read-only"
         digest = hashlib.sha256(lines).hexdigest()
         place = self._step(step) / agent
         exists = place.exists()
@@ -88,8 +72,8 @@ class Pool:
                 with whole_folder(place, replace=exists) as new:
                     compressed = gzip.compress(lines, _LEVEL, mtime=0)
                     (new / f"{digest}.jsonl.gz").write_bytes(compressed)
-            except OSError:
-                if not place.is_dir():  # otherwise another process published first
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
                     raise
         if (stored := self._digest(step, agent)) != digest:
             raise UserError(
@@ -104,11 +88,8 @@ class Pool:
         return tuple(sorted(path.name for path in self._step(step).glob("[!.]*/")))
 
     def close(self, step: int, members: Sequence[str]) -> None:
-        """Write the step's snapshot: the batches of `members` that are published now.
-
-        The first call for a step writes it, in whichever process. Later calls change nothing.
-        """
-        assert not self.read_only, f"{self.folder} is opened read-only"
+        """Write the step's snapshot: the batches of `members` that are published now. The first call
+        for a step writes it, in whichever process; later calls change nothing."""
         if self.closed(step):
             return
         # Names are looked up one by one: a listing may be stale on a network file system.
@@ -117,9 +98,9 @@ class Pool:
         if members and not published:
             raise ValueError(f"closing step {step + 1}: none of {members!r} has published")
         digests = {agent: self._digest(step, agent) for agent in published}
-        text = seal({"schema": SCHEMA, "step": step, "batches": digests}, indent=1) + "\n"
+        record = {"schema": SCHEMA, "step": step, "batches": digests}
         with suppress(FileExistsError):  # another process was faster
-            write_atomic(folder / "snapshot.json", text, replace=False)
+            write_object(folder / "snapshot.json", record, indent=1, replace=False)
 
     def is_away(self, step: int) -> bool:
         """Return whether the run takes no part in the step; only the pool of a hub decides that."""
@@ -159,19 +140,17 @@ class Pool:
 
     def members(self, step: int) -> tuple[str, ...]:
         """Return the members of a closed step, without reading their batches."""
-        return tuple(self._record(step).batches)
+        return tuple(self._record(step)["batches"])
 
     def digest(self, step: int) -> str:
         """Return the sha256 of a closed step's record: its step, members and batches."""
-        return hashlib.sha256(_RECORD.encode(self._record(step))).hexdigest()
+        text = json.dumps(self._record(step), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def snapshot(self, step: int) -> Snapshot:
-        """Read a closed step and verify every batch.
-
-        Groups are ordered by problem id, their trajectories by agent and index. Rows that an agent
-        published in another form are left out and listed in `unreadable`.
-        """
-        batches = self._record(step).batches
+        """Read a closed step and verify every batch. Groups are ordered by problem id, their
+        trajectories by agent and index. Rows in another form are left out and listed in `unreadable`."""
+        batches = self._record(step)["batches"]
         rows: list[Trajectory] = []
         unreadable: list[tuple[str, str]] = []
         for agent, digest in batches.items():
@@ -186,11 +165,9 @@ class Pool:
         step: int | None = None,
         report: Callable[[str], None] = lambda reason: None,
     ) -> Iterator[Trajectory]:
-        """Yield everything published, in any step or by any agent unless one is given.
-
-        Ordered by step, agent, problem id and index. Includes batches outside of snapshots.
-        `report` is called with the reason for each row that cannot be read.
-        """
+        """Yield everything published, of all steps and agents unless one is given, also outside of
+        snapshots, ordered by step, agent, problem id and index. `report` is called with the reason for
+        each row that cannot be read."""
         for at in steps_in(self.folder) if step is None else [step]:
             for name in self.arrived(at):
                 if agent in (None, name):
@@ -202,20 +179,12 @@ class Pool:
     def _step(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
-    def _record(self, step: int) -> _Record:
+    def _record(self, step: int) -> Row:
+        """Content of snapshot.json; "batches" has the digests by agent, in the order of the team."""
         path = self._step(step) / "snapshot.json"
-        try:
-            text = unseal(path.read_bytes().decode().removesuffix("\n"))
-            record = _RECORD.decode(text.encode())
-        except FileNotFoundError as error:
-            raise UserError(
-                f"{path} does not exist: step {step + 1} is not closed yet, or the file was deleted. "
-                f"{self._way}"
-            ) from error
-        except ValueError as error:  # also CodecError
-            raise changed(path, str(error), self._way) from error
-        if record.step != step:
-            raise changed(path, f"field step: {record.step}, expected {step}", self._way)
+        record = read_object(path, self._way)
+        if (record["schema"], record["step"]) != (SCHEMA, step):
+            raise changed(path, "it is of another step or version", self._way)
         return record
 
     def _read(self, step: int, agent: str, digest: str) -> tuple[list[Trajectory], list[str]]:

@@ -55,16 +55,13 @@ class RunReader:
 
     def check_layout(self) -> None:
         """Raise a UserError if another version of hacrl wrote the run in a layout of its own."""
-        found = self.environment().get("layout")
-        if found is None:
-            raise UserError(
-                f"{self.path} was written by hacrl 0.1.x; this version cannot read it. Use hacrl "
-                "0.1.x (commit 177e5d4)."
+        if (found := self.environment().get("layout")) != LAYOUT:
+            wrote = (
+                f"has layout {found}" if found else "was written by hacrl 0.1.x (commit 177e5d4)"
             )
-        if found != LAYOUT:
             raise UserError(
-                f"{self.path} has layout {found}; this version of hacrl reads layout {LAYOUT}. Use "
-                "the version of hacrl that wrote it (see environment.json)."
+                f"{self.path} {wrote}; this version of hacrl reads layout {LAYOUT}. Use the version of "
+                "hacrl that wrote it (see environment.json)."
             )
 
     def environment(self) -> Row:
@@ -76,11 +73,8 @@ class RunReader:
         if b'"check"' not in data and data.endswith(b"}\n"):  # of an older layout
             with suppress(ValueError):
                 return dict(json.loads(data))
-        return read_object(
-            path,
-            "It records the layout of the files and the machine. Restore it from a backup, or copy it "
-            "from a run of the same version on the same machine",
-        )
+        way = "Restore it from a backup, or copy it from a run of the same version on the same machine"
+        return read_object(path, way)
 
     @property
     def config_path(self) -> Path:
@@ -172,10 +166,8 @@ class RunReader:
         return False
 
     def metric_rows(self, kind: str | None = None, agent: str | None = None) -> list[Row]:
-        """Rows of metrics.jsonl, of one kind ("train" or "evaluation") or agent where given.
-
-        Where a resumed run has two rows of one (kind, step, agent), the last one counts.
-        """
+        """Rows of metrics.jsonl, of one kind ("train" or "evaluation") or agent where given. Where a
+        resumed run has two rows of one (kind, step, agent), the last one counts."""
         rows = self._read(METRICS)
         found = {(row["kind"], row["step"], row["agent"]): row for row in rows}
         wanted = [row for row in found.values() if kind in (None, row["kind"])]
@@ -186,11 +178,8 @@ class RunReader:
         return self._read("notes.jsonl")
 
     def times(self) -> dict[tuple[int, str, str], float]:
-        """(step, agent, phase) -> seconds of the agents' phases.
-
-        A resumed run writes some steps twice. The longest time of a phase counts, because the
-        second time the rollouts come from the journal. Phases in BESIDE are left out.
-        """
+        """(step, agent, phase) -> seconds, without phases in BESIDE. A resumed run writes some steps
+        twice; the longest time counts, because the second time the rollouts come from the journal."""
         longest: dict[tuple[int, str, str], float] = {}
         for row in self._read("times.jsonl"):
             for phase, value in row.items():
@@ -219,9 +208,8 @@ class RunReader:
 
     def sample_rows(self, step: int, agent: str) -> list[Row]:
         """One row per training sample of a learner: advantage, weight, ratio, used."""
-        return read_rows(
-            self.samples_folder(agent) / f"step-{step:06d}.jsonl", self._measure_again()
-        )
+        path = self.samples_folder(agent) / f"step-{step:06d}.jsonl"
+        return read_rows(path, self._measure_again())
 
     def scores(self, step: int, agent: str) -> dict[str, float]:
         """Problem id -> mean reward of its judged replies in an evaluation, recounted."""

@@ -11,12 +11,13 @@ Files that grow are counted in the run's counts.json. Reading verifies and remov
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
-from hacrl.store.files import append_line, changed, read_whole_lines, to_json, write_atomic
+from hacrl.store.files import changed, to_json, write_atomic
 
 Row = dict[str, Any]
 
@@ -49,9 +50,11 @@ def _check(sealed: str) -> str:
 # ---------------------------------------------------------------- one object
 
 
-def write_object(path: Path, value: Mapping[Any, Any], indent: int | None = None) -> None:
-    """Write a file that holds one JSON object."""
-    write_atomic(path, seal(value, indent=indent) + "\n")
+def write_object(
+    path: Path, value: Mapping[Any, Any], indent: int | None = None, replace: bool = True
+) -> None:
+    """Write a file that holds one JSON object. With replace=False an existing file is an error."""
+    write_atomic(path, seal(value, indent=indent) + "\n", replace)
 
 
 def read_object(path: Path, way: str) -> Row:
@@ -85,8 +88,10 @@ def _chain(rows: Iterable[Mapping[str, Any]], before: str) -> str:
 def read_rows(path: Path, way: str) -> list[Row]:
     """Read what `write_rows` wrote; none if there is no such file. If it is damaged, a UserError names
     the file, the line and the `way` out."""
-    lines = read_whole_lines(path, way)
-    if path.is_file() and (not lines or not path.read_bytes().endswith(b"\n")):
+    if not path.is_file():
+        return []
+    *lines, rest = path.read_bytes().decode(errors="replace").split("\n")
+    if rest or not lines:
         raise changed(path, f"line {len(lines) + 1}: the file is truncated", way)
     rows, error = _verified(path, lines, str(len(lines)), way)
     if error:
@@ -113,81 +118,66 @@ def _verified(
 class RowLog:
     """A file that grows row by row. It has one writer, and any number of readers.
 
-    Example: log = RowLog(run / "times.jsonl", "Delete it."); log.open(); log.add({"step": 0})
+    Example: log = RowLog(run / "times.jsonl", "Delete it."); log.add({"step": 0})
     """
 
     def __init__(self, path: Path, way: str) -> None:
         self.path, self.way = path, way
-        self.count = 0  # rows in the file, after `open` or `replace`
-        self._size: int | None = None
-        self._last = ""
-
-    def open(self) -> None:
-        """Find the end of the file, to add rows there."""
-        lines = read_whole_lines(self.path, self.way)
-        self.count, self._last = len(lines), _check(lines[-1]) if lines else ""
+        self.count = 0  # rows read or written
+        self._rows: list[Row] = []  # rows read; never changed in place
+        self._inode = self._end = 0  # the file, and the size of its rows
+        self._last = ""  # check value of the last row
 
     def read(self, least: int = 0) -> tuple[list[Row], UserError | None]:
         """The rows up to the first that is damaged, and the error that names it. An unfinished last
-        line is left out. With fewer than `least` rows the end of the file is missing."""
-        try:
-            lines = read_whole_lines(self.path, self.way)
-        except UserError as error:
-            return [], error
-        rows, damage = _verified(self.path, lines, "", self.way)
-        if damage is None and len(rows) < least:
-            reason = f"the end is missing: {len(rows)} of {least} rows"
+        line is left out. With fewer than `least` rows the end of the file is missing. A later call
+        reads only new rows, unless the file was replaced or became shorter."""
+        inode, start, data = 0, 0, b""
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            inode, size = os.fstat(file.fileno()).st_ino, file.seek(0, os.SEEK_END)
+            if inode == self._inode and size >= self._end and self.count == len(self._rows):
+                start = self._end
+            file.seek(start)
+            data = file.read()
+        if not start:
+            self.count, self._rows, self._inode, self._end, self._last = 0, [], inode, 0, ""
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.decode(errors="replace").split("\n")[:-1]
+        rows, damage = _verified(self.path, lines, self._last, self.way, self.count + 1)
+        if damage:
+            return self._rows + rows, damage
+        if rows:
+            self._rows, self._last = self._rows + rows, _check(lines[-1])
+            self.count, self._end = len(self._rows), self._end + len(whole)
+        if self.count < least:
+            reason = f"the end is missing: {self.count} of {least} rows"
             damage = changed(self.path, reason, self.way)
-        return rows, damage
+        return self._rows, damage
 
     def add(self, row: Mapping[str, Any], sync: bool = False) -> None:
-        """Append a row. A UserError if the file is not as the last call left it."""
-        if self._size not in (None, self._size_now()):
+        """Append a row. A UserError if the file is damaged, or is not as the last call left it."""
+        if not self._end and (error := self.read()[1]):
+            raise error
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size < self._end:
             raise changed(self.path, "it was deleted or changed while the run wrote it", self.way)
+        if size > self._end:  # an incomplete line that a kill or a full disk left
+            os.truncate(self.path, self._end)
         line = seal(row, self._last)
         append_line(self.path, line, sync)
-        self.count, self._last, self._size = self.count + 1, _check(line), self._size_now()
+        self.count, self._last, self._end = self.count + 1, _check(line), self._end + len(line) + 1
 
     def replace(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the whole file."""
-        text = _chain(rows, "")
-        write_atomic(self.path, text)
-        self.count, self._last, self._size = len(rows), _check(text[:-1]), len(text)
-
-    def _size_now(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else -1
+        write_atomic(self.path, _chain(rows, ""))
+        self.read()
 
 
-class RowTail:
-    """Reads a file that grows, each row once, while another process writes it.
-
-    Example: tail = RowTail(run / "metrics.jsonl", "Delete it."); tail.update(); tail.rows
-    """
-
-    def __init__(self, path: Path, way: str) -> None:
-        self.path, self.way = path, way
-        self.rows: list[Row] = []
-        self._file: tuple[int, int] = (0, 0)  # inode and bytes read
-        self._last = ""
-
-    def update(self) -> UserError | None:
-        """Append the new rows to `rows`. A file that was replaced or became shorter is read again from
-        its start. Return the error that names the first damaged row; it and later rows are left out."""
-        try:
-            with open(self.path, "rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._file[0] or found.st_size < self._file[1]:
-                    self.rows, self._file, self._last = [], (found.st_ino, 0), ""
-                file.seek(self._file[1])
-                data = file.read()
-        except FileNotFoundError:
-            self.rows, self._file, self._last = [], (0, 0), ""
-            return None
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.decode(errors="replace").split("\n")[:-1]
-        rows, damage = _verified(self.path, lines, self._last, self.way, len(self.rows) + 1)
-        if damage is None:
-            self._file = (found.st_ino, self._file[1] + len(whole))
-            self._last = _check(lines[-1]) if lines else self._last
-            self.rows = self.rows + rows if rows else self.rows  # readers keep the list they have
-        return damage
+def append_line(path: Path, line: str, sync: bool = False) -> None:
+    """Append one line to a file that has no other writer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config, dump_config
-from hacrl.config_file import first_difference
 from hacrl.errors import UserError
 from hacrl.store.files import remove_whole, sweep, write_atomic, write_config
 from hacrl.store.reader import GROWING, LAYOUT, METRICS, RunReader, config_check
@@ -56,12 +55,9 @@ class RunDirectory(RunReader):
         """Start a new run; a UserError if the directory holds a run or other files."""
         run = cls(path)
         if run.config_path.exists():
-            run.check_layout()
-            other = first_difference(run.config().model_dump(), config.model_dump())
-            which = f"another config ({other})" if other else "this config"
             raise UserError(
-                f"{path} holds a run of {which}. Continue it with `hacrl resume {path}`, choose "
-                "another directory with --run, or delete this one."
+                f"{path} holds a run already. Continue it with `hacrl resume {path}`, choose another "
+                "directory with --run, or delete this one."
             )
         if path.exists() and any(not _left_by_a_kill(file) for file in path.iterdir()):
             raise UserError(
@@ -94,10 +90,8 @@ class RunDirectory(RunReader):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run's lock, so that one process writes it, and remove what a kill left behind.
-
-        The lock ends with the process.
-        """
+        """Hold the run's lock, so that one process writes it, and remove what a kill left behind. The
+        lock ends with the process."""
         with open(self.path / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,16 +134,13 @@ class RunDirectory(RunReader):
         self._logs = {name: self._log(name) for name in GROWING}
         for name in GROWING[1:]:
             self._read(name)  # an error if it is damaged
-            self._logs[name].open()
+            self._logs[name].read()
         (self.path / "counts.json").unlink(missing_ok=True)  # a kill here must not look like damage
         self._logs[METRICS].replace(kept)
         self._write_counts()
 
     def _add(self, name: str, rows: Iterable[Row], sync: bool = False) -> None:
-        if name not in self._logs:
-            self._logs[name] = self._log(name)
-            self._logs[name].open()
-        log = self._logs[name]
+        log = self._logs.setdefault(name, self._log(name))
         for row in rows:
             log.add(row, sync)
         self._write_counts()

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl.config import Config
-from hacrl.store.reader import GROWING, METRICS, RunReader
-from hacrl.store.rows import Row, RowTail
+from hacrl.store.reader import GROWING, RunReader
+from hacrl.store.rows import Row, RowLog
 
 FILES = (*GROWING, "config.toml")
 LOCK_SECONDS = 1.0  # how long the answer to "is a process training this run?" is kept
@@ -26,7 +26,7 @@ class LiveRun(RunReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._tails: dict[str, RowTail] = {}
+        self._logs: dict[str, RowLog] = {}
         self._reading = threading.Lock()
         self._config: tuple[object, Config] | None = None
         self._running = (0.0, False)
@@ -56,17 +56,12 @@ class LiveRun(RunReader):
         rows = self.sample_rows(step, learner)
         return {(row["problem"], row["source"], row["index"]): row for row in rows}
 
+    def _log(self, name: str) -> RowLog:
+        return self._logs.setdefault(name, super()._log(name))
+
     def _read(self, name: str) -> list[Row]:
         with self._reading:
-            least = self._counts().get(name, 0)  # before the rows: a process may be adding some
-            log = self._log(name)
-            tail = self._tails.setdefault(name, RowTail(log.path, log.way))
-            error = tail.update()
-            if len(tail.rows) < least and (name == METRICS or log.path.is_file()):
-                error = error or log.read(least)[1]
-            if error:
-                raise error
-            return tail.rows
+            return super()._read(name)
 
 
 def stamp(path: Path) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ from hacrl.config_file import first_difference
 from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import Row
-from hacrl.store.files import append_line, sweep, to_json
-from hacrl.store.rows import RowLog, read_object, write_object, write_rows
+from hacrl.store.files import sweep, to_json
+from hacrl.store.rows import RowLog, append_line, read_object, write_object, write_rows
 from hacrl.study.benchmarks.catalogue import Benchmark, BenchmarkSettings, load_problems
 from hacrl.study.benchmarks.results import (
     REPEAT,
@@ -133,7 +133,6 @@ def _run(
     write_object(job.folder / "settings.json", job.settings, indent=2)
     path, samples = job.folder / "replies.partial.jsonl", job.settings["samples"]
     partial = RowLog(path, REPEAT)
-    partial.open()
     rows = _stored(partial, samples)
     waiting = [p for p in job.problems if p.id not in rows]
     size = max(1, CHUNK_ROUNDS * policy.agent.sampler_rows // samples)

@@ -27,7 +27,7 @@ from hacrl.errors import Terminated, UserError
 from hacrl.plain_console import PlainConsole
 from hacrl.safe_text import plural
 from hacrl.stopping import check, stoppable
-from hacrl.store.files import read_whole_lines, write_config
+from hacrl.store.files import write_config
 from hacrl.study.compare.suite import Run
 from hacrl.verify.settings import CORES, usable_cores
 
@@ -85,7 +85,7 @@ def _ended(
         progress.finished(run)
         return []
     log = run.folder.with_suffix(".log")
-    last = (read_whole_lines(log) or ["(the log is empty)"])[-1]
+    last = (log.read_text(errors="replace").splitlines() or ["(the log is empty)"])[-1]
     if code == -signal.SIGKILL:
         last = f"killed (by the system if memory ran out); last line: {last}"
     progress.print(f"failed: {run.name}: {last}")
