@@ -55,7 +55,7 @@ ODD: list[Any] = [
 KEYS = [
     "steps", "seed", "temperature", "agents", "agents.0.name", "agents.wren.learning_rate", "task.kind",
     "agents.*.template", "agents.².name", "agents.-1.name", "agents.9.name", "agents.0", "agents.*",
-    "task", "task.train", "task.columns", "task.operations", "verifier", "verifier.kind", "log.wandb",
+    "task", "task.train", "task.columns", "task.gym", "verifier", "verifier.kind", "log.wandb",
     "verifier.options", "verifier.options.path", "verifier.workers", "algorithm", "algorithm.name",
     "algorithm.alpha", "algorithm.x.y", "runtime.threads", "runtime.device", "runtime.kind", "nope",
     "sampler.options", "agents.0.template_args", "agents.0.away", "agents.0.lora", "agents.0.betas",

@@ -303,7 +303,7 @@ CONFIGS = [
     _config("unknown verifier", "verifier.kind.*nubmer", "verifier.kind=nubmer"),
     _config("unknown option", "whcih", "verifier.options={whcih='last'}"),
     _config("unknown task", "task.kind.*algebra", "task.kind=algebra"),
-    _config("unknown operation", "operations.*pow", "task.operations=['pow']"),
+    _config("unknown mixture", "task.gym.*pow", "task.kind=gym", "task.gym=pow"),
     _config("unknown pocket model", "emu", "agents.wren.model=pocket:emu"),
     _config("missing model", "/nowhere", "agents.wren.model=/nowhere"),
     _config("empty model", "model", "agents.wren.model="),

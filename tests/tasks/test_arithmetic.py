@@ -84,12 +84,6 @@ def test_answers_are_right_everywhere() -> None:
             assert expected >= 0
 
 
-@pytest.mark.parametrize("operations", [(), ("add", "div"), ("add", "add")])
-def test_bad_operations(operations: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match=r"task\.operations"):
-        ArithmeticTask(0, operations)
-
-
 def test_bad_counts() -> None:
     task = ArithmeticTask(0)
     with pytest.raises(UserError, match="prompts_per_step = 0 is not between"):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,34 +72,22 @@ def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
     assert task.batch(0, 1)[0].asked == {"n": 7, "problem": "2 + 2 = {?}", "gold": 4}
 
 
-def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
-
-    data = rows(20)
-    plain = task_of(tmp_path, data)
-    write_lines(tmp_path / "train.jsonl.gz", data)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(data), tmp_path / "train.parquet")
-    for name in ("train.jsonl.gz", "train.parquet"):
-        other = made(TaskConfig(kind="jsonl", train=name), tmp_path)
-        assert other.train == plain.train
-        assert other.kept_out == plain.kept_out
-
-
-def test_csv_holds_the_same_problems_and_ids_as_jsonl(tmp_path: Path) -> None:
-    """Quotes, commas, line ends and a byte order mark; ids by content."""
+def test_every_format_holds_the_same_problems_and_ids(tmp_path: Path) -> None:
+    """Quotes, commas, line ends and a byte order mark in CSV; ids by content."""
     data = [
         {"question": 'Say "a, b"\nthen 1', "answer": "1", "hint": "ä"},
         {"question": "2 + 2?", "answer": "4", "hint": ""},
     ]
     plain = task_of(tmp_path, data, held_out_fraction=0)
+    write_lines(tmp_path / "train.jsonl.gz", data)
     text = 'question,answer,hint\r\n"Say ""a, b""\nthen 1",1,ä\r\n\r\n2 + 2?,4,\r\n'
     (tmp_path / "train.csv").write_bytes(("\ufeff" + text).encode())
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(text.encode()))
-    for kind, name in (("csv", "train.csv"), ("jsonl", "train.csv.gz")):
-        other = made(TaskConfig(kind=kind, train=name, held_out_fraction=0), tmp_path)
-        assert other.train == plain.train
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(data), tmp_path / "train.parquet")
+    kinds = {"jsonl.gz": "jsonl", "csv": "csv", "csv.gz": "jsonl", "parquet": "jsonl"}
+    for ending, kind in kinds.items():
+        config = TaskConfig(kind=kind, train=f"train.{ending}", held_out_fraction=0)
+        assert made(config, tmp_path).train == plain.train
 
 
 def chat(*contents: str, first: str = "user") -> list[dict[str, str]]:
@@ -131,11 +120,9 @@ def test_conversations_are_split_by_their_whole_text(tmp_path: Path) -> None:
     data = [{"prompt": chat(f"{i}?", f"{i}", "Twice?"), "answer": f"{2 * i}"} for i in (3, 4)]
     task = task_of(tmp_path, data, held_out="test.jsonl", columns={"messages": "prompt"})
     assert [p.answer for p in task.train] == ["8"]
-    assert task.facts["left_out_same_question_held_out"] == 1
 
 
 def test_a_folder_dataset_is_read_like_one_of_the_hub(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
     folder = tmp_path / "folder"
     folder.mkdir()
     write_lines(folder / "train.jsonl", rows(12))
@@ -143,7 +130,6 @@ def test_a_folder_dataset_is_read_like_one_of_the_hub(tmp_path: Path) -> None:
     config = TaskConfig(kind="hub", train="folder", held_out_split="test")
     task = made(config, tmp_path)
     assert [p.id for p in task.held_out(None)] == ["t"]
-    assert task.facts["left_out_same_question_held_out"] == 1
     assert {p.id for p in task.train} == {f"r{i}" for i in range(12)} - {"r3"}
     with pytest.raises(UserError, match="split 'nope'"):
         made(config.model_copy(update={"held_out_split": "nope"}), tmp_path)
@@ -177,21 +163,13 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
         ([*rows(1), '{"id": \n'], {}, "train.jsonl, line 2: not JSON"),
         ([*rows(1), "[1]\n"], {}, "line 2: a list; every line must be one JSON object"),
         (['{"question": "\\ud800", "answer": "1"}\n'], {}, "line 1: half of a surrogate"),
-        (
-            [{"id": "a", "answer": "1"}],
-            {},
-            "line 1: column 'question' .*does not exist.*are: id, answer",
-        ),
+        ([{"answer": "1"}], {}, "line 1: column 'question' .*does not exist.*are: answer"),
         ([{"question": "a?"}], {}, "line 1: column 'answer' .*does not exist"),
-        ([{"qestion": "a?"}], {}, "line 1: column 'question' .*did you mean 'qestion'"),
-        ([{"messages": "a?", "answer": 1}], {}, "line 1: 'messages': must be a list of messages"),
-        ([{"messages": [{"role": "user"}]}], {}, "'messages', message 1: needs role and content"),
-        (
-            [{"messages": [{"role": "tool", "content": "a"}]}],
-            {},
-            "role 'tool' is not one of system, user, assistant",
-        ),
-        ([{"messages": [{"role": "user", "content": []}]}], {}, "content must be text, not"),
+        ([{"messages": "a?", "answer": 1}], {}, "line 1: 'messages' must be a list of messages"),
+        ([{"messages": [{"role": "user"}]}], {}, "'messages' must be .*: 0.content .*required"),
+        ([{"messages": [{"role": "tool", "content": "a"}]}], {}, "0.role .*'user'.*not 'tool'"),
+        ([{"messages": [{"role": "user", "content": []}]}], {}, "0.content .* string, not"),
+        ([{"messages": []}], {}, "'messages' must be .*at least 1 item"),
         ([{"messages": chat("", "b")[1:]}], {}, "no message of the user before the reply"),
         ([{"question": "a?", "answer": None}], {}, "line 1: column 'answer' .*is null"),
         ([{"question": 7, "answer": "1"}], {}, "line 1: 'question' must be text"),
@@ -199,21 +177,11 @@ def test_repeated_rows_without_ids_are_numbered_and_counted(tmp_path: Path) -> N
         ([{"question": "a?", "answer": " "}], {}, "'answer' must be text or a number, not ' '"),
         ([{"question": "a?", "answer": ["1"]}], {}, "'answer' must be text or a number"),
         ([{"question": "a?", "answer": float("nan")}], {}, "text or a number, not nan"),
-        (['{"question": "a?", "answer": 1e999}\n'], {}, "text or a number, not inf"),
-        (
-            ['{"question": "a?", "answer": 1, "answer": 2}\n'],
-            {},
-            "line 1: the key 'answer' appears twice",
-        ),
-        ([f'{{"question": "a?", "answer": {"9" * 5000}}}\n'], {}, "digits; write it as text"),
-        ([f'{{"x": {"[" * 9999}{"]" * 9999}}}\n'], {}, "line 1: too many levels"),
+        ([f'{{"question": "a?", "answer": {"9" * 5000}}}\n'], {}, "line 1: not JSON: .*digits"),
+        ([f'{{"x": {"[" * 9999}{"]" * 9999}}}\n'], {}, "line 1: not JSON: .*recursion"),
         ([rows(1)[0], rows(1)[0]], {}, "line 2: id 'r0' is already used at .*line 1"),
         (rows(2), {"columns": {"id": "key"}}, "'key' .task.columns.id. does not exist"),
-        (
-            rows(2),
-            {"prompt": "{problem}"},
-            "no column 'problem'; the columns are: id, question, answer",
-        ),
+        (rows(2), {"prompt": "{problem}"}, "no column 'problem'; the columns are: id, question"),
         (rows(2), {"prompt": "Go."}, "names no column"),
         (rows(2), {"prompt": "{question} \\boxed{}"}, "write a literal brace twice"),
         (rows(2), {"prompt": "{question"}, "write a literal brace twice"),
@@ -227,33 +195,29 @@ def test_broken_data_is_named_by_file_and_line(
         task_of(tmp_path, data, **settings)
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a"}\n' * 99)[:-9])
-    (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9"}\n')
-    (tmp_path / "x.txt").write_text("a,b\n")
-    (tmp_path / "latin.csv").write_bytes(b"question,answer\na,1\n\xe9,1\n")
-    (tmp_path / "short.csv").write_text('question,answer\n"a\nb",1\n1, 2?,3\n')
-    (tmp_path / "open.csv").write_text('question,answer\n"a,1\n')
-    (tmp_path / "twice.csv").write_text("question,question\n")
-    (tmp_path / "head.csv").write_text("question,answer\n")
-    (tmp_path / "bad.parquet").write_text("PAR0")
-    for name, message in {
-        "none.jsonl": "no such file",
-        "cut.jsonl.gz": "not a whole gzip file",
-        "latin.jsonl": "line 1: not UTF-8",
-        "x.txt": r"not a .jsonl, .csv or .parquet file",
-        "latin.csv": "latin.csv, line .: not UTF-8",
-        "short.csv": "line 4: 3 cells, but the header has 2 columns",
-        "open.csv": "line 2: not CSV: unexpected end of data",
-        "twice.csv": "line 1: the header must name every column once",
-        "head.csv": "the file is empty",
-        ".": "is a folder",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            made(TaskConfig(kind="jsonl", train=name), tmp_path)
-    pytest.importorskip("pyarrow")
-    with pytest.raises(UserError, match="not a readable Parquet file"):
-        made(TaskConfig(kind="jsonl", train="bad.parquet"), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.jsonl", None, "no such file"),
+        ("cut.jsonl.gz", gzip.compress(b'{"question": "a"}\n' * 99)[:-9], "not a whole gzip file"),
+        ("latin.jsonl", b'{"question": "\xe9"}\n', "line 1: not UTF-8"),
+        ("x.txt", b"a,b\n", r"not a .jsonl, .csv or .parquet file"),
+        ("latin.csv", b"question,answer\na,1\n\xe9,1\n", "latin.csv: not UTF-8"),
+        ("short.csv", b'question,answer\n"a\nb",1\n1, 2?,3\n', "line 4: .* must have 2 cells"),
+        ("open.csv", b'question,answer\n"a,1\n', "line 2: not CSV: unexpected end of data"),
+        ("twice.csv", b"question,question\n", "line 1: the header must name every column once"),
+        ("head.csv", b"question,answer\n", "the file is empty"),
+        ("bad.parquet", b"PAR0", "not a readable Parquet file"),
+        (".", None, "is a folder"),
+    ],
+)
+def test_broken_files_are_named(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        made(TaskConfig(kind="jsonl", train=name), tmp_path)
 
 
 def test_the_split_is_by_text_and_the_same_for_every_seed(tmp_path: Path) -> None:
@@ -272,7 +236,6 @@ def test_the_split_is_by_text_and_the_same_for_every_seed(tmp_path: Path) -> Non
     other = task_of(tmp_path, data, seed=5, held_out_fraction=0.3)
     assert other.held_out(None) == task.held_out(None)
     assert other.batch(0, 8) != task.batch(0, 8)
-    assert task.facts["repeated_questions"] == 100
 
 
 def test_training_problems_that_the_held_out_file_asks_are_left_out(tmp_path: Path) -> None:
@@ -285,8 +248,7 @@ def test_training_problems_that_the_held_out_file_asks_are_left_out(tmp_path: Pa
     write_lines(tmp_path / "test.jsonl", [{"id": "t0", "question": "3  + 1?", "answer": "4"}])
     task = task_of(tmp_path, rows(9), held_out="test.jsonl")
     assert "r3" not in {p.id for p in task.train}
-    facts = {"read": 9, "repeated_questions": 0, "left_out_same_question_held_out": 1}
-    assert task.facts == {**facts, "train": 8, "held_out": 1}
+    assert "of the 9 rows of train.jsonl these are left out: 1 ask the same" in task.notes[0]
     write_lines(tmp_path / "test.jsonl", [{"id": "r2", "question": "other", "answer": "4"}])
     with pytest.raises(UserError, match="id 'r2' names a training problem and another"):
         task_of(tmp_path, rows(9), held_out="test.jsonl")
@@ -302,9 +264,16 @@ def test_known_bad_rows_are_left_out_by_kind(tmp_path: Path) -> None:
     assert {p.id for p in every.train} == {"r0", "r3", "r4"}
     some = task_of(tmp_path, rows(5), **options, exclude_kinds=["wrong"])
     assert {p.id for p in some.train} == {"r0", "r2", "r3", "r4"}
-    assert some.facts["left_out_by_exclude"] == 1
-    with pytest.raises(UserError, match=r"'worng' does not occur in .*are: unit, wrong"):
-        task_of(tmp_path, rows(5), **options, exclude_kinds=["worng"])
+    assert "left out: 1 are listed in task.exclude" in some.notes[0]
+    none = task_of(tmp_path, rows(5), **options, exclude_kinds=["worng"])
+    assert "left out: 0 are listed in task.exclude" in none.notes[0]
+
+
+def test_a_whole_number_from_a_spreadsheet_is_written_as_one(tmp_path: Path) -> None:
+    answers = [42.0, 0.5, "42.0", -3.0, 7]
+    data = [{"id": i, "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
+    found = task_of(tmp_path, data, held_out_fraction=0).train
+    assert [problem.answer for problem in found] == ["42", "0.5", "42.0", "-3", "7"]
 
 
 def test_more_problems_than_there_are(tmp_path: Path) -> None:
@@ -329,13 +298,8 @@ def test_more_problems_than_there_are(tmp_path: Path) -> None:
         ({"kind": "gym"}, "task.gym is missing"),
         ({"kind": "arithmetic", "train": "x.jsonl"}, "task.train has no meaning"),
         ({"kind": "jsonl", "train": "x", "subset": "main"}, "task.subset has no meaning"),
-        ({"kind": "jsonl", "train": "x", "exclude_kinds": ["a"]}, "needs task.exclude"),
         ({"kind": "jsonl", "train": "x", "held_out_fraction": 1.0}, "less than 1"),
         ({"kind": "jsonl", "train": "x", "colums": {}}, "colums"),
-        (
-            {"kind": "jsonl", "train": "x", "columns": {"answer": "question"}},
-            "question and answer are both the column 'question'",
-        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -132,7 +133,7 @@ def test_download(folder: Path, address: str, tmp_path: Path) -> None:
         ]
         assert files[0].read_bytes() == files[1].read_bytes()
     (folder / "data/math_oai/test.jsonl").unlink()
-    with pytest.raises(UserError, match=r"answers 404 .* revision is gone.*--from FOLDER"):
+    with pytest.raises(UserError, match=r"math_oai/test.jsonl cannot be .*404.*--from FOLDER"):
         fetch("math500", tmp_path, address)
 
 
@@ -142,7 +143,7 @@ def test_what_can_be_missing(folder: Path, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(
             fetching, "URL", f"http://127.0.0.1:{taken.getsockname()[1]}/{{revision}}"
         )
-        with pytest.raises(UserError, match=r"cannot be reached .*refused.*--from FOLDER"):
+        with pytest.raises(UserError, match=r"cannot be downloaded .*refused.*--from FOLDER"):
             fetch("amc23", tmp_path)
     with pytest.raises(UserError, match="'math' is unknown; there are: math_train, math_test"):
         fetch("math", tmp_path)
@@ -150,7 +151,7 @@ def test_what_can_be_missing(folder: Path, tmp_path: Path, monkeypatch: pytest.M
         fetch("amc23", tmp_path, str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"has no file evaluation/data/amc23/test.jsonl; --from"):
         fetch("amc23", tmp_path, str(tmp_path))
-    monkeypatch.setattr(fetching, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'hacrl\[data\]'"):
         fetch("math_train", tmp_path, str(folder))
 
@@ -177,7 +178,7 @@ def test_answers() -> None:
         plain(["$x=1$.", "$2$"]) == "x=1, 2" and plain(r"\$36") == r"\$36" and plain(27.0) == "27"
     )
     assert boxed(r"\boxed{\left\{1\right\}} and \fbox{2}") == "2"
-    with pytest.raises(ValueError, match="not closed"):
+    with pytest.raises(ValueError, match="no complete"):
         boxed(r"\boxed{1")
 
 

@@ -9,8 +9,15 @@ import pytest
 
 from hacrl.errors import UserError
 from hacrl.tasks import TaskConfig, make_task
-from hacrl.tasks.gym import GymPool, GymTask, make_pool, mixture
-from hacrl.tasks.reference_answers import answer_is_right, evaluate, operand_key
+from hacrl.tasks.gym import (
+    GymPool,
+    GymTask,
+    answer_is_wrong,
+    evaluate,
+    make_pool,
+    mixture,
+    operand_key,
+)
 from hacrl.tasks.settings import GymConfig
 from hacrl.types import Message, Problem
 
@@ -22,7 +29,7 @@ def pool(label: str, weight: float, size: int) -> GymPool:
             for i in range(size)
         )
 
-    return GymPool(label, weight, problems("train"), problems("held"), {})
+    return GymPool(label, weight, problems("train"), problems("held"))
 
 
 def test_weights_hold_over_the_steps() -> None:
@@ -69,22 +76,22 @@ def test_evaluate_knows_precedence(expression: str, value: Fraction) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "metadata", "answer", "right"),
+    ("dataset", "metadata", "answer", "wrong"),
     [
-        ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20", False),
-        ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "14", True),
-        ("chain_sum", {"expression": "4 - 9"}, "-5", True),
-        ("basic_arithmetic", {"expression": "4 / 0"}, "4", False),
-        ("basic_arithmetic", {"expression": "__import__('os')"}, "4", False),
-        ("gcd", {"numbers": [12, 18]}, "6", True),
-        ("lcm", {"numbers": [4, 6]}, "24", False),
-        ("maze", {}, "3", None),
+        ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20", True),
+        ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "14", False),
+        ("chain_sum", {"expression": "4 - 9"}, "-5", False),
+        ("basic_arithmetic", {"expression": "4 / 0"}, "4", True),
+        ("basic_arithmetic", {"expression": "__import__('os')"}, "4", True),
+        ("gcd", {"numbers": [12, 18]}, "6", False),
+        ("lcm", {"numbers": [4, 6]}, "24", True),
+        ("maze", {}, "3", False),
     ],
 )
 def test_reference_answers_are_computed_again(
-    dataset: str, metadata: dict[str, Any], answer: str, right: bool | None
+    dataset: str, metadata: dict[str, Any], answer: str, wrong: bool
 ) -> None:
-    assert answer_is_right(dataset, metadata, answer) is right
+    assert answer_is_wrong(dataset, metadata, answer) is wrong
 
 
 def test_operands_that_may_be_swapped_are_the_same_problem() -> None:
@@ -101,7 +108,6 @@ def test_operands_that_may_be_swapped_are_the_same_problem() -> None:
 
 @pytest.fixture(scope="module")
 def ladder() -> GymTask:
-    pytest.importorskip("reasoning_gym")
     config = TaskConfig(kind="gym", gym="arithmetic-ladder", held_out_fraction=0.2)
     return make_task(config, 0, Path())
 
@@ -142,23 +148,23 @@ def test_no_operands_are_on_both_sides(ladder: GymTask) -> None:
 
 def test_wrong_and_empty_answers_are_left_out_and_counted() -> None:
     """Both are known faults of reasoning-gym 0.1.25."""
-    pytest.importorskip("reasoning_gym")
     settings = {"allow_parentheses": False, "operators": ["+", "-", "*"], "min_terms": 3}
     mixed = make_pool(GymConfig(name="basic_arithmetic", draws=200, settings=settings), 0.1)
-    assert mixed.facts["wrong_answer"] > 20
+    assert mixed.left_out > 20
     for problem in mixed.train:
         assert evaluate(problem.columns["metadata"]["expression"]) == int(problem.answer)
     zero = {"min_value": 0, "max_value": 1}
     bases = make_pool(GymConfig(name="base_conversion", draws=50, settings=zero), 0.1)
-    assert bases.facts["empty_answer"] > 0
-    total = sum(bases.facts[k] for k in ("repeated", "empty_answer", "wrong_answer"))
-    assert total + bases.facts["train"] + bases.facts["held_out"] == 50
+    assert bases.left_out > 0
+    assert bases.left_out + len(bases.train + bases.held_out) <= 50
+    (note,) = GymTask("mix", (bases,), seed=0).notes
+    assert f"'base_conversion' leaves out {bases.left_out} draw" in note
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([{"name": "chain_sums"}], "no dataset 'chain_sums'; similar names: .*chain_sum"),
+        ([{"name": "chain_sums"}], "no dataset 'chain_sums'"),
         ([{"name": "lcm", "settings": {"max_valu": 3}}], "settings .* do not fit 'lcm'"),
         ([{"name": "lcm", "settings": {"min_value": 0}}], "settings .* do not fit 'lcm'"),
         ([{"name": "lcm", "prompt": "{expression}"}], "no column 'expression'; .*numbers"),
@@ -167,6 +173,5 @@ def test_wrong_and_empty_answers_are_left_out_and_counted() -> None:
     ],
 )
 def test_gym_settings_that_do_not_fit(entries: Any, message: str) -> None:
-    pytest.importorskip("reasoning_gym")
     with pytest.raises(UserError, match=message):
         make_task(TaskConfig(kind="gym", gym=entries), 0, Path())

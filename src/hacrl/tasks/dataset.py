@@ -4,14 +4,15 @@ Training and held-out problems never overlap. Problems are compared by their tex
 the same text with other white space or letter case is the same problem.
 """
 
-import difflib
 import json
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hacrl.errors import UserError
 from hacrl.safe_text import plural
@@ -20,8 +21,6 @@ from hacrl.tasks.prompt import PromptTemplate
 from hacrl.tasks.rows import Row, hub_rows, read_rows
 from hacrl.tasks.settings import ColumnsConfig, TaskConfig
 from hacrl.types import Message, Problem
-
-ROLES = ("system", "user", "assistant")
 
 
 def normalised(text: str) -> str:
@@ -32,7 +31,7 @@ def normalised(text: str) -> str:
 class DatasetTask:
     """A fixed list of training problems and a fixed list of held-out problems.
 
-    Example: DatasetTask("math", train, held_out, seed=0, facts={}).batch(step=3, count=128)
+    Example: DatasetTask("math", train, held_out, seed=0).batch(step=3, count=128)
     """
 
     def __init__(
@@ -41,21 +40,17 @@ class DatasetTask:
         train: Sequence[Problem],
         held_out: Sequence[Problem],
         seed: int,
-        facts: dict[str, int],
         notes: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.train = tuple(train)
         self.kept_out = tuple(held_out)
-        self.facts = {**facts, "train": len(self.train), "held_out": len(self.kept_out)}
-        """Counts of the problems read, left out and kept."""
         self.notes = tuple(notes)  # sentences about the data for the user; a run shows them
         self._deck = Deck([problem.id for problem in self.train], seed)
 
     def batch(self, step: int, count: int) -> list[Problem]:
         """The step's training problems, all different; every problem comes once per epoch."""
-        of = f"training problems of task {self.name!r}"
-        check_count(count, len(self.train), of)
+        check_count(count, len(self.train), f"training problems of task {self.name!r}")
         return [self.train[i] for i in self._deck.deal(step, count)]
 
     def held_out(self, count: int | None) -> list[Problem]:
@@ -74,106 +69,52 @@ def dataset_task(config: TaskConfig, seed: int, base: Path) -> DatasetTask:
     """The task of `kind = "jsonl"`, "parquet" and "hub"; held-out problems of a hub dataset may come
     from a file."""
     assert config.train is not None
-    path = base / config.train
+    path, columns = base / config.train, config.columns
     source = str(path) if path.exists() else config.train
-    held_out = None
-    if config.held_out:
-        held_out = read_rows(base / config.held_out)
-    elif config.held_out_split:
-        held_out = hub_rows(source, config.subset, config.held_out_split)
     hub = config.kind == "hub"
     train = hub_rows(source, config.subset, config.train_split) if hub else read_rows(path)
-    return _build(config, seed, base, train, held_out)
-
-
-def _build(
-    config: TaskConfig, seed: int, base: Path, train: list[Row], held_out: list[Row] | None
-) -> DatasetTask:
-    """Convert rows to problems, split them, and count what is left out."""
-    stem = _stem(config.train or "")
+    stem = _stem(config.train)
     name = config.name or stem
     template = PromptTemplate(config.prompt, "task.prompt")
-    problems = to_problems(train, config.columns, template, name, stem)
-    asked = [_asked(row, config.columns) for row in train]
-    facts = {"read": len(problems), "repeated_questions": len(asked) - len(set(asked))}
-
-    if held_out is not None:
-        prefix = f"{_stem(config.held_out or config.held_out_split or 'held_out')}-held-out"
-        kept_out = to_problems(held_out, config.columns, template, name, prefix)
-        forbidden = {_asked(row, config.columns) for row in held_out}
+    problems = to_problems(train, columns, template, name, stem)
+    asked = [_asked(row, columns) for row in train]
+    same = 0
+    if place := config.held_out or config.held_out_split:
+        held_out = (
+            read_rows(base / place) if config.held_out else hub_rows(source, config.subset, place)
+        )
+        kept_out = to_problems(held_out, columns, template, name, f"{_stem(place)}-held-out")
+        forbidden = {_asked(row, columns) for row in held_out}
+        same = sum(text in forbidden for text in asked)
     else:
         forbidden = {t for t in asked if hash_fraction("split", t) < config.held_out_fraction}
         kept_out = [p for p, text in zip(problems, asked, strict=True) if text in forbidden]
     left = [p for p, text in zip(problems, asked, strict=True) if text not in forbidden]
-    if held_out is not None:
-        facts["left_out_same_question_held_out"] = len(problems) - len(left)
-        if same := {p.id for p in left} & {p.id for p in kept_out}:
-            raise UserError(
-                f"id {min(same)!r} names a training problem and another held-out problem; every "
-                "problem needs its own id"
-            )
+    if twice := {p.id for p in left} & {p.id for p in kept_out}:
+        raise UserError(
+            f"id {min(twice)!r} names a training problem and another held-out problem; every "
+            "problem needs its own id"
+        )
+    notes, lost = [], [f"{same} ask the same as a held-out problem"] if same else []
     if config.exclude:
         excluded = _excluded_ids(base / config.exclude, config.exclude_kinds)
-        facts["left_out_by_exclude"] = sum(p.id in excluded for p in left)
+        lost.append(f"{sum(p.id in excluded for p in left)} are listed in task.exclude")
         left = [p for p in left if p.id not in excluded]
     if not left:
-        raise UserError(f"task {name!r} has no training problems left: {facts}")
-    notes = _notes(config, train, problems, asked, template)
-    reasons = {
-        "left_out_same_question_held_out": "ask the same as a held-out problem",
-        "left_out_by_exclude": "are listed in task.exclude",
-    }
-    if lost := [f"{facts[key]} {text}" for key, text in reasons.items() if facts.get(key)]:
+        raise UserError(
+            f"task {name!r} has no training problems left of {plural(len(train), 'row')}; "
+            f"{plural(len(kept_out), 'problem')} held out"
+        )
+    if repeated := len(train) - len({_content(row) for row in train}):
         notes.append(
-            f"of the {len(train)} rows of {config.train} these are left out: " + ", ".join(lost)
+            f"{plural(repeated, 'row')} of {len(train)} in {config.train}: the same as another row; "
+            "each is a problem of its own"
         )
-    if config.exclude and not facts["left_out_by_exclude"]:
+    if lost:
         notes.append(
-            f"task.exclude leaves nothing out: no training problem has an id of {config.exclude}; an id "
-            f"is written like {left[0].id!r}"
+            f"of the {len(train)} rows of {config.train} these are left out: {', '.join(lost)}"
         )
-    return DatasetTask(name, left, kept_out, seed, facts, notes)
-
-
-def _notes(
-    config: TaskConfig,
-    rows: list[Row],
-    problems: list[Problem],
-    asked: list[str],
-    template: PromptTemplate,
-) -> list[str]:
-    """What a person should know about the rows of the training file."""
-    notes, file = [], config.train
-    if repeated := len(rows) - len({_content(row) for row in rows}):
-        notes.append(
-            f"{plural(repeated, 'row')} of {len(rows)} in {file}: the same as another row; each is a "
-            "problem of its own"
-        )
-    if shown := {"answer", config.columns.answer} & {*template.names}:
-        notes.append(
-            f"task.prompt = {template.text!r} shows {{{min(shown)}}}, the reference answer, to the model"
-        )
-    prompts: dict[str, dict[str, set[str]]] = {}
-    for text, problem in zip(asked, problems, strict=True):
-        same = prompts.setdefault(text, {})
-        same.setdefault(problem.messages[-1].content, set()).add(problem.answer.strip())
-    answers = {q: found for same in prompts.values() for q, found in same.items() if len(found) > 1}
-    if answers:
-        question, found = min(answers.items())
-        notes.append(
-            f"{plural(len(answers), 'prompt')} of {file} with more than one answer: each row accepts "
-            f"only its own. The first: {question[:80]!r} has {' and '.join(sorted(found)[:2])}"
-        )
-    several = sum(len(same) for same in prompts.values() if len(same) > 1)
-    if several and {*template.names} - {"question", config.columns.question}:
-        text = (
-            f"{several} prompts of {file} ask the same question as another prompt and count as one "
-            "problem when problems are held out. Name the column that differs in task.columns.question"
-        )
-        if len(prompts) == 1:
-            raise UserError(text)
-        notes.append(text)
-    return notes
+    return DatasetTask(name, left, kept_out, seed, notes)
 
 
 def to_problems(
@@ -197,8 +138,7 @@ def to_problems(
         if id_ in seen:
             raise UserError(f"{row.where}: id {id_!r} is already used at {seen[id_]}")
         seen[id_] = row.where
-        question = messages[-1].content
-        values = {**row.values, "question": question, "answer": answer, "id": id_}
+        values = {**row.values, "question": messages[-1].content, "answer": answer, "id": id_}
         if row is rows[0]:
             template.check(values)
         problem = Problem(
@@ -222,10 +162,9 @@ def _column(row: Row, column: str, meaning: str) -> Any:
     value = row.values.get(column)
     if value is None:
         problem = "is null" if column in row.values else "does not exist"
-        near = difflib.get_close_matches(column, set(row.values) - {column}, 1)
         raise UserError(
             f"{row.where}: column {column!r} (task.columns.{meaning}) {problem}; the columns are: "
-            f"{', '.join(row.values)}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f"{', '.join(row.values)}"
         )
     return value
 
@@ -236,27 +175,19 @@ def _messages_column(row: Row, columns: ColumnsConfig) -> str | None:
     return columns.messages or ("messages" if found else None)
 
 
-def _conversation(row: Row, column: str) -> tuple[tuple[Message, ...], str | None]:
-    return read_messages(_column(row, column, "messages"), f"{row.where}: {column!r}")
-
-
 def _messages(row: Row, columns: ColumnsConfig) -> tuple[Message, ...]:
     """What is asked: the question, or the conversation up to the reply."""
     if column := _messages_column(row, columns):
         return _conversation(row, column)[0]
-    return (Message("user", _question(row, columns)),)
+    question = _column(row, columns.question, "question")
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"{row.where}: {columns.question!r} must be text, not {question!r}")
+    return (Message("user", question),)
 
 
 def _asked(row: Row, columns: ColumnsConfig) -> str:
     """The whole text that is asked, to compare problems."""
     return normalised("\n".join(message.content for message in _messages(row, columns)))
-
-
-def _question(row: Row, columns: ColumnsConfig) -> str:
-    question = _column(row, columns.question, "question")
-    if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{row.where}: {columns.question!r} must be text, not {question!r}")
-    return question
 
 
 def _answer(row: Row, columns: ColumnsConfig) -> str:
@@ -272,17 +203,27 @@ def _answer(row: Row, columns: ColumnsConfig) -> str:
     return str(answer)
 
 
-def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
-    """Return the conversation up to the reply, and the reply if the row ends with one.
+class _Turn(BaseModel):
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(pattern=r"\S")
 
-    The conversation ends with a message of the user; a system message stands first. `where` names
-    row and column in a UserError.
-    """
-    if not isinstance(value, list) or not value:
+
+_CONVERSATION = TypeAdapter(Annotated[list[_Turn], Field(min_length=1)])
+
+
+def _conversation(row: Row, column: str) -> tuple[tuple[Message, ...], str | None]:
+    """The conversation up to the reply, and the reply if the row ends with one."""
+    where = f"{row.where}: {column!r}"
+    try:
+        turns = _CONVERSATION.validate_python(_column(row, column, "messages"))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        problem = " ".join([".".join(map(str, fault["loc"])), fault["msg"]]).strip()
         raise UserError(
-            f"{where}: must be a list of messages {{role, content}}, not {_short(value)}"
-        )
-    messages = tuple(_message(part, f"{where}, message {i}") for i, part in enumerate(value, 1))
+            f"{where} must be a list of messages {{role, content}}: {problem}, not "
+            f"{fault['input']!r:.80}"
+        ) from error
+    messages = tuple(Message(turn.role, turn.content) for turn in turns)
     reply = None
     if messages[-1].role == "assistant":
         reply, messages = messages[-1].content, messages[:-1]
@@ -293,33 +234,9 @@ def read_messages(value: Any, where: str) -> tuple[tuple[Message, ...], str | No
     return messages, reply
 
 
-def _message(part: Any, where: str) -> Message:
-    if not isinstance(part, dict) or not {"role", "content"} <= part.keys():
-        raise UserError(f"{where}: needs role and content, not {_short(part)}")
-    role, content = part["role"], part["content"]
-    if role not in ROLES:
-        raise UserError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
-    if not isinstance(content, str) or not content.strip():
-        raise UserError(f"{where}: content must be text, not {_short(content)}")
-    return Message(role, content)
-
-
-def _short(value: Any) -> str:
-    return f"{value!r:.80}"
-
-
 def _excluded_ids(path: Path, kinds: tuple[str, ...] | None) -> set[str]:
-    rows = read_rows(path)
-    found = {row.values.get("kind") for row in rows}
-    if unknown := [kind for kind in kinds or () if kind not in found]:
-        raise UserError(
-            f"task.exclude_kinds: {unknown[0]!r} does not occur in {path}; the kinds there are: "
-            f"{', '.join(sorted(map(str, found)))}"
-        )
-    for row in rows:
-        if "id" not in row.values:
-            raise UserError(f"{row.where}: every line of task.exclude needs an 'id'")
-    return {str(r.values["id"]) for r in rows if kinds is None or r.values.get("kind") in kinds}
+    rows = [row.values for row in read_rows(path)]
+    return {str(row.get("id")) for row in rows if kinds is None or row.get("kind") in kinds}
 
 
 def _stem(path: str) -> str:

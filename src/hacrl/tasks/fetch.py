@@ -13,11 +13,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
-from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from pydantic import TypeAdapter
@@ -25,6 +23,7 @@ from pydantic import TypeAdapter
 from hacrl.errors import UserError
 from hacrl.store.files import write_atomic
 from hacrl.tasks.rows import Row, read_rows
+from hacrl.verify.extract import boxes
 
 URL = "https://raw.githubusercontent.com/{repository}/{revision}"
 KNOWN_ISSUES = Path(__file__).with_name("known_issues.jsonl")
@@ -96,43 +95,32 @@ def fetch(
     return target
 
 
-# ---------------------------------------------------------------- files
-
-
 def _place(data: Source, source: str, scratch: Path) -> Callable[[str], Path]:
     """A function from a path in the repository to a local file."""
-    if any(path.endswith(".parquet") for path in data.files) and find_spec("pyarrow") is None:
-        raise UserError(f"{data.title} is a Parquet file, which needs: pip install 'hacrl[data]'")
-    if "://" not in source:
-        folder = Path(source).expanduser()
-        if not folder.is_dir():
-            raise UserError(f"--from {source}: no such folder")
-        return lambda path: _local(folder, path, data)
-    return lambda path: _download(f"{source.rstrip('/')}/{path}", scratch / path)
+    if "://" in source:
+        return lambda path: _download(f"{source.rstrip('/')}/{path}", scratch / path)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"--from {source}: no such folder")
 
+    def local(path: str) -> Path:
+        if not (folder / path).is_file():
+            raise UserError(
+                f"{folder} has no file {path}; --from needs the files as {data.repository} has them"
+            )
+        return folder / path
 
-def _local(folder: Path, path: str, data: Source) -> Path:
-    if not (folder / path).is_file():
-        raise UserError(
-            f"{folder} has no file {path}; --from needs the files as {data.repository} has them"
-        )
-    return folder / path
+    return local
 
 
 def _download(url: str, target: Path) -> Path:
     try:
         with urlopen(url, timeout=60) as answer:
             content = answer.read()
-    except HTTPError as error:
+    except OSError as error:  # also HTTPError and URLError
         raise UserError(
-            f"{url}: the server answers {error.code} ({error.reason}), so the data set or its revision "
-            "is gone. Give a folder with a copy: --from FOLDER"
-        ) from error
-    except (URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(
-            f"{url} cannot be reached ({reason}). Download the repository on another machine and give "
-            "its folder: --from FOLDER"
+            f"{url} cannot be downloaded ({error}). Give a folder with a copy of the repository: "
+            "--from FOLDER"
         ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
@@ -142,15 +130,15 @@ def _download(url: str, target: Path) -> Path:
 def _rows(data: Source, place: Callable[[str], Path]) -> Iterator[Row]:
     """Rows of all files. The values of `columns` are looked up here; ids have their prefix."""
     for path, prefix in zip(data.files, data.prefixes or [""] * len(data.files), strict=True):
-        for row in read_rows(place(path)):
-            found: dict[str, Any] = {"id": row.number}
+        for number, row in enumerate(read_rows(place(path))):
+            found: dict[str, Any] = {"id": number}
             for key, column in data.columns.items():
                 if "{" in column:
                     beside = place(f"{path.rpartition('/')[0]}/{column.format_map(row.values)}")
                     found[key] = beside.read_text(encoding="utf-8")
                 else:
                     found[key] = _look_up(row, column)
-            yield Row(row.where, row.number, found | {"id": f"{prefix}{found['id']}"})
+            yield Row(row.where, found | {"id": f"{prefix}{found['id']}"})
 
 
 def _look_up(row: Row, column: str) -> Any:
@@ -160,9 +148,6 @@ def _look_up(row: Row, column: str) -> Any:
         raise UserError(
             f"{row.where}: no column {column!r}; the columns are: {', '.join(row.values)}"
         ) from error
-
-
-# ---------------------------------------------------------------- rows
 
 
 def convert(row: Row, name: str, data: Source) -> dict[str, Any]:
@@ -210,21 +195,10 @@ def after_hashes(text: str) -> str:
 
 
 def boxed(text: str) -> str:
-    r"""MATH: a solution with the answer in its last `\boxed{...}` or `\boxed 7`, braces matched."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        raise ValueError(f"no \\boxed in {text[-60:]!r}")
-    rest = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
-    if not rest.startswith("{"):
-        return re.split(r"[\s$]", rest, maxsplit=1)[0].rstrip(".,")
-    depth, escaped = 0, False
-    for end, letter in enumerate(rest):
-        if not escaped:
-            depth += (letter == "{") - (letter == "}")
-        if depth == 0:
-            return rest[1:end].replace("$ $", " ").strip()
-        escaped = letter == "\\" and not escaped
-    raise ValueError(f"the braces of the last \\boxed are not closed: {rest[:60]!r}")
+    r"""MATH: a solution with the answer in its last `\boxed{...}` or `\boxed 7`."""
+    if not (found := boxes(text)):
+        raise ValueError(f"no complete \\boxed in {text[-60:]!r}")
+    return found[-1][2].replace("$ $", " ").strip()
 
 
 ANSWERS: dict[str, Callable[[Any], str]] = {

@@ -1,25 +1,40 @@
 """Problems of reasoning-gym, several datasets mixed by weight.
 
 Each dataset gives a pool: its first `draws` problems without duplicates and without wrong reference
-answers. A hash of a problem's operands, or of its text where the operands are unknown, puts it into
-training or holds it out: 3 * 4 and 4 * 3 are on the same side in every dataset of a mixture.
+answers (reasoning-gym 0.1.25 ignores precedence in `basic_arithmetic` without parentheses). A hash of a
+problem's operands, or of its text where the operands are unknown, puts it into training or holds it
+out: 3 * 4 and 4 * 3 are on the same side in every dataset of a mixture.
 """
 
-import difflib
+import ast
 import math
 import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise, zip_longest
+from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
 from hacrl.errors import UserError
+from hacrl.safe_text import plural
 from hacrl.tasks.dataset import normalised
 from hacrl.tasks.deck import Deck, hash_fraction, hash_number
 from hacrl.tasks.prompt import PromptTemplate
-from hacrl.tasks.reference_answers import answer_is_right, operand_key
 from hacrl.tasks.settings import GymConfig, TaskConfig
 from hacrl.types import Message, Problem
+
+EXPRESSIONS = ("basic_arithmetic", "chain_sum", "products")
+"""Datasets whose metadata contain an arithmetic `expression`."""
+OF_NUMBERS: dict[str, Callable[..., int]] = {"gcd": math.gcd, "lcm": math.lcm}
+"""Datasets whose answer is a function of the metadata's `numbers`."""
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class GymPool:
     weight: float
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
-    facts: dict[str, int]  # draws, repeated, empty_answer, wrong_answer, train, held_out
+    left_out: int = 0  # draws without an answer or with a wrong one
 
 
 class GymTask:
@@ -46,15 +61,13 @@ class GymTask:
         self.name = name
         self.pools = pools
         self.seed = seed
-        self.facts = {pool.label: pool.facts for pool in pools}
-        """Sizes of the pools and counts of the problems left out."""
         self.notes = [
-            f"task.gym: {pool.label!r} leaves out {pool.facts['empty_answer']} of {pool.facts['draws']} "
-            f"draws without an answer and {pool.facts['wrong_answer']} with a wrong one"
+            f"task.gym: {pool.label!r} leaves out {plural(pool.left_out, 'draw')} without an answer "
+            "or with a wrong one"
             for pool in pools
-            if pool.facts.get("empty_answer") or pool.facts.get("wrong_answer")
+            if pool.left_out
         ]
-        """Sentences about the data for the user; a run shows them. Repeated draws are normal."""
+        """Sentences about the data for the user; a run shows them."""
         self._decks = [Deck([p.id for p in pool.train], seed) for pool in pools]
         total = sum(pool.weight for pool in pools)
         self._fractions = [pool.weight / total for pool in pools]
@@ -111,7 +124,6 @@ def gym_task(config: TaskConfig, seed: int, base: Path) -> GymTask:
         if labels.count(label) > 1:
             raise UserError(f"task.gym: two datasets have the name {label!r}; give them labels")
     pools = tuple(make_pool(entry, config.held_out_fraction) for entry in entries)
-    _check_disjoint(pools)
     return GymTask(config.name or name, pools, seed)
 
 
@@ -129,10 +141,10 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
     data = _dataset(entry)
     label = entry.label or entry.name
     template = PromptTemplate(entry.prompt, f"the prompt of {label!r} in task.gym")
-    facts = {"draws": entry.draws, "repeated": 0, "empty_answer": 0, "wrong_answer": 0}
     train: list[Problem] = []
     held_out: list[Problem] = []
     seen: set[str] = set()
+    left_out = 0
     for index in range(entry.draws):
         item = data[index]
         metadata, answer = item["metadata"], item["answer"]
@@ -141,16 +153,12 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
             template.check(values)
         prompt = template.render(values, f"problem {index}")
         asked = normalised(prompt)
-        fault = None
         if asked in seen:
-            fault = "repeated"
-        elif not isinstance(answer, str) or not answer.strip():
-            fault = "empty_answer"
-        elif answer_is_right(entry.name, metadata, answer) is False:
-            fault = "wrong_answer"
+            continue
         seen.add(asked)
-        if fault is not None:
-            facts[fault] += 1
+        given = isinstance(answer, str) and answer.strip()
+        if not given or answer_is_wrong(entry.name, metadata, answer):
+            left_out += 1
             continue
         problem = Problem(
             id=f"{label}-{hash_number('gym', asked):016x}",
@@ -162,9 +170,8 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
         key = operand_key(entry.name, metadata) or asked
         (held_out if hash_fraction("split", key) < held_out_fraction else train).append(problem)
     if not train:
-        raise UserError(f"task.gym: {label!r} has no training problems: {facts}; raise its draws")
-    facts |= {"train": len(train), "held_out": len(held_out)}
-    return GymPool(label, entry.weight, tuple(train), tuple(held_out), facts)
+        raise UserError(f"task.gym: {label!r} has no training problems; raise its draws")
+    return GymPool(label, entry.weight, tuple(train), tuple(held_out), left_out)
 
 
 def _dataset(entry: GymConfig) -> Any:
@@ -176,9 +183,7 @@ def _dataset(entry: GymConfig) -> Any:
             f"task.kind = 'gym' needs the package reasoning-gym: pip install 'hacrl[gym]' ({error})"
         ) from error
     if entry.name not in DATASETS:
-        near = difflib.get_close_matches(entry.name, DATASETS)
-        hint = f"; similar names: {', '.join(near)}" if near else ""
-        raise UserError(f"task.gym: reasoning-gym has no dataset {entry.name!r}{hint}")
+        raise UserError(f"task.gym: reasoning-gym has no dataset {entry.name!r}")
     try:
         return reasoning_gym.create_dataset(
             entry.name, seed=entry.seed, size=entry.draws, **entry.settings
@@ -189,12 +194,46 @@ def _dataset(entry: GymConfig) -> Any:
         ) from error
 
 
-def _check_disjoint(pools: tuple[GymPool, ...]) -> None:
-    """UserError if a prompt is on both sides of the split, in any of the datasets."""
-    trained = {normalised(p.messages[0].content): p.id for pool in pools for p in pool.train}
-    for problem in (problem for pool in pools for problem in pool.held_out):
-        if twin := trained.get(normalised(problem.messages[0].content)):
-            raise UserError(
-                f"task.gym: {problem.id} is held out, but the training problem {twin} asks the "
-                "same; give the two datasets the same prompt template, or use only one of them"
-            )
+def answer_is_wrong(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool:
+    """Whether the reference answer differs from its value, for datasets whose value is known.
+
+    Example: answer_is_wrong("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20")
+    """
+    try:
+        if dataset in OF_NUMBERS:
+            return Fraction(answer) != OF_NUMBERS[dataset](*metadata["numbers"])
+        return dataset in EXPRESSIONS and Fraction(answer) != evaluate(metadata["expression"])
+    except (ValueError, ZeroDivisionError, SyntaxError):
+        return True
+
+
+def evaluate(expression: str) -> Fraction:
+    """The exact value of + - * / and parentheses over whole numbers, by the usual precedence."""
+
+    def value(node: ast.expr) -> Fraction:
+        match node:
+            case ast.Constant(value=int() as number):
+                return Fraction(number)
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -value(inner)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return _BINARY[type(op)](value(left), value(right))
+        raise ValueError(f"not plain arithmetic: {ast.unparse(node)}")
+
+    return value(ast.parse(expression.strip(), mode="eval").body)
+
+
+def operand_key(dataset: str, metadata: Mapping[str, Any]) -> str | None:
+    """A key that is equal for problems that differ only in the order of commuting operands.
+
+    Example: operand_key("products", {"expression": "4 * 3"}) == "3 * 4"
+    """
+    if dataset in OF_NUMBERS:
+        return f"{dataset} of {sorted(metadata['numbers'])}"
+    if dataset not in EXPRESSIONS:
+        return None
+    tree = ast.parse(metadata["expression"].strip(), mode="eval").body
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Mult):
+        sides = sorted((ast.unparse(tree.left), ast.unparse(tree.right)))
+        return f" {'+' if isinstance(tree.op, ast.Add) else '*'} ".join(sides)
+    return ast.unparse(tree)

@@ -4,12 +4,10 @@ import csv
 import gzip
 import json
 import zlib
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hacrl.errors import UserError
 
@@ -21,11 +19,10 @@ LONGEST_CELL = 10_000_000
 class Row:
     """One row and its place in the file.
 
-    Example: Row("train.jsonl, line 7", 6, {"id": "a", "question": "1 + 1?", "answer": "2"})
+    Example: Row("train.jsonl, line 7", {"id": "a", "question": "1 + 1?", "answer": "2"})
     """
 
     where: str  # for error messages
-    number: int  # counted from 0
     values: dict[str, Any]
 
 
@@ -35,16 +32,18 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path}: no such file")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a .jsonl, .csv or .parquet file in it")
-    if path.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".json")):
-        rows = list(_json_lines(path))
-    elif path.name.endswith((".csv", ".csv.gz")):
-        rows = list(_csv(path))
-    elif path.suffix == ".parquet":
-        rows = _parquet(path)
-    else:
+    readers = {".jsonl": _json_lines, ".json": _json_lines, ".csv": _csv, ".parquet": _parquet}
+    reader = readers.get(Path(path.name.removesuffix(".gz")).suffix)
+    if reader is None:
         raise UserError(
             f"{path}: not a .jsonl, .csv or .parquet file (.jsonl.gz and .csv.gz work too)"
         )
+    try:
+        rows = list(reader(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error})") from error
     if not rows:
         raise UserError(f"{path}: the file is empty")
     return rows
@@ -65,64 +64,23 @@ def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
         raise UserError(
             f"task.train = {name!r} (subset {subset!r}, split {split!r}) cannot be loaded: {error}"
         ) from error
-    rows = [Row(f"{name}, {split} row {i}", i, dict(values)) for i, values in enumerate(data)]
+    rows = [Row(f"{name}, {split} row {i}", dict(values)) for i, values in enumerate(data)]
     if not rows:
         raise UserError(f"{name}: the split {split!r} is empty")
     return rows
 
 
-@contextmanager
-def _opened(path: Path, **options: Any) -> Iterator[IO[Any]]:
-    """The file, decompressed if its name ends in .gz."""
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, **options) as stream:
-            yield stream
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not a whole gzip file ({error})") from error
-
-
 def _json_lines(path: Path) -> Iterator[Row]:
-    number = 0
-    with _opened(path, mode="rb") as stream:
-        for line_number, line in enumerate(stream, start=1):
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
+        for number, line in enumerate(stream, start=1):
             if line.strip():
-                where = f"{path}, line {line_number}"
-                yield Row(where, number, _json_object(line, where))
-                number += 1
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    """Rows of a CSV file with a header line. Every value is text; a row begins in the line named."""
-    csv.field_size_limit(LONGEST_CELL)
-    with _opened(path, mode="rt", encoding="utf-8-sig", newline="") as stream:
-        reader, line = csv.reader(stream, strict=True), 1
-        try:
-            names = next(reader, [])
-            if len(set(names)) < len(names) or not all(name.strip() for name in names):
-                raise UserError(
-                    f"{path}, line 1: the header must name every column once, not {names}"
-                )
-            line, number = reader.line_num + 1, 0
-            for cells in reader:
-                where, line = f"{path}, line {line}", reader.line_num + 1
-                if not cells:
-                    continue
-                if len(cells) != len(names):
-                    raise UserError(
-                        f"{where}: {len(cells)} cells, but the header has {len(names)} columns "
-                        f"({', '.join(names)}); quote cells that contain a comma"
-                    )
-                yield Row(where, number, dict(zip(names, cells, strict=True)))
-                number += 1
-        except csv.Error as error:
-            raise UserError(f"{path}, line {line}: not CSV: {error}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from error
+                where = f"{path}, line {number}"
+                yield Row(where, _json_object(line, where))
 
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
+        values = json.loads(line.decode("utf-8-sig"))
         json.dumps(values, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error.reason})") from error
@@ -130,32 +88,40 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
         raise UserError(
             f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text"
         ) from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits, deep nesting
         raise UserError(
-            f"{where}: not JSON: {error.msg} at column {error.colno}; every line must be one JSON "
-            "object"
+            f"{where}: not JSON: {error}; every line must be one JSON object"
         ) from error
-    except RecursionError as error:
-        raise UserError(f"{where}: too many levels of lists and objects") from error
-    except ValueError as error:
-        text = str(error)
-        problem = "a number has too many digits; write it as text" if "digits" in text else text
-        raise UserError(f"{where}: {problem}") from error
     if not isinstance(values, dict):
         raise UserError(f"{where}: a {type(values).__name__}; every line must be one JSON object")
     return values
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. ValueError for a key that appears twice: one of its values would be lost."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-        raise ValueError(f"the key {twice!r} appears twice")
-    return values
+def _csv(path: Path) -> Iterator[Row]:
+    """Rows of a CSV file with a header line. Every value is text; a row ends in the line named."""
+    csv.field_size_limit(LONGEST_CELL)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        try:
+            names = list(reader.fieldnames or [])
+            if len(set(names)) < len(names) or not all(name.strip() for name in names):
+                raise UserError(
+                    f"{path}, line 1: the header must name every column once, not {names}"
+                )
+            for values in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in values or None in values.values():
+                    raise UserError(
+                        f"{where}: the row must have {len(names)} cells, as the header "
+                        f"({', '.join(names)}); quote cells that contain a comma"
+                    )
+                yield Row(where, values)
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.reader.line_num}: not CSV: {error}") from error
 
 
-def _parquet(path: Path) -> list[Row]:
+def _parquet(path: Path) -> Iterator[Row]:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -166,4 +132,5 @@ def _parquet(path: Path) -> list[Row]:
         table = pyarrow.parquet.read_table(path)
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
-    return [Row(f"{path}, row {i}", i, values) for i, values in enumerate(table.to_pylist())]
+    for i, values in enumerate(table.to_pylist()):
+        yield Row(f"{path}, row {i}", values)

@@ -33,14 +33,19 @@ def final_answer(reply: str, box_only: bool = False) -> str | None:
     return _stated(reply) or _last_formula(reply) or last(number_texts(reply))
 
 
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, content) of every complete box."""
+    return [box for match in _BOX.finditer(text) if (box := _content(text, match))]
+
+
 def last_box(reply: str) -> str | None:
     """Content of the last complete box, joined with the boxes directly before it."""
-    boxes = [box for match in _BOX.finditer(reply) if (box := _content(reply, match))]
-    if not boxes:
+    found = boxes(reply)
+    if not found:
         return None
-    start, _, content = boxes[-1]
+    start, _, content = found[-1]
     parts = [content]
-    for earlier_start, earlier_end, earlier in reversed(boxes[:-1]):
+    for earlier_start, earlier_end, earlier in reversed(found[:-1]):
         between = reply[earlier_end:start]
         joined = _JOINED.fullmatch(between) and re.search(r"[,;]|and|or", between)
         if earlier_end > start or not joined:

@@ -93,7 +93,7 @@ def plain_task(train: int, held_out: int) -> DatasetTask:
     def problems(kind: str, count: int) -> list[Problem]:
         return [Problem(f"{kind}{i}", (Message("user", "?"),), "1", "t") for i in range(count)]
 
-    return DatasetTask("t", problems("train", train), problems("held", held_out), 0, {})
+    return DatasetTask("t", problems("train", train), problems("held", held_out), 0)
 
 
 def test_coming_training_problems_if_no_held_out_ones_are_left() -> None:
