@@ -2,13 +2,12 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from process_table import wait_until
 from small_tokenizers import ASK, FIXTURES, SMALL, decoded, small
-from tokenizers import AddedToken, Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken
 
 from hacrl.errors import UserError
 from hacrl.text import render
@@ -208,14 +207,11 @@ def test_a_template_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(UserError, match="the chat template rejects"):
             Renderer(tokenizer, RenderSettings(template=template))
     monkeypatch.setattr(render, "TEMPLATE_SECONDS", 0.2)
-    loop = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}"
     before = threading.active_count()
+    loop = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}"
     with pytest.raises(UserError, match=r"does not end within 0\.2 seconds"):
         Renderer(tokenizer, RenderSettings(template=loop))
-    until = time.monotonic() + 30
-    while threading.active_count() > before:  # the thread is stopped
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: threading.active_count() == before, 30)  # the thread is stopped
 
 
 def test_errors_name_the_way_out(tmp_path: Path) -> None:
@@ -236,17 +232,6 @@ def test_errors_name_the_way_out(tmp_path: Path) -> None:
     no_system = Renderer(load_tokenizer(FIXTURES / "spaces"), RenderSettings(system="Be brief."))
     with pytest.raises(UserError, match=r"only user and assistant turns.*system"):
         no_system.prompt(ASK)
-
-
-def test_a_bpe_tokenizer_that_became_unigram_is_refused(tmp_path: Path) -> None:
-    """As in a wrong conversion: the scores are ranks of merges. The shortest tokens rank first, so the
-    sum is largest for "th" + "e", whereas BPE would merge them."""
-    vocabulary = [("<unk>", 0.0), ("th", -500.0), ("e", -501.0), ("the", -1200.0)]
-    backend = Tokenizer(models.Unigram(vocabulary, 0))
-    assert backend.encode("the").tokens == ["th", "e"]
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"scores are no log-probabilities \(median -500\)"):
-        load_tokenizer(tmp_path)
 
 
 def test_tokenizer_json_is_loaded_as_it_is(tmp_path: Path) -> None:

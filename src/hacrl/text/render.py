@@ -11,7 +11,6 @@ words: published as text, read back as the same token.
 
 import ctypes
 import hashlib
-import json
 import re
 import threading
 from collections import Counter
@@ -21,11 +20,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hacrl.errors import UserError, describe
@@ -51,8 +48,6 @@ _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]|<(unused|reserved)[^
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 """Private-use characters around placeholders for control strings while a template is rendered."""
 TEMPLATE_SECONDS = 10.0
-LEAST_SCORE = -100.0
-"""The median log-probability of a Unigram model's tokens is far above this."""
 _DAY = datetime(2024, 7, 26)
 """The date for templates that write one: a prompt must not change with the day of the run."""
 
@@ -82,13 +77,9 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Any
             "copy the tokenizer files of the base model into it"
         )
     try:
-        tokenizer = _load_tokenizer(path, str(model), trust_remote_code)
+        return _load_tokenizer(path, str(model), trust_remote_code)
     except (OSError, ValueError) as problem:
         raise UserError(f"tokenizer of {str(model)!r} cannot be loaded: {problem}") from problem
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and isinstance(backend.model, Unigram):
-        _check_scores(backend, str(model))
-    return tokenizer
 
 
 def _load_tokenizer(path: Path, model: str, trust_remote_code: bool) -> Any:
@@ -99,18 +90,6 @@ def _load_tokenizer(path: Path, model: str, trust_remote_code: bool) -> Any:
             if path.is_dir():
                 raise  # on the hub there may be other files
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-
-
-def _check_scores(backend: Tokenizer, model: str) -> None:
-    """Refuse a BPE tokenizer that was converted to Unigram: its scores are ranks of merges, and it
-    splits words into many short tokens that the model has seldom seen."""
-    typical = median(score for _, score in json.loads(backend.to_str())["model"]["vocab"])
-    if typical < LEAST_SCORE:
-        raise UserError(
-            f"tokenizer of {model!r} is a Unigram model whose scores are no log-probabilities (median "
-            f"{typical:.0f}). It was probably converted wrongly from a GGUF file: use the "
-            "tokenizer.json of the original model"
-        )
 
 
 class Renderer:
