@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hacrl.errors import UserError
-from hacrl.tasks.arithmetic import OPERATIONS, ArithmeticTask, all_problems, make_problem
+from hacrl.tasks.arithmetic import ArithmeticTask, all_problems, make_problem
 
 
 def test_problems_by_hand() -> None:
@@ -27,14 +27,12 @@ def test_split_is_disjoint_and_complete() -> None:
         assert not train & held
         assert len(train) + len(held) == size
         assert 0.15 < len(held) / size < 0.25
-
-
-def test_batches_stay_on_the_training_side() -> None:
-    held = {p.id for o in OPERATIONS for p in all_problems(o, held_out=True)}
-    assert {p.id for p in ArithmeticTask(0).held_out(480)} < held
-    for seed in (0, 1):
-        seen = {p.id for step in range(100) for p in ArithmeticTask(seed).batch(step, 32)}
-        assert len(seen) > 1000 and not seen & held
+        seen = {p.id for p in ArithmeticTask(0).held_out(480) if p.task == operation}
+        assert seen < held
+        for seed in (0, 1):
+            batches = [ArithmeticTask(seed).batch(step, 32) for step in range(100)]
+            asked = {p.id for batch in batches for p in batch if p.task == operation}
+            assert len(asked) > 300 and asked < train
 
 
 def test_batch_is_a_function_of_seed_and_step() -> None:
@@ -73,15 +71,6 @@ def test_held_out_is_fixed() -> None:
     assert ArithmeticTask(0).held_out(None)[:60] == ArithmeticTask(0).held_out(60)
     assert ArithmeticTask(0).held_out(60) == ArithmeticTask(99).held_out(60)
     assert ArithmeticTask(0).held_out(10) == ArithmeticTask(0).held_out(60)[:10]
-
-
-def test_answers_are_right_everywhere() -> None:
-    for operation, (sign, _) in OPERATIONS.items():
-        for problem in all_problems(operation, held_out=True):
-            a, b = problem.messages[0].content.split(sign)
-            expected = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
-            assert problem.answer == str(expected)
-            assert expected >= 0
 
 
 def test_bad_counts() -> None:

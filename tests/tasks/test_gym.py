@@ -1,7 +1,6 @@
 """Mixtures of reasoning-gym datasets."""
 
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +67,12 @@ def test_held_out_problems_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "value"),
-    [("2 + 3 * 4", 14), ("( 2 + 3 ) * -4", -20), ("7 / 2", Fraction(7, 2)), ("-(1 - 3)", 2)],
-)
-def test_evaluate_knows_precedence(expression: str, value: Fraction) -> None:
-    assert evaluate(expression) == value
-
-
-@pytest.mark.parametrize(
     ("dataset", "metadata", "answer", "wrong"),
     [
         ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "20", True),
         ("basic_arithmetic", {"expression": "2 + 3 * 4"}, "14", False),
         ("chain_sum", {"expression": "4 - 9"}, "-5", False),
+        ("basic_arithmetic", {"expression": "-( 2 + 3 ) * 7 / 2"}, "-35/2", False),
         ("basic_arithmetic", {"expression": "4 / 0"}, "4", True),
         ("basic_arithmetic", {"expression": "__import__('os')"}, "4", True),
         ("gcd", {"numbers": [12, 18]}, "6", False),

@@ -22,15 +22,12 @@ _FORMULA = re.compile(
 _SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
 
 
-def final_answer(reply: str, box_only: bool = False) -> str | None:
+def final_answer(reply: str) -> str | None:
     """The final answer as written, or None.
 
     Example: final_answer("so $x=3$. Thus \\\\boxed{\\\\frac{1}{2}} it is") == "\\\\frac{1}{2}"
     """
-    boxed = last_box(reply)
-    if boxed is not None or box_only:
-        return boxed
-    return _stated(reply) or _last_formula(reply) or last(number_texts(reply))
+    return last_box(reply) or _stated(reply) or _last_formula(reply) or last(number_texts(reply))
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:

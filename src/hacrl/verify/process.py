@@ -28,8 +28,6 @@ from hacrl.types import Problem, Status, Verdict
 from hacrl.verify.protocol import MARK
 from hacrl.verify.settings import VerifierConfig
 
-MAX_UNREAD = 1 << 20  # bytes; more unread output than this means that the worker is broken
-
 
 class WorkerProcess:
     """A worker process and the calls sent to it.
@@ -85,13 +83,11 @@ class WorkerProcess:
         try:
             while data := self.socket.recv(1 << 16):
                 self._received += data
-                if len(self._received) > MAX_UNREAD:
-                    raise ValueError("too much output")
             self.alive = False
         except BlockingIOError:
             # A child forked by the verifier may keep the socket open after the worker's death.
             self.alive = self._process.poll() is None
-        except (OSError, ValueError):
+        except OSError:
             self.alive = False
         *lines, self._received = self._received.split(b"\n")
         verdicts: dict[int, Verdict] = {}
