@@ -17,7 +17,7 @@ from cli_helpers import accepted, hacrl
 from hacrl.errors import UserError
 from hacrl.study.benchmarks.catalogue import MATH7, load_problems
 from hacrl.tasks import fetch as fetching
-from hacrl.tasks.fetch import SOURCES, boxed, fetch, plain
+from hacrl.tasks.fetch import SOURCES, fetch
 
 SUFFIX = " Let's think step by step and output the final answer within \\boxed{}."
 SOLUTION = r"Surely $\boxed{\frac{4}{2}}$, so $\boxed{ \{2\} }$."
@@ -171,15 +171,6 @@ def test_broken_rows_are_refused(
     write_lines(folder / "grade_school_math/data/test.jsonl", row)
     with pytest.raises(UserError, match=message):
         fetch("gsm8k_test", tmp_path, str(folder), accept_changed=True)
-
-
-def test_answers() -> None:
-    assert (
-        plain(["$x=1$.", "$2$"]) == "x=1, 2" and plain(r"\$36") == r"\$36" and plain(27.0) == "27"
-    )
-    assert boxed(r"\boxed{\left\{1\right\}} and \fbox{2}") == "2"
-    with pytest.raises(ValueError, match="no complete"):
-        boxed(r"\boxed{1")
 
 
 def test_sources_are_pinned() -> None:

@@ -139,8 +139,6 @@ def to_problems(
             raise UserError(f"{row.where}: id {id_!r} is already used at {seen[id_]}")
         seen[id_] = row.where
         values = {**row.values, "question": messages[-1].content, "answer": answer, "id": id_}
-        if row is rows[0]:
-            template.check(values)
         problem = Problem(
             id=id_,
             messages=(*messages[:-1], Message("user", template.render(values, row.where))),

@@ -1,4 +1,4 @@
-"""Problems of reasoning-gym, several datasets mixed by weight.
+"""Problems of reasoning-gym, several datasets in equal parts.
 
 Each dataset gives a pool: its first `draws` problems without duplicates and without wrong reference
 answers (reasoning-gym 0.1.25 ignores precedence in `basic_arithmetic` without parentheses). A hash of a
@@ -45,14 +45,13 @@ class GymPool:
     """
 
     label: str
-    weight: float
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
     left_out: int = 0  # draws without an answer or with a wrong one
 
 
 class GymTask:
-    """A weighted mixture of pools.
+    """A mixture of pools in equal parts.
 
     Example: gym_task(TaskConfig(kind="gym", gym="arithmetic-ladder"), 0, Path()).batch(3, 64)
     """
@@ -69,25 +68,23 @@ class GymTask:
         ]
         """Sentences about the data for the user; a run shows them."""
         self._decks = [Deck([p.id for p in pool.train], seed) for pool in pools]
-        total = sum(pool.weight for pool in pools)
-        self._fractions = [pool.weight / total for pool in pools]
 
     def batch(self, step: int, count: int) -> list[Problem]:
         """The step's training problems, all different, pool by pool.
 
-        Each pool gives its fraction of `count`, rounded up or down so that the fractions hold over
+        Each pool gives an equal part of `count`, rounded up or down so that the parts are equal over
         many steps. It deals by the rounded-up number, so a step is independent of the others.
         """
         problems: list[Problem] = []
-        for pool, deck, fraction, taken in zip(
-            self.pools, self._decks, self._fractions, self._counts(step, count), strict=True
+        most = math.ceil(count / len(self.pools) - 1e-9)  # 1e-9: rounding errors
+        for pool, deck, taken in zip(
+            self.pools, self._decks, self._counts(step, count), strict=True
         ):
-            most = math.ceil(fraction * count - 1e-9)  # 1e-9: rounding errors
             if most > len(pool.train):
                 raise UserError(
                     f"prompts_per_step = {count} takes up to {most} problems of {pool.label!r}, "
-                    f"which has {len(pool.train)} for training: lower prompts_per_step or its "
-                    "weight, or raise its draws"
+                    f"which has {len(pool.train)} for training: lower prompts_per_step, or raise "
+                    "its draws"
                 )
             problems += [pool.train[i] for i in deck.deal(step, most)[:taken]]
         return problems
@@ -103,12 +100,12 @@ class GymTask:
         return turns[:count]
 
     def _counts(self, step: int, count: int) -> list[int]:
-        """Problems per pool by systematic sampling: one hashed offset per step rounds each fraction
+        """Problems per pool by systematic sampling: one hashed offset per step rounds each part
         up or down with the right frequency; the sum is always `count`."""
         offset = hash_fraction("mixture", self.seed, step)
         edges, reached = [0], 0.0
-        for fraction in self._fractions[:-1]:
-            reached += fraction
+        for _ in self.pools[1:]:
+            reached += 1 / len(self.pools)
             edges.append(int(reached * count + offset))
         edges.append(count)
         return [after - before for before, after in pairwise(edges)]
@@ -149,8 +146,6 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
         item = data[index]
         metadata, answer = item["metadata"], item["answer"]
         values = {**metadata, "question": item["question"]}
-        if index == 0:
-            template.check(values)
         prompt = template.render(values, f"problem {index}")
         asked = normalised(prompt)
         if asked in seen:
@@ -171,7 +166,7 @@ def make_pool(entry: GymConfig, held_out_fraction: float) -> GymPool:
         (held_out if hash_fraction("split", key) < held_out_fraction else train).append(problem)
     if not train:
         raise UserError(f"task.gym: {label!r} has no training problems; raise its draws")
-    return GymPool(label, entry.weight, tuple(train), tuple(held_out), left_out)
+    return GymPool(label, tuple(train), tuple(held_out), left_out)
 
 
 def _dataset(entry: GymConfig) -> Any:
@@ -185,9 +180,7 @@ def _dataset(entry: GymConfig) -> Any:
     if entry.name not in DATASETS:
         raise UserError(f"task.gym: reasoning-gym has no dataset {entry.name!r}")
     try:
-        return reasoning_gym.create_dataset(
-            entry.name, seed=entry.seed, size=entry.draws, **entry.settings
-        )
+        return reasoning_gym.create_dataset(entry.name, seed=0, size=entry.draws, **entry.settings)
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(
             f"task.gym: the settings {entry.settings} do not fit {entry.name!r}: {error}"

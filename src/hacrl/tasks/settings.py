@@ -16,17 +16,6 @@ TASKS = {
 }
 """Kind of task -> import path of its factory(task_config, seed, base_folder) -> Task."""
 
-_FILES = "train", "held_out", "held_out_fraction", "columns", "prompt", "exclude", "exclude_kinds"
-_FIELDS = {
-    "arithmetic": (),
-    "jsonl": _FILES,
-    "csv": _FILES,
-    "parquet": _FILES,
-    "hub": (*_FILES, "subset", "train_split", "held_out_split"),
-    "gym": ("gym", "held_out_fraction"),
-}
-"""Kind of task -> the fields that it uses, in addition to `kind` and `name`."""
-
 
 class ColumnsConfig(BaseModel):
     """The columns of the data that hold question, answer, id and task."""
@@ -57,17 +46,13 @@ class GymConfig(BaseModel):
     """The dataset's name in reasoning-gym, e.g. "chain_sum"."""
     label: str | None = None
     """Name of its problems in tables, unique in a mixture. Unset: the dataset's name."""
-    weight: float = Field(default=1.0, gt=0)
-    """Its part of a batch, relative to the other weights."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the dataset in reasoning-gym, e.g. { max_terms = 2 }."""
     prompt: str = "{question}"
     """Template of the user message: {question} and the problem's metadata, e.g. {expression} or
     {numbers[0]}. Small models need short wording: "Calculate {expression}."."""
     draws: int = Field(default=2000, gt=0, le=1_000_000)
-    """Problems to draw; duplicates are dropped."""
-    seed: int = 0
-    """Seed of the draws. It is not the run's seed: all runs use the same problems and split."""
+    """Problems to draw; duplicates are dropped. All runs draw the same problems."""
 
 
 class TaskConfig(BaseModel):
@@ -114,12 +99,9 @@ class TaskConfig(BaseModel):
                 f"task.kind {self.kind!r} is unknown: choose one of {', '.join(TASKS)}, or give "
                 'the import path "package.module:factory" of your own'
             )
-        for name, field in type(self).model_fields.items():
-            used = ("kind", "name", *_FIELDS.get(self.kind, type(self).model_fields))
-            changed = getattr(self, name) != field.get_default(call_default_factory=True)
-            if changed and name not in used:
-                raise ValueError(f"task.{name} has no meaning for task.kind = {self.kind!r}")
-        if "train" in _FIELDS.get(self.kind, ()) and not self.train:
+        if self.kind in ("arithmetic", "gym") and self.train:
+            raise ValueError(f"task.train has no meaning for task.kind = {self.kind!r}")
+        if self.kind in ("jsonl", "csv", "parquet", "hub") and not self.train:
             raise ValueError(f"task.train is missing: task.kind = {self.kind!r} needs it")
         if self.kind == "gym" and not self.gym:
             raise ValueError(
