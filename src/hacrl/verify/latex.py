@@ -1,8 +1,8 @@
 """Answers as text: one spelling for the many notations of LaTeX, exact values of plain numbers, and the
 outer structure (lists, sets, tuples, intervals, matrices). Algebra is in symbolic.py.
 
-math-verify normalises LaTeX, too. Each rule here changes a verdict that math-verify alone gets wrong
-(benchmarks/verify_math.py).
+math-verify normalises LaTeX, too. A rule stays if it changes a verdict of benchmarks/verify_math.py, or
+if replies are likely to need it although that data has no case (Unicode signs, unit words, degrees).
 """
 
 import re
