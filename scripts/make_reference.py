@@ -119,7 +119,7 @@ def verifier_rows(kind: type) -> list[str]:
             name = ast.unparse(field.target)
             default = f"`{ast.unparse(field.value)}`" if field.value else "required"
             lines.append(f"| `{name}` | {default} | {cell(ast.literal_eval(doc.value))} |")
-    return [*lines, ""]
+    return [*lines, ""] if len(lines) > 2 else ["It has no options.", ""]
 
 
 def reference() -> str:

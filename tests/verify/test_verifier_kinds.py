@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hacrl.errors import UserError
 from hacrl.types import Message, Problem, Status, Verdict
-from hacrl.verify import VERIFIERS, VerifierConfig, VerifierPool, count_statuses, make_verifier
+from hacrl.verify import VerifierConfig, VerifierPool, count_statuses, make_verifier
 from hacrl.verify.number import misread, numbers_in
 
 
@@ -18,56 +18,27 @@ def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
     return verifier.judge(reply, Problem("p", (), answer, "t"))
 
 
-@pytest.mark.parametrize(
-    ("answer", "read"),
-    [
-        ("3,5", "5"),
-        ("1 000", "000"),
-        ("1_000", "1"),
-        ("10^6", "6"),
-        ("1.000.000", "1.000"),
-        ("12:30", "30"),
-        ("2024-01-15", "15"),
-    ],
-)
-def test_a_number_that_is_read_as_another_is_named(answer: str, read: str) -> None:
-    assert f"misreads 1 reference answer: {answer!r} as {read}." in (misread(["42", f" {answer} "]))
-
-
-def test_plain_numbers_are_not_named() -> None:
-    """Nor are worked solutions, whose last number is meant."""
-    plain = [
-        "42",
-        "-7",
-        "3.5",
-        "1,234",
-        "1,234,567.25",
-        "3/4",
-        "6e23",
-        "5 kg",
-        "2+3=5\n#### 5",
-        "a",
-    ]
+def test_a_number_that_is_read_as_another_is_named() -> None:
+    """Worked solutions are not named: their last number is meant."""
+    for answer, read in {"3,5": "5", "1 000": "000", "10^6": "6", "2024-01-15": "15"}.items():
+        assert f"misreads 1 reference answer: {answer!r} as {read}." in misread(
+            ["42", f" {answer} "]
+        )
+    plain = ["42", "-7", "3.5", "1,234,567.25", "3/4", "6e23", "5 kg", "2+3=5\n#### 5", "a"]
     assert misread(plain) == ""
 
 
 @pytest.mark.parametrize(
-    ("reply", "answer", "options", "status"),
+    ("reply", "answer", "status"),
     [
-        ("42", "42", {}, "ok"),
-        (" 42\n", "42", {}, "ok"),
-        ("42", " 42 ", {}, "ok"),
-        ("42.", "42", {}, "wrong"),
-        ("Paris", "paris", {}, "wrong"),
-        ("Paris", "paris", {"case": False}, "ok"),
-        ("STRASSE", "straße", {"case": False}, "ok"),  # case folding, not lower-casing
-        (" 42", "42", {"strip": False}, "wrong"),
-        ("  ", "42", {}, "unparsed"),
-        ("", "", {}, "unparsed"),
+        (" 42\n", "42 ", "ok"),
+        ("42.", "42", "wrong"),
+        ("Paris", "paris", "wrong"),
+        ("  ", "42", "unparsed"),
     ],
 )
-def test_exact(reply: str, answer: str, options: dict[str, object], status: str) -> None:
-    assert judge("exact", reply, answer, **options).status == status
+def test_exact(reply: str, answer: str, status: str) -> None:
+    assert judge("exact", reply, answer).status == status
 
 
 @pytest.mark.parametrize(
@@ -117,12 +88,6 @@ def test_what_a_number_is(text: str, numbers: list[str]) -> None:
         ("42", "forty-two", {}, "error"),
         ("42", "#### 42", {}, "ok"),
         ("1e999 / 1e999", "1", {}, "wrong"),  # the last number is 1e999
-        # One that runs on into a problem of its own: only the first answer counts.
-        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "7", {"which": "first", "after": "So"}, "ok"),
-        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "2", {"which": "first", "after": "So"}, "wrong"),
-        ("3 + 4 = 7. So 7.\nNext: 1 + 1. So 2.", "2", {"after": "So"}, "ok"),
-        ("3 + 4 = 7.", "7", {"after": "So"}, "unparsed"),
-        ("3 + 4 = 7. So", "7", {"after": "So"}, "unparsed"),
     ],
 )
 def test_number(reply: str, answer: str, options: dict[str, object], status: str) -> None:
@@ -185,55 +150,46 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+def judge_by(function: str, *items: tuple[str, Problem], workers: int = 0) -> list[Verdict]:
+    """Verdicts of a function of bad_verifiers.py."""
+    options = {"path": f"bad_verifiers:{function}"}
+    settings = VerifierConfig(kind="function", options=options, timeout=60, workers=workers)
+    with VerifierPool(settings) as pool:
+        assert pool.label == f"function(bad_verifiers:{function})/1"
+        return pool.judge_all(items)
+
+
 @pytest.mark.usefixtures("importable")
 def test_function() -> None:
     """score: 1 if equal; None for "none"; the columns it gets are the row's but for the named."""
-    options = {"path": "bad_verifiers:score"}
-    settings = VerifierConfig(kind="function", options=options, timeout=60, workers=1)
-    with VerifierPool(settings) as pool:
-        assert pool.label == "function(bad_verifiers:score)/1"
-        row = Problem("p", (), "42", "t", {"level": 3, "tags": ["a"]})
-        rich = Problem("p", (), "42", "t", {"bonus": 0.5})
-        verdicts = pool.judge_all(
-            [("42", row), ("41", row), ("none", row), ("columns", row), ("0", rich), ("42", rich)]
-        )
+    row = Problem("p", (), "42", "t", {"level": 3, "tags": ["a"]})
+    rich = Problem("p", (), "42", "t", {"bonus": 0.5})
+    items = [("42", row), ("41", row), ("none", row), ("columns", row), ("0", rich), ("42", rich)]
+    verdicts = judge_by("score", *items, workers=1)
     # 0.5 is partial credit, 1.5 is outside [0, 1]
     statuses = ["ok", "wrong", "error", "ok", "wrong", "error"]
     assert [v.status.value for v in verdicts] == statuses
     assert [v.reward for v in verdicts] == [1.0, 0.0, 0.0, 1.0, 0.5, 0.0]
-    assert "None" in verdicts[2].detail
-
-
-@pytest.mark.usefixtures("importable")
-def test_function_without_kwargs_gets_what_it_names() -> None:
-    problem = Problem("p", (), "42", "t", {"level": 3, "completion": "trap"})
-    options = {"path": "bad_verifiers:plain"}
-    verifier = make_verifier(VerifierConfig(kind="function", options=options))
-    assert verifier.judge("42", problem).status is Status.OK
-    assert verifier.judge("41", problem).status is Status.WRONG
 
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_function_may_change_its_columns(workers: int) -> None:
     """The next call gets those of the file: one tag, and one that the function adds."""
-    options = {"path": "bad_verifiers:grows"}
-    settings = VerifierConfig(kind="function", options=options, timeout=60, workers=workers)
     problem = Problem("p", (), "42", "t", {"tags": ["a"]})
-    with VerifierPool(settings) as pool:
-        verdicts = pool.judge_all([("42", problem)] * 3)
+    verdicts = judge_by("grows", *[("42", problem)] * 3, workers=workers)
     assert [v.reward for v in verdicts] == [0.5] * 3
 
 
 @pytest.mark.usefixtures("importable")
-@pytest.mark.parametrize("name", ["by_name", "trl_by_name"])
-def test_question_and_answer_come_under_their_names_in_the_file(name: str) -> None:
-    """A default in the signature must not hide that the column exists."""
+@pytest.mark.parametrize("name", ["plain", "by_name", "trl_by_name"])
+def test_a_function_gets_the_columns_that_it_names(name: str) -> None:
+    """Question and answer also come under their names in the file: a default in the signature must
+    not hide that the column exists."""
     asked = {"problem": "6 * 7?", "solution": 42}
-    problem = Problem("p", (Message("user", "Calculate 6 * 7?"),), "42", "t", asked=asked)
-    settings = VerifierConfig(kind="function", options={"path": f"bad_verifiers:{name}"}, workers=0)
-    with VerifierPool(settings) as pool:
-        verdicts = pool.judge_all([("42", problem), ("41", problem)])
+    message = Message("user", "Calculate 6 * 7?")
+    problem = Problem("p", (message,), "42", "t", {"completion": "trap"}, asked=asked)
+    verdicts = judge_by(name, ("42", problem), ("41", problem))
     assert [v.status.value for v in verdicts] == ["ok", "wrong"]
 
 
@@ -253,9 +209,7 @@ def test_reward_functions_of_trl_are_accepted(
     """FIRST_HOUR 2: f(completions, **columns) -> [reward]."""
     columns = {"level": 1, "tags": ["a"]}
     problem = Problem("p", (Message("user", "how many?"),), "42", "t", columns)
-    settings = VerifierConfig(kind="function", options={"path": f"bad_verifiers:{name}"}, workers=0)
-    with VerifierPool(settings) as pool:
-        (verdict,) = pool.judge_all([(reply, problem)])
+    (verdict,) = judge_by(name, (reply, problem))
     assert verdict.status.value == status and detail in verdict.detail
 
 
@@ -266,19 +220,15 @@ def test_reward_functions_of_trl_are_accepted(
         ("-1", ["reward -1 is outside verifier.options.reward_range = [0, 1]", "(r + 1) / 2"]),
         ("17.0", ["reward 17 is outside verifier.options.reward_range", "the largest reward"]),
         ("float('nan')", ["reward nan is outside", "return a finite number"]),
-        ("-float('inf')", ["reward -inf is outside", "return a finite number"]),
         ("'yes'", ["returned 'yes', not a number"]),
         ("[1.0]", ["returned [1.0], not a number"]),
-        ("{}", ["returned {}, not a number"]),
         ("None", ["returned None: not judged"]),
         ("1 / 0", ["ZeroDivisionError"]),
     ],
 )
 def test_a_wrong_reward_is_named_with_the_way_out(reply: str, words: list[str]) -> None:
     """FIRST_HOUR 1 and 2: value, field and fix."""
-    settings = VerifierConfig(kind="function", options={"path": "bad_verifiers:echo"}, workers=0)
-    with VerifierPool(settings) as pool:
-        (verdict,) = pool.judge_all([(reply, Problem("p", (), "42", "t"))])
+    (verdict,) = judge_by("echo", (reply, Problem("p", (), "42", "t")))
     assert not verdict.judged and all(w in verdict.detail for w in words), verdict.detail
 
 
@@ -298,13 +248,8 @@ def test_function_that_is_not_there(path: str, words: str) -> None:
         ({"kind": "nubmer"}, "unknown: choose one of exact, number"),
         ({"kind": "number", "options": {"which": "middle"}}, "which"),
         ({"kind": "number", "options": {"whcih": "last"}}, "whcih"),
-        (
-            {"kind": "number", "options": {"tolerance": -0.1}},
-            "tolerance = -0.1: give a number of 0",
-        ),
-        ({"kind": "math", "options": {"tolerance": -1}}, "tolerance = -1: give a number of 0"),
-        ({"kind": "choice", "options": {"letters": "abcd"}}, "'abcd': give capital letters"),
-        ({"kind": "choice", "options": {"letters": ""}}, "'': give capital letters"),
+        ({"kind": "number", "options": {"tolerance": -0.1}}, "tolerance: .* greater than"),
+        ({"kind": "choice", "options": {"letters": "abcd"}}, "letters: .*got 'abcd'"),
         ({"kind": "function"}, "path"),
         ({"kind": "function", "options": {"path": "a:b", "reward_range": [1, 0]}}, "reward_range"),
         ({"kind": "exact", "timeout": 0}, "timeout"),
@@ -315,11 +260,6 @@ def test_function_that_is_not_there(path: str, words: str) -> None:
 def test_bad_settings_are_named(given: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         VerifierConfig.model_validate(given)
-
-
-def test_every_setting_has_its_doc() -> None:
-    assert all(field.description for field in VerifierConfig.model_fields.values())
-    assert list(VERIFIERS) == ["exact", "number", "choice", "math", "function"]
 
 
 def test_counts() -> None:

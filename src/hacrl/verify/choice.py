@@ -12,9 +12,10 @@ Lower-case letters count in rules 1 to 5. A reply without a letter is UNPARSED.
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from hacrl.errors import UserError
+from pydantic import Field
+
 from hacrl.types import Problem, Verdict
 from hacrl.verify.extract import last_box
 from hacrl.verify.number import last
@@ -35,14 +36,8 @@ class ChoiceVerifier:
     version: ClassVar[str] = "1"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    letters: str = "ABCDE"
+    letters: Annotated[str, Field(pattern="^[A-Z]+$")] = "ABCDE"
     """The letters to choose from, in upper case."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch("[A-Z]+", self.letters):
-            raise UserError(
-                f"verifier.options.letters = {self.letters!r}: give capital letters, e.g. 'ABCD'"
-            )
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         letter = rf"([{re.escape(self.letters)}{re.escape(self.letters.lower())}])"

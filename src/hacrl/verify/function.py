@@ -67,13 +67,14 @@ class FunctionVerifier:
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
         columns = {**problem.asked, **problem.columns, "answer": problem.answer}
-        if self._is_trl:
+        is_trl = "completions" in self._parameters
+        if is_trl:
             question = problem.messages[-1].content if problem.messages else ""
             columns |= {"prompts": question, "completions": reply}
-        if self._names is not None:
-            columns = {name: columns[name] for name in self._names if name in columns}
-        if not self._is_trl:
-            columns.pop(self._parameters[0].name if self._parameters else "", None)
+        if not any(p.kind is p.VAR_KEYWORD for p in self._parameters.values()):
+            columns = {name: columns[name] for name in self._parameters if name in columns}
+        if not is_trl:
+            columns.pop(next(iter(self._parameters), ""), None)
             return self._verdict(self._function(reply, **columns))
         try:
             rewards = self._function(**{name: [value] for name, value in columns.items()})
@@ -93,12 +94,17 @@ class FunctionVerifier:
         except (TypeError, ValueError):
             return failed(f"the function returned {reward!r:.80}, not a number")
         low, high = self.reward_range
-        if not low <= value <= high:
-            return failed(
-                f"reward {value:g} is outside verifier.options.reward_range = [{low:g}, {high:g}]"
-                f"{_advice(value)}"
-            )
-        return (right if value >= high else wrong)(f"{value:g}", value)
+        if low <= value <= high:
+            return (right if value >= high else wrong)(f"{value:g}", value)
+        way_out = "set it to the smallest and the largest reward of your function"
+        if not isfinite(value):
+            way_out = "return a finite number, or None for a reply that cannot be judged"
+        elif -1 <= value < 0:
+            way_out += ", or return (r + 1) / 2, which is in [0, 1]"
+        return failed(
+            f"reward {value:g} is outside verifier.options.reward_range = [{low:g}, {high:g}]: "
+            f"{way_out}"
+        )
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
@@ -106,27 +112,5 @@ class FunctionVerifier:
         return given or import_object(self.path, "verifier.options.path")
 
     @cached_property
-    def _parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self._function).parameters.values())
-
-    @cached_property
-    def _is_trl(self) -> bool:
-        return any(p.name == "completions" for p in self._parameters)
-
-    @cached_property
-    def _names(self) -> list[str] | None:
-        """The columns that the function names; None if it takes all."""
-        kinds = inspect.Parameter
-        if any(p.kind is kinds.VAR_KEYWORD for p in self._parameters):
-            return None
-        named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-        begin = 0 if self._is_trl else 1
-        return [p.name for p in self._parameters[begin:] if p.kind in named]
-
-
-def _advice(value: float) -> str:
-    """The way out for a reward outside the range."""
-    if not isfinite(value):
-        return ": return a finite number, or None for a reply that cannot be judged"
-    shifted = ", or return (r + 1) / 2, which is in [0, 1]" if -1 <= value < 0 else ""
-    return f": set it to the smallest and the largest reward of your function{shifted}"
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self._function).parameters)

@@ -14,12 +14,14 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from hacrl.types import Problem, Verdict
 from hacrl.verify import latex
 from hacrl.verify.extract import final_answer
-from hacrl.verify.number import check_tolerance, number_texts
+from hacrl.verify.number import number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
@@ -39,12 +41,9 @@ class MathVerifier:
 
     box_only: bool = False
     """Only a \\boxed{} is an answer; a reply without one is UNPARSED."""
-    tolerance: float = 0.0
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Largest accepted difference of two numbers as a fraction of the reference answer, e.g. 0.01 for
     rounded results in physics; 0 compares exactly."""
-
-    def __post_init__(self) -> None:
-        check_tolerance(self.tolerance)
 
     def prepare(self) -> None:
         from hacrl.verify import symbolic

@@ -6,6 +6,7 @@ if its worker died, ran out of memory or was killed for an earlier call.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -112,7 +113,5 @@ def count_statuses(verdicts: Iterable[Verdict]) -> dict[str, int]:
 
     Example: {"ok": 3, "wrong": 4, "unparsed": 1, "timeout": 0, "error": 0}
     """
-    counts = {status.value: 0 for status in Status}
-    for verdict in verdicts:
-        counts[verdict.status.value] += 1
-    return counts
+    counts = Counter(verdict.status for verdict in verdicts)
+    return {status.value: counts[status] for status in Status}

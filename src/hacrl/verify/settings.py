@@ -23,7 +23,7 @@ from hacrl.verify.function import FunctionVerifier
 from hacrl.verify.math_answers import MathVerifier
 from hacrl.verify.number import NumberVerifier
 from hacrl.verify.protocol import Verifier
-from hacrl.verify.weighted import Part, SumVerifier
+from hacrl.verify.weighted import SumVerifier
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
@@ -87,7 +87,7 @@ class VerifierConfig(BaseModel):
         if self.kind != SUM:
             if self.rewards:
                 raise ValueError('verifier.rewards needs verifier.kind = "sum"')
-            _check_kind(self, "verifier", SUM)
+            _check_kind(self, "verifier")
             return self
         if not self.rewards or self.options:
             raise ValueError('verifier.kind = "sum" needs verifier.rewards, and has no options')
@@ -128,7 +128,7 @@ def make_verifier(config: VerifierConfig) -> Verifier:
     UserError for a mistake in the config."""
     verifier: Verifier
     if config.kind == SUM:
-        verifier = SumVerifier([Part(r.label, r.weight, _make(r)) for r in config.rewards])
+        verifier = SumVerifier([(r.label, r.weight, _make(r)) for r in config.rewards])
     else:
         verifier = _make(config)
     if prepare := getattr(verifier, "prepare", None):
@@ -145,40 +145,24 @@ def code_digests(config: VerifierConfig) -> dict[Path, str]:
 
 
 def _make(config: VerifierConfig | RewardConfig) -> Verifier:
-    return (_make_builtin if config.kind in VERIFIERS else _import)(config.kind, config.options)
-
-
-def _check_kind(config: VerifierConfig | RewardConfig, field: str, *others: str) -> None:
-    if config.kind in VERIFIERS:
-        _make_builtin(config.kind, config.options)
-    elif ":" not in config.kind:
-        raise ValueError(
-            f"{field}.kind {config.kind!r} is unknown: choose one of "
-            f"{', '.join((*VERIFIERS, *others))}, "
-            'or give the import path "package.module:factory" of your own'
-        )
-
-
-def _make_builtin(kind: str, options: dict[str, Any]) -> Verifier:
-    try:
-        adapter: TypeAdapter[Verifier] = TypeAdapter(VERIFIERS[kind])  # type: ignore[arg-type]
-        return adapter.validate_python(options)
-    except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
-            for e in error.errors()
-        )
-        raise UserError(f"verifier.options do not fit kind {kind!r}: {found}") from error
-
-
-def _import(kind: str, options: dict[str, Any]) -> Verifier:
+    kind, options = config.kind, config.options
+    if kind in VERIFIERS:
+        try:
+            adapter: TypeAdapter[Verifier] = TypeAdapter(VERIFIERS[kind])  # type: ignore[arg-type]
+            return adapter.validate_python(options)
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+                for e in error.errors()
+            )
+            raise UserError(f"verifier.options do not fit kind {kind!r}: {found}") from error
     factory = import_object(kind, "verifier.kind")
-    if not callable(factory):
-        raise UserError(f"verifier.kind = {kind!r} is a {type(factory).__name__}, not callable")
     try:
         verifier = factory(**options)
     except TypeError as error:
-        raise UserError(f"verifier.options do not fit {kind!r}: {error}") from error
+        raise UserError(
+            f"verifier.kind = {kind!r} cannot be called with verifier.options: {error}"
+        ) from error
     parts = ("name", "version", "reward_range", "judge")
     if missing := [part for part in parts if not hasattr(verifier, part)]:
         raise UserError(
@@ -186,3 +170,13 @@ def _import(kind: str, options: dict[str, Any]) -> Verifier:
             f"{', '.join(missing)}: see hacrl.verify.protocol.Verifier"
         )
     return verifier
+
+
+def _check_kind(config: VerifierConfig | RewardConfig, field: str) -> None:
+    if config.kind in VERIFIERS:
+        _make(config)
+    elif ":" not in config.kind:
+        raise ValueError(
+            f"{field}.kind {config.kind!r} is unknown: choose one of {', '.join(VERIFIERS)}, {SUM}, "
+            'or give the import path "package.module:factory" of your own'
+        )
