@@ -1,23 +1,19 @@
 """Small models of several families, requests to them, and the expected replies."""
 
+import copy
 import random
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
-    LlamaForCausalLM,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from hacrl.policy.batch import Inputs
@@ -33,30 +29,30 @@ SMALL = {
     "num_key_value_heads": 2,
     "intermediate_size": 64,
 }
+WINDOWS = {
+    **SMALL,
+    "head_dim": 16,
+    "sliding_window": 6,  # shorter than the sequences
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL),
+    "tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SMALL),  # biases on queries, keys and values
+    "qwen": Qwen3Config(**SMALL, head_dim=16),
+    "gpt2": GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4),
+    "gemma3": Gemma3TextConfig(**WINDOWS),
+    "gemma2": Gemma2Config(**WINDOWS, attn_logit_softcapping=2.0),
+}
 ENDS = (5, 6, 7, 8)
 
 
 def model_of(family: str):
+    """A random model; Gemma 2 with eager attention, because transformers' sdpa omits its score cap."""
     torch.manual_seed(0)
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SMALL))
-    elif family == "tied":
-        model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True))
-    elif family == "qwen2":  # biases on queries, keys and values
-        model = Qwen2ForCausalLM(Qwen2Config(**SMALL))
-    elif family == "qwen":
-        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16))
-    elif family == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4))
-    else:  # windows shorter than the sequences; Gemma 2 caps its scores
-        layers = ["sliding_attention", "sliding_attention", "full_attention"]
-        kind = dict(SMALL, head_dim=16, sliding_window=6, layer_types=layers)
-        if family == "gemma3":
-            model = Gemma3ForCausalLM(Gemma3TextConfig(**kind))
-        else:
-            model = Gemma2ForCausalLM(
-                Gemma2Config(**kind, attn_logit_softcapping=2.0, attn_implementation="eager")
-            )
+    attention = "eager" if family == "gemma2" else "sdpa"
+    config = copy.deepcopy(CONFIGS[family])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     for parameter in model.parameters():  # larger than initial weights, so that tokens differ
         parameter.data *= 1.5
     return model.eval()
@@ -69,9 +65,8 @@ def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Reque
     for p in range(prompts):
         prompt = tuple(draw.randrange(300) for _ in range((1, 3, 8, 9, 17, 20)[p % 6]))
         for _ in range(each):
-            asked.append(
-                Request(prompt, draw.randrange(-(2**63), 2**63), draw.choice((3, 10, most)))
-            )
+            key = draw.randrange(-(2**63), 2**63)
+            asked.append(Request(prompt, key, draw.choice((3, 10, most))))
     return asked
 
 

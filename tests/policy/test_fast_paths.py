@@ -58,16 +58,13 @@ def test_wrong_packing_is_disabled_with_a_warning(name: str, dtype, monkeypatch)
         assert LogProbs(model, 1.0).packs
     for wrong in (leaking, Scaled):
         monkeypatch.setattr(logprobs_module, "Packed", wrong)
-        with pytest.warns(UserWarning, match="rows are padded") as caught:
+        with pytest.warns(UserWarning, match="rows are padded"):
             assert not LogProbs(model, 1.0).packs
-        assert caught[0].filename == fast_paths.__file__
 
 
 def test_wrong_sharing_is_disabled_with_a_warning(monkeypatch) -> None:
     model = model_of("llama")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert LogProbs(model, 1.0).shares
+    assert LogProbs(model, 1.0).shares
     monkeypatch.setattr(logprobs_module, "Packed", NoPrompt)
     with pytest.warns(UserWarning, match="shared prompts disabled"):
         logprobs = LogProbs(model, 1.0)
@@ -95,22 +92,19 @@ def test_the_limit_follows_the_models_own_rounding(monkeypatch) -> None:
 
 
 def test_difference_is_the_root_mean_square_over_the_spread() -> None:
-    """One of 19 tokens off by d of the spread gives d / sqrt(19): 0.07 for 0.3, 0.11 for 0.5."""
+    """One of 19 tokens off by d of the spread gives d / sqrt(19)."""
     expected = torch.linspace(-3, 0, 19)
-    for d, close in ((0.3, True), (0.5, False)):
+    for d in (0.3, 0.5):
         found = expected.clone()
         found[7] += d * expected.std()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert is_close(found, expected, 0.1, "other") == close
-        assert len(caught) == (not close)
+        assert difference(found, expected) == pytest.approx(d / 19**0.5)
     with pytest.warns(UserWarning, match="nan"):
         assert not is_close(expected * torch.nan, expected, 0.1, "other")
     same = torch.full((5,), -4.0)  # a head of zeros
     assert difference(same, same) == 0 and difference(same + 1, same) > 1
 
 
-@pytest.mark.parametrize("words", [7, 21, 61, 5000])
+@pytest.mark.parametrize("words", [7, 5000])
 def test_trial_tokens_cover_the_vocabulary(words: int) -> None:
     """Its first tokens are often untrained and round more; one repeated token would show nothing."""
     model = LlamaForCausalLM(LlamaConfig(**{**SMALL, "vocab_size": words}))
@@ -133,12 +127,12 @@ def halving(function):
     return call
 
 
-def failing_with(error: Exception, with_gradient_only: bool = False):
-    """A compiler whose code fails."""
+def failing_with(error: Exception):
+    """A compiler whose code fails where there is a gradient."""
 
     def compiler(function):
         def call(*arguments, **named):
-            if torch.is_grad_enabled() or not with_gradient_only:
+            if torch.is_grad_enabled():
                 raise error
             return function(*arguments, **named)
 
@@ -148,29 +142,25 @@ def failing_with(error: Exception, with_gradient_only: bool = False):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "warning"),
+    ("compiler", "expected"),
     [
-        (lambda function: function, None),
-        (halving, "compiled operations disabled"),
-        (failing_with(RuntimeError("no derivative"), True), r"failed.*no derivative"),
+        (lambda function: function, nullcontext()),
+        (halving, pytest.warns(UserWarning, match="compiled operations disabled")),
+        (
+            failing_with(RuntimeError("no derivative")),
+            pytest.warns(UserWarning, match=r"failed.*no derivative"),
+        ),
+        # A slower path would round differently from a run with more free memory.
+        (failing_with(torch.OutOfMemoryError("")), pytest.raises(torch.OutOfMemoryError)),
     ],
-    ids=["right", "wrong", "no gradient"],
+    ids=["right", "wrong", "no gradient", "no memory"],
 )
 def test_compiled_operations_are_checked_when_the_model_is_loaded(
-    compiler, warning: str | None, monkeypatch
+    compiler, expected, monkeypatch
 ) -> None:
     monkeypatch.setattr(fuse, "_compile", compiler)
     logprobs = LogProbs(model_of("llama"), 1.0)
-    with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
+    fusion = None
+    with expected:
         fusion = checked_fusion(logprobs, 1e-3)
-    assert (fusion is None) == (warning is not None) and logprobs.fusion is None
-
-
-def test_out_of_memory_is_an_error_not_a_slower_path(monkeypatch) -> None:
-    """A run with more free memory would round differently."""
-    error = torch.OutOfMemoryError("CUDA out of memory.")
-    monkeypatch.setattr(fuse, "_compile", failing_with(error))
-    logprobs = LogProbs(model_of("llama"), 1.0)
-    with pytest.raises(torch.OutOfMemoryError):
-        checked_fusion(logprobs, 1e-3)
-    assert logprobs.fusion is None
+    assert (fusion is not None) == isinstance(expected, nullcontext) and logprobs.fusion is None

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import ratio_rows
 import torch
+from ratio_rows import learn, rows_of
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -13,7 +14,6 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
-from hacrl.algorithms import make_algorithm, make_settings
 from hacrl.config_agent import AgentConfig, LoraSettings
 from hacrl.noise import stream_key
 from hacrl.policy import head
@@ -21,10 +21,9 @@ from hacrl.policy.batch import make_inputs
 from hacrl.policy.load import load_model, longest_sequence
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.lora import adapter_layers
-from hacrl.policy.microbatch import plan_microbatches
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Request
-from hacrl.types import Message, Sample, Update
+from hacrl.types import Message
 
 TEMPERATURE = 0.9
 
@@ -41,30 +40,7 @@ def requests(p: Policy, count: int = 12, limit: int = 20) -> list[Request]:
     return made
 
 
-def samples(p: Policy, count: int = 12) -> list[Sample]:
-    asked = requests(p, count)
-    made = []
-    for i, (r, reply) in enumerate(zip(asked, p.sampler.sample(asked, TEMPERATURE), strict=True)):
-        own = i % 3 != 0
-        ids, mask = r.prompt_ids + reply.token_ids, [0] * len(r.prompt_ids)
-        mean = sum(reply.logprobs) / len(reply.logprobs) + (0.0 if own else 0.1)
-        sample = Sample(
-            f"p{i}", 0, "a" if own else "b", own, ids, (*mask, *[1] * len(reply.token_ids)), mean,
-            old_logprobs=reply.logprobs, advantage=(-1.0) ** i * (1 + i / 10),
-            weight=1.0 if own else 1.3,
-        )  # fmt: skip
-        made.append(sample)
-    return made
-
-
-def loss_of(name: str = "hacpo", **settings):
-    return make_algorithm(make_settings(name, **settings)).loss
-
-
-UPDATE = Update(0, 0.8, "mixed", ())
-
-
-# ---------------------------------------------------------------- scores
+# ---------------------------------------------------------------- scores and replies
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
@@ -93,19 +69,6 @@ def test_score_does_not_depend_on_padding_packing_or_chunks(llama: Path, monkeyp
         assert a == pytest.approx(c, abs=2e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen"])
-def test_sampler_and_trainer_agree(family: str, request) -> None:
-    p = policy(request.getfixturevalue(family))
-    asked = requests(p, 40)
-    replies = p.sampler.sample(asked, TEMPERATURE)
-    scores = p.score([(r.prompt_ids, x.token_ids) for r, x in zip(asked, replies, strict=True)])
-    gaps = [abs(sum(x.logprobs) - sum(s)) / len(s) for x, s in zip(replies, scores, strict=True)]
-    assert max(gaps) < 1e-6
-
-
-# ---------------------------------------------------------------- sampling
-
-
 def test_limits_and_end_tokens(llama: Path) -> None:
     """Every reply ends at its limit or at an end token, which is its last and only one."""
     p = policy(llama)
@@ -121,42 +84,7 @@ def test_limits_and_end_tokens(llama: Path) -> None:
         assert len(reply.logprobs) == len(reply.token_ids)
 
 
-def test_temperature_zero_is_greedy(llama: Path) -> None:
-    p = policy(llama)
-    (request,) = requests(p, 1, limit=8)
-    (reply,) = p.sampler.sample([request], 0.0)
-    model, ids = AutoModelForCausalLM.from_pretrained(p.source), list(request.prompt_ids)
-    for token in reply.token_ids:
-        assert model(torch.tensor([ids])).logits[0, -1].argmax().item() == token
-        ids.append(token)
-
-
-# ---------------------------------------------------------------- updates
-
-
-def test_microbatches_are_planned_from_lengths() -> None:
-    assert plan_microbatches([5, 9, 4, 8], 14) == [[1, 0], [3, 2]]
-    assert plan_microbatches([5, 30, 5], 10) == [[1], [0, 2]]
-    assert plan_microbatches([], 10) == []
-    # Equally full instead of 20, 20 and 4, if that needs no further micro-batch; never above the limit.
-    assert plan_microbatches([4] * 11, 20) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert plan_microbatches([9, 6, 6], 12) == [[0], [1, 2]]
-    assert plan_microbatches([4, 4, 4, 4, 4], 9) == [[0, 1], [2, 3], [4]]
-    assert plan_microbatches([5, 5, 5, 1], 10) == [[0, 1], [2, 3]]
-    assert plan_microbatches([5, 9, 4, 8], 18, padded=True) == [[1, 3], [0, 2]]
-    assert plan_microbatches([5, 9, 4, 8], 14, padded=True) == [[1], [3], [0, 2]]
-
-
-def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:
-    p = policy(llama, gradient_checkpointing=True)
-
-    def broken(batch, update):
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        p.update(samples(p), broken, UPDATE)
-    assert not any(m.training for m in p.model.modules())
-    assert p.model.config._attn_implementation == "sdpa"
+# ---------------------------------------------------------------- loading
 
 
 def test_dropout_is_off_in_training_mode(tmp_path: Path) -> None:
@@ -191,26 +119,24 @@ def test_with_longrope_the_context_is_the_original_length() -> None:
     assert not torch.allclose(of_first(30), of_first(30, 65), atol=1e-2)
 
 
-def test_an_update_raises_the_probability_of_good_replies(llama: Path) -> None:
-    p = policy(llama)
-    rows = [replace(s, is_own=True) for s in samples(p)]
+# ---------------------------------------------------------------- updates
 
-    def means() -> list[float]:
-        split = [len(s.token_ids) - s.num_reply_tokens for s in rows]
-        scores = p.score(
-            [(s.token_ids[:n], s.token_ids[n:]) for s, n in zip(rows, split, strict=True)]
-        )
-        return [sum(x) / len(x) for x in scores]
 
-    before = means()
-    p.update(rows, loss_of("gspo", epsilon_low=0.5, epsilon_high=0.5), UPDATE)
-    moved = [(b - a) * s.advantage for a, b, s in zip(before, means(), rows, strict=True)]
-    assert sum(moved) > 0
+def test_a_loss_that_fails_leaves_the_model_as_it_was(llama: Path) -> None:
+    p = policy(llama, gradient_checkpointing=True)
+
+    def broken(batch, update):
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        p.update(rows_of(p), broken, ratio_rows.UPDATE)
+    assert not any(m.training for m in p.model.modules())
+    assert p.model.config._attn_implementation == "sdpa"
 
 
 def test_warm_up_and_gradient_clip(llama: Path) -> None:
     p = policy(llama, warmup_updates=4, max_grad_norm=1e-9)
-    rates = [p.update(samples(p), loss_of(), UPDATE).learning_rate for _ in range(6)]
+    rates = [learn(p, rows_of(p)).learning_rate for _ in range(6)]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
     total = sum(float((m.grad**2).sum()) for m in p.master.values()) ** 0.5
     assert total == pytest.approx(1e-9, rel=1e-3)
@@ -218,36 +144,37 @@ def test_warm_up_and_gradient_clip(llama: Path) -> None:
 
 def test_a_non_finite_update_is_skipped_and_counted(llama: Path) -> None:
     p = policy(llama)
-    rows = samples(p)
+    rows = rows_of(p)
     before = {n: m.detach().clone() for n, m in p.master.items()}
     broken = [replace(rows[1], advantage=float("nan")), *rows[2:]]
     for count in (1, 2):
-        assert p.update(broken, loss_of(), UPDATE).skipped
+        assert learn(p, broken).skipped
         assert p.skipped_in_a_row == count
     assert p.updates_made == 0
     assert all(torch.equal(before[n], m) for n, m in p.master.items())
-    assert not p.update(rows, loss_of(), UPDATE).skipped
+    assert not learn(p, rows).skipped
     assert p.skipped_in_a_row == 0
 
 
 def test_a_restored_policy_continues_bit_for_bit(llama: Path) -> None:
     a, b = policy(llama), policy(llama)
-    rows = samples(a)
-    a.update(rows, loss_of(), UPDATE)
+    rows = rows_of(a)
+    learn(a, rows)
     b.restore(a.checkpoint(1))
     for p in (a, b):
-        p.update(rows, loss_of(), UPDATE)
+        learn(p, rows)
     assert all(torch.equal(a.master[n], b.master[n]) for n in a.master)
     assert a.updates_made == b.updates_made == 2
 
 
 def test_bfloat16_has_a_float32_master(llama: Path) -> None:
-    """Steps of 1e-6 vanish in bfloat16; the master keeps them, and the model is a copy of it."""
+    """Steps of 1e-6 vanish in bfloat16; the master keeps them, and the model is a copy of it. Rotary
+    frequencies stay in float32: 2^-9 of an angle of 500 is most of a radian."""
     p = policy(llama, dtype="bfloat16", learning_rate=1e-6)
     start = {n: m.detach().clone() for n, m in p.master.items()}
-    rows = samples(p)
+    rows = rows_of(p)
     for _ in range(3):
-        p.update(rows, loss_of(), UPDATE)
+        learn(p, rows)
     resident = dict(p.model.named_parameters())
     for name, master in p.master.items():
         assert master.dtype == torch.float32
@@ -255,14 +182,9 @@ def test_bfloat16_has_a_float32_master(llama: Path) -> None:
         assert not torch.equal(master, start[name])
         assert torch.equal(resident[name], master.to(torch.bfloat16))
     assert p.sampler.model is p.model  # no sync step
-
-
-def test_bfloat16_leaves_rotary_frequencies_alone(llama: Path) -> None:
-    # 2^-9 of an angle of 500 is most of a radian
-    exact, rounded = policy(llama), policy(llama, dtype="bfloat16")
-    frequencies = dict(exact.model.named_buffers())
+    frequencies = dict(policy(llama).model.named_buffers())
     assert any("inv_freq" in name for name in frequencies)
-    for name, buffer in rounded.model.named_buffers():
+    for name, buffer in p.model.named_buffers():
         assert torch.equal(buffer, frequencies[name])
 
 
@@ -274,7 +196,7 @@ def test_export_is_an_ordinary_model_folder(
     llama: Path, tmp_path: Path, template: str | None
 ) -> None:
     p = policy(llama, template=template)
-    p.update(samples(p), loss_of(), UPDATE)
+    learn(p, rows_of(p))
     p.export(tmp_path / "out")
     again = policy(tmp_path / "out")
     prompt = p.renderer.prompt([Message("user", "hello")])
@@ -284,27 +206,18 @@ def test_export_is_an_ordinary_model_folder(
 
 @pytest.mark.parametrize("family", ["llama", "qwen"])
 def test_lora_trains_adapters_and_exports_base_plus_adapter(family: str, request, tmp_path) -> None:
-    p = policy(
-        request.getfixturevalue(family), beta=0.1, lora=LoraSettings(rank=4), learning_rate=0.05
-    )
+    folder = request.getfixturevalue(family)
+    p = policy(folder, beta=0.1, lora=LoraSettings(rank=4), learning_rate=0.05)
     prompt, reply = p.renderer.prompt([Message("user", "hello")]), (70, 71, 72)
     start = policy(p.source).score([(prompt, reply)])[0]
     assert p.score([(prompt, reply)])[0] == pytest.approx(start, abs=1e-6)
     assert all("lora_" in name for name in p.master)
     assert {layer.scaling["default"] for _, layer in adapter_layers(p.model)} == {2.0}
-    for _ in range(3):
-        report = p.update(samples(p), loss_of(beta=0.1), UPDATE)
-    assert report.kl > 0  # against the start weights, without a second copy
+    kls = [learn(p, rows_of(p), beta=0.1).kl for _ in range(3)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-7)
+    assert kls[2] > 1e-4  # against the start weights, without a second copy
     trained = p.score([(prompt, reply)])[0]
     assert abs(trained[0] - start[0]) > 1e-3
     p.export(tmp_path / "out")
     exported = policy(tmp_path / "out").score([(prompt, reply)])[0]
     assert exported == pytest.approx(trained, abs=1e-5)
-
-
-def test_kl_is_zero_at_the_start_weights_and_grows(llama: Path) -> None:
-    p = policy(llama, beta=0.1)
-    rows = samples(p)
-    kls = [p.update(rows, loss_of(beta=0.1), UPDATE).kl for _ in range(3)]
-    assert kls[0] == pytest.approx(0.0, abs=1e-7)
-    assert kls[2] > 1e-4

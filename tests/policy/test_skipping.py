@@ -94,9 +94,6 @@ def test_without_any_gradient_the_optimizer_steps(llama: Path, spec) -> None:
         assert torch.allclose(state["exp_avg"], 0.9 * moments[name], atol=1e-8)
 
 
-# ---------------------------------------------------------------- the rule of advantage 0
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_row_of_advantage_zero_adds_nothing(name: str) -> None:
     """Anywhere, not only near ratio 1: no gradient at such rows, and none of it elsewhere."""

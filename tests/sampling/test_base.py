@@ -14,7 +14,6 @@ from hacrl.errors import UserError
 from hacrl.policy.load import load_model
 from hacrl.policy.lora import merge_into, merged_weights
 from hacrl.policy.policy import Policy
-from hacrl.sampling.engine import BuiltinSampler
 
 OWN = """
 from hacrl.sampling.engine import BuiltinSampler
@@ -58,10 +57,6 @@ def test_a_sampler_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run = hacrl.train(config, tmp_path / "run")
     assert [r["changes"] for r in run.metric_rows() if r["agent"] == "finch"] == [0, 4, 8]
     assert not any("changes" in r for r in run.metric_rows() if r["agent"] == "wren")
-
-
-def test_built_in_by_default(llama: Path) -> None:
-    assert type(make_policy(llama).sampler) is BuiltinSampler
 
 
 def test_unknown_and_missing_samplers(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

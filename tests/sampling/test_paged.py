@@ -119,13 +119,10 @@ def test_finished_rows_are_replaced_at_once(paged, monkeypatch) -> None:
     """Steps of the host one by one: no row of any step is idle."""
     monkeypatch.setattr(GraphDecoder, "steps", 1)
     model, asked, counts = model_of("llama"), some_requests(), []
-    run = GraphDecoder.run
-
-    def counted(self, rows, count, steps):
-        counts.append(count)
-        return run(self, rows, count, steps)
-
-    monkeypatch.setattr(GraphDecoder, "run", counted)
+    decode = GraphDecoder.run
+    monkeypatch.setattr(
+        GraphDecoder, "run", lambda self, *given: counts.append(given[1]) or decode(self, *given)
+    )
     replies = paged(model, rows=4).sample(asked, 1.0)
     sampled = sum(len(r.token_ids) for r in replies)
     assert sum(counts) == sampled
