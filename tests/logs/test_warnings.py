@@ -18,6 +18,7 @@ def run(tmp_path: Path) -> RunDirectory:
         "steps": 9,
         "task": {"kind": "arithmetic"},
         "verifier": {"kind": "number"},
+        "evaluation": {"max_response_tokens": 8},
         "agents": [{"name": n, "model": "pocket:wren"} for n in ("ant", "bee")],
     }
     return RunDirectory.create(tmp_path / "run", parse_config(settings))
@@ -54,7 +55,24 @@ def test_samples_count_not_steps(run: RunDirectory) -> None:
 
 DROPS = {"samples__drop__too_long": 4, "samples__drop__empty": 1, "samples__drop__empty__cow": 1}
 NO_SIGNAL = {"own__samples": 8, "reward": 0.0}
+IDLE = {"updates": 0, "updates_skipped": 0, "verdict__timeout": 1, "rollouts": 99}
 CASES = [
+    (
+        [train(1, **IDLE, verdict__ok=98, not_attempted=0, samples__drop__truncated=6.0)],
+        "agent 'ant' made no update in step 2: 1 of 99 rollouts could not be judged, 0 prompts too "
+        "long, 6 truncated samples left out (mask_truncated), 0 updates skipped because not finite.",
+    ),
+    (
+        [evaluated(0, 0.0, truncated=0.9)],
+        "agent 'ant': 90 % of its replies to held-out problems reached "
+        "evaluation.max_response_tokens = 8 and were truncated, often before an answer. The limit in "
+        "training is 4096.",
+    ),
+    (
+        [train(s, reward=0.1 * s, verdict__ok=0) for s in range(9)],
+        "agent 'ant': no reply in the 5 steps up to step 5 got the largest reward of the verifier, so "
+        "none counts as right (largest mean reward of a step: 0.4).",
+    ),
     (
         [peers(s, 0.01) for s in range(9)],
         "ant learns almost nothing from its peers: only 1.0 % of their samples had a gradient in "
@@ -117,6 +135,9 @@ def test_each_loss_is_named_once_with_count_key_and_value(
 
 
 QUIET = {
+    "few held-out truncated": [evaluated(0, 0.0, truncated=0.25)],
+    "right once": [train(s, reward=0.1, verdict__ok=s == 2) for s in range(5)],
+    "never any reward": [train(s, reward=0.0, verdict__ok=0) for s in range(9)],
     "a tenth is used": [peers(s, 0.1) for s in range(9)],
     "no peers": [peers(s, 0.0, n=0) for s in range(9)],
     "few truncated": [train(s, truncated=0.25) for s in range(9)],

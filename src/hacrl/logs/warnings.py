@@ -31,6 +31,18 @@ COLLAPSE_POINTS, COLLAPSE_ERRORS, COLLAPSE_PROBLEMS = 0.05, 3.0, 10
 over at least this many problems."""
 
 
+def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
+    """A step without an update."""
+    row = rows[-1]
+    masked = round(row.get("samples/drop/truncated", 0))
+    return (
+        f"agent {agent!r} made no update in step {row['step'] + 1}: {judged_counts(row)[1]} of "
+        f"{row['rollouts']} rollouts could not be judged, {plural(row['not_attempted'], 'prompt')} too "
+        f"long, {plural(masked, 'truncated sample')} left out (mask_truncated), "
+        f"{plural(row['updates_skipped'], 'update')} skipped because not finite."
+    )
+
+
 def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Nearly no peer sample had a gradient."""
     used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
@@ -107,6 +119,33 @@ def truncated(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     )
 
 
+def truncated_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
+    """Replies to held-out problems are truncated earlier than in training."""
+    limit, trained = (
+        config.evaluation.max_response_tokens,
+        config.response_limit(config.agent(agent)),
+    )
+    if limit is None or limit >= trained:
+        return None
+    return (
+        f"agent {agent!r}: {100 * rows[-1]['truncated']:.0f} % of its replies to held-out problems "
+        f"reached evaluation.max_response_tokens = {limit} and were truncated, often before an answer. "
+        f"The limit in training is {trained}."
+    )
+
+
+def never_right(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
+    """Replies get rewards, but none the largest one, which alone counts as right."""
+    if any(row.get("verdict/ok") for row in rows) or not any(row["reward"] for row in rows):
+        return None
+    best = max(row["reward"] for row in rows)
+    return (
+        f"agent {agent!r}: no reply in {_span(rows)} got the largest reward of the verifier, so none "
+        f"counts as right (largest mean reward of a step: {best:.3g}). If the reward function cannot "
+        "reach the upper end of its reward_range, lower that end."
+    )
+
+
 def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """All advantages were 0 for some steps: the rewards of each group are equal."""
     if any(r["own/advantage_zero"] != 1 or r.get("peers/forwarded") for r in rows):
@@ -151,12 +190,15 @@ class Rule:
 
 
 RULES = (
+    Rule("train", lambda row: row.get("updates") == 0 and not row.get("absent"), 1, idle),
     Rule("train", lambda row: row.get("peers/forwarded"), STEPS, unused_peers),
     Rule("train", lambda row: any(_of_peers(row)), STEPS, dropped_peers),
     Rule("train", lambda row: any(k.startswith("trust/disagree/") for k in row), 1, false_claims),
     Rule("train", lambda row: row.get("not_attempted"), 1, long_prompts),
     Rule("evaluation", lambda row: row.get("not_attempted"), 1, long_prompts),
     Rule("train", lambda row: row.get("truncated") is not None, STEPS, truncated),
+    Rule("evaluation", lambda row: row.get("truncated", 0) > MANY_TRUNCATED, 1, truncated_held_out),
+    Rule("train", lambda row: row.get("reward") is not None, STEPS, never_right),
     Rule("train", lambda row: row.get("own/samples"), STEPS, no_signal),
     Rule("evaluation", lambda row: row.get("problems", 0) >= COLLAPSE_PROBLEMS, 0, collapse),
 )
