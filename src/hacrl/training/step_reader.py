@@ -66,17 +66,10 @@ class StepReader:
         """`own_rows` returns the learner's complete rows of a step, None if it has none."""
         config, pool, verifier = shared.config, shared.pool, shared.verifier
         self.config, self.task, self.run, self.policy = config, shared.task, shared.run, policy
-        self.name, self.algorithm, self.clock, self.notes = (
-            agent.name,
-            shared.algorithm,
-            clock,
-            notes,
-        )
-        folder, renderer, needs = (
-            shared.run.journal(agent.name),
-            policy.renderer,
-            self.algorithm.needs,
-        )
+        self.name, self.algorithm = agent.name, shared.algorithm
+        self.clock, self.notes = clock, notes
+        folder = shared.run.journal(agent.name)
+        renderer, needs = policy.renderer, self.algorithm.needs
         decoder = renderer if needs.include("tokens") else None
         own_journal, self.journal = LearnerJournal(folder), Journal(folder)
         self.view = View(
