@@ -113,7 +113,6 @@ def final(run: RunReader) -> dict[str, Any]:
     """All numbers of a finished run. Seconds differ between equal runs."""
     found = shown(run)
     found["agents"] = [{**agent, "seconds": 0} for agent in found["agents"]]
-    found["checks"] = {**found["checks"], "seconds": 0} if found["checks"] else None
     rows = run.metric_rows("evaluation")
     for name in [agent.name for agent in run.config().agents]:
         checkpoints = Checkpoints(run.checkpoints(name), 2)

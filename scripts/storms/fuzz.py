@@ -242,7 +242,7 @@ def prepare(config: Any, run: Any, *_: Any) -> Any:
 @contextmanager
 def without_models() -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(patch("hacrl.runs._executor", lambda kind: prepare))
+        stack.enter_context(patch("hacrl.runs.import_object", lambda path, field: prepare))
         stack.enter_context(patch("hacrl.study.evaluation.Policy", stop))
         stack.enter_context(patch("hacrl.study.evaluation.VerifierPool", stop))
         stack.enter_context(
