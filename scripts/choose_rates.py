@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--first", action="store_true", help="print the arms of the first round")
     parser.add_argument("--next", action="store_true", help="print the arms of the second round")
     given = parser.parse_args()
+    if not given.first and not given.kept.is_file():
+        parser.error(f"--kept {given.kept}: there is no such file")
     if given.first:
         print(",".join(first()))
     elif given.next:

@@ -105,7 +105,7 @@ def test_paths_are_relative_to_the_file_or_begin_at_home(
         ("algorithm.name=[1]", ["algorithm.name = [1] is unknown"]),
         ("algorithm.name=json:loads", ["json:loads' is not an algorithm"]),
         ("a." * 2000 + "=1", ["levels of tables"]),
-        ("x=" + "[" * 3000, ["override x=[[[", "...: x: unknown key"]),
+        ("x=" + "[" * 3000, ["override x=...", "...: x: unknown key"]),
         ('task.gym=[{name="a", lable="b"}]', ["lable: unknown key; did you mean 'label'"]),
     ],
 )

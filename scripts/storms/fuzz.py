@@ -58,7 +58,7 @@ KEYS = [
     "task", "task.train", "task.columns", "task.operations", "verifier", "verifier.kind", "log.wandb",
     "verifier.options", "verifier.options.path", "verifier.workers", "algorithm", "algorithm.name",
     "algorithm.alpha", "algorithm.x.y", "runtime.threads", "runtime.device", "runtime.kind", "nope",
-    "sampler.options", "agents.0.template_args", "agents.0.away", "agents.0.lora", "agents.0.betas",
+    "sampler.options", "agents.0.template_args", "agents.0.lora", "agents.0.betas",
     "agents.0.system", "agents.0.reply_start", "evaluation.problems", "prompts_per_step", "", ".", "*",
     "samples_per_prompt", "minibatch_samples", "agents.0.resources", "diagnostics.every", "a." * 2000,
 ]

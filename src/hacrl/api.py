@@ -55,6 +55,10 @@ class Run(RunDirectory):
     def metrics(self, kind: str | None = None, agent: str | None = None) -> DataFrame:
         """metrics.jsonl as a data frame, of one kind ("train" or "evaluation") or agent where given.
         docs/metrics.md explains the columns."""
+        known = {"kind": ["train", "evaluation"], "agent": [a.name for a in self.config().agents]}
+        for field, given in (("kind", kind), ("agent", agent)):
+            if given is not None and given not in known[field]:
+                raise UserError(f"{field} = {given!r}: choose one of {', '.join(known[field])}")
         return _frame(self.metric_rows(kind, agent))
 
     def samples(

@@ -230,6 +230,8 @@ def with_overrides(source: str, overrides: Overrides) -> str:
     """Where a config comes from, for messages, e.g. "team.toml with override steps=0"."""
     given = overrides.items() if isinstance(overrides, Mapping) else ()
     texts = [mask_override(text) for text in [f"{k}={v}" for k, v in given] or overrides]
+    # A table or list may hold a secret under a key of its own: only its name is shown.
+    texts = [re.sub(r"=\s*[\[{].*", "=...", text, flags=re.DOTALL) for text in texts]
     texts = [text if len(text) <= 60 else f"{text[:60]}..." for text in texts]
     return f"{source} with override {', '.join(texts)}" if texts else source
 

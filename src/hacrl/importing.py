@@ -106,16 +106,17 @@ def source_file(path: str) -> Path | None:
 
 def give_function(function: Callable[..., Any], field: str) -> tuple[str, str]:
     """Keep a function of this process for `given_function`; return its import path and a hash of its
-    source and code. Values that the function takes from outside are not part of the hash."""
+    source. Values that the function takes from outside are not part of the hash."""
     if not hasattr(function, "__code__"):
         kind = type(function).__name__
         raise UserError(f"{field} is a {kind}, not a function; give a def or lambda that calls it")
     source = ""
     with suppress(OSError):  # typed at a prompt, or made by exec
         source = inspect.getsource(function)
-    text = source + _code_text(function.__code__)  # two lambdas on one line have the same source
+    if not source or function.__name__ == "<lambda>":  # two lambdas may share a line
+        source += _code_text(function.__code__)
     name = re.sub(r"\W", "", function.__name__)
-    path, version = f"{GIVEN}:{name}", sha256(text.encode()).hexdigest()[:12]
+    path, version = f"{GIVEN}:{name}", sha256(source.encode()).hexdigest()[:12]
     _GIVEN.setdefault(path, {})[version] = function
     pack_functions()  # an error now, not in a worker
     return path, version

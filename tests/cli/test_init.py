@@ -16,6 +16,7 @@ from cli_helpers import ROOT, accepted, hacrl, refused, write
 
 from hacrl.config import load_config
 from hacrl.study.init.data import guess_verifier, read_data
+from hacrl.study.init.team import _make_agents
 
 SUMS = [{"problem": f"{a}+{b}=", "solution": a + b} for a in range(1, 7) for b in range(1, 7)]
 POCKET = ("--model", "pocket:wren", "--model", "pocket:finch")
@@ -195,3 +196,9 @@ def test_the_schema_accepts_the_configs_and_names_a_typo() -> None:
         assert not check.is_valid(tree), key
         del table[key]
     assert check.is_valid(tree)
+
+
+def test_models_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
+    """The third model cannot be called qwen-2, because the second one is."""
+    names = [a.name for a in _make_agents(["a/qwen", "b/qwen-2", "c/qwen"], None, "", tmp_path)]
+    assert names == ["qwen", "qwen-2", "qwen-3"]

@@ -130,6 +130,8 @@ def test_errors_show_no_secret_and_no_terminal_code(tmp_path: Path) -> None:
     config = write(tmp_path / "a.toml")
     message = refused("train", config, "pool.url=redis://me:hunter2@host", "agents.0.\x1b[2J=1")
     assert "hunter2" not in message and "\x1b" not in message
+    options = 'sampler.options={"headers"={"Authorization"="Bearer hunter2"}}'
+    assert "hunter2" not in refused("train", config, "steps=0", options)
 
 
 def test_markup_and_terminal_codes_are_shown_as_text() -> None:

@@ -124,3 +124,17 @@ def test_files_hold_no_nan_and_no_infinity(tmp_path: Path) -> None:
     json.loads((tmp_path / "rows.jsonl").read_text(), parse_constant=refuse)
     found = read_rows(tmp_path / "rows.jsonl", WAY)
     assert found == [{"ratio": None, "rows": [[1.5, None], {"a": None}], "n": 3}]
+
+
+def test_lines_of_a_second_writer_are_an_error(tmp_path: Path) -> None:
+    """An unfinished line, which a kill leaves, is removed; whole lines are not."""
+    log = RowLog(tmp_path / "rows.jsonl", "Delete it")
+    log.add({"step": 0})
+    with open(log.path, "ab") as file:
+        file.write(b'{"step"')
+    log.add({"step": 1})
+    assert [row["step"] for row in log.read()[0]] == [0, 1]
+    with open(log.path, "ab") as file:
+        file.write(b'{"step": 2}\n')
+    with pytest.raises(UserError, match="changed while the run wrote it"):
+        log.add({"step": 3})

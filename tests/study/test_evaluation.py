@@ -18,7 +18,8 @@ from hacrl.study.inspect.samples import find_samples
 def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one step with 12 training problems, of which it holds out others."""
     folder = tmp_path_factory.mktemp("own")
-    for name, numbers in {"train": range(12), "held_out": range(20, 24)}.items():
+    files = {"train": range(12), "held_out": range(20, 24), "mixed": (*range(10, 12), 20)}
+    for name, numbers in files.items():
         write_questions(folder / f"{name}.jsonl", {i: i + 30 for i in numbers})
     paths = {key: str(folder / f"{key}.jsonl") for key in ("train", "held_out")}
     settings = {"task": {"kind": "jsonl", **paths}, "evaluation": {"problems": "all"}}
@@ -29,6 +30,16 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_questions(path: Path, answers: dict[int, int]) -> None:
     rows = [{"id": i, "question": f"{i}+30", "answer": answer} for i, answer in answers.items()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_eval_says_how_many_problems_were_trained_on(own_data: Path, tmp_path: Path) -> None:
+    """10+30 and 11+30 of mixed.jsonl are training problems, also behind another prompt; 20+30 is not."""
+    notes: list[str] = []
+    for prompt in ("{question}", "{question}="):
+        changes = [f"task.held_out={own_data / 'mixed.jsonl'}", f"task.prompt={prompt}"]
+        evaluate_held_out(str(own_data / "run"), changes, out=tmp_path, report=notes.append)
+    trained_on = "2 of the 3 problems are training problems of"
+    assert sum(note.startswith(trained_on) for note in notes) == 2
 
 
 def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path) -> None:

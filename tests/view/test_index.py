@@ -15,6 +15,7 @@ from hacrl.types import Trajectory
 from hacrl.view.index import Index
 from hacrl.view.live import LiveRun
 from hacrl.view.replies import list_replies
+from hacrl.view.teaching import teaching
 
 STEPS, EACH = 3, 8  # replies of an agent in a step
 
@@ -78,6 +79,21 @@ def test_a_step_that_changed_is_indexed_again(run: RunDirectory) -> None:
     assert index.refresh() == 1 and total(index) == 72
     again = Index(LiveRun.open(run.path))  # another server
     assert again.refresh() == 0 and total(again, q=rows[0].text) == 1
+
+
+def test_a_run_with_other_learners_has_another_index(run: RunDirectory) -> None:
+    old = LiveRun.open(run.path)
+    index = Index(old)
+    index.refresh()
+    pairs = [p for p in teaching(old, index)["pairs"] if p["learner"] != "ant"]
+    text = run.config_path.read_text()
+    run.config_path.write_text(text.replace("learn = true", "learn = false", 1))  # of ant
+    new = LiveRun.open(run.path)  # another server
+    again = Index(new)
+    assert again.learners == ["bee", "cow", "dog"]
+    assert not any(pair["counted"] for pair in teaching(new, again)["pairs"])
+    assert again.refresh() == STEPS
+    assert teaching(new, again)["pairs"] == pairs
 
 
 def test_a_damaged_step_is_named_and_the_others_are_listed(run: RunDirectory) -> None:

@@ -206,20 +206,25 @@ def test_an_exported_run_needs_no_server(tab: Any, runs: Path, tmp_path: Path) -
 
 
 def test_a_comparison_and_its_report(tab: Any, runs: Path, tmp_path: Path) -> None:
-    """The page of a suite over real runs, and report.html of the same suite."""
+    """The page of a suite over real runs, and report.html of the same suite. A run that is gone has no
+    link on the page."""
     out = compared(tmp_path, runs)
+    shutil.rmtree(out / "runs" / "team" / "gspo")
     with serving(out) as url:
         tab.goto(url)
         tab.get_by_text("Difference to gspo").first.wait_for()
         keep_shots(tab, "suite")
         assert tab.get_by_text("is open").count() >= 1
-        seed = tab.locator("figure svg a").first
-        seed.click()
+        links = tab.locator("figure svg a, .report a")
+        found = {link.get_attribute("href") for link in links.all()}
+        assert found == {"#run?id=runs%2Fteam%2Fhacpo%2Fseed-0"}
+        tab.locator("figure svg a").first.click()
         tab.wait_for_url("**#run?id=runs*")
         tab.locator(".facts").wait_for()
     tab.goto((out / "report.html").as_uri())
     tab.get_by_text("Difference to gspo").first.wait_for()
     assert tab.locator("figure svg a").first.get_attribute("href").startswith("runs/team/")
+    assert tab.locator(".report a[href='runs/team/gspo/seed-0']").count() >= 1
     assert tab.get_by_role("heading", name="Settings").is_visible()
     keep_shots(tab, "report")
 

@@ -69,10 +69,11 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
     for row in rows:
         reasons.update({k: n for k, n in row.items() if re.fullmatch("samples/drop/[^/]+", k)})
     (reason, count), *_ = reasons.most_common(1)
+    way = "Raise max_response_tokens, or set too_long = 'truncate'" if "too_long" in reason else ""
     return (
         f"agent {agent!r} could not use {dropped:.0f} of its peers' {kept + dropped:.0f} replies in "
-        f"{_span(rows)}. Most frequent reason: {reason} ({plural(count, 'time')}); docs/metrics.md "
-        "explains it."
+        f"{_span(rows)}. Most frequent reason: {reason} ({plural(count, 'time')}). "
+        + (way or "docs/metrics.md explains it.")
     )
 
 
@@ -136,9 +137,9 @@ def truncated_held_out(config: Config, agent: str, rows: Sequence[Row]) -> str |
 
 def never_right(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Replies get rewards, but none the largest one, which alone counts as right."""
-    if any(row.get("verdict/ok") for row in rows) or not any(row["reward"] for row in rows):
+    if any(row["verdict/ok"] for row in rows) or not any(row["reward"] for row in rows):
         return None
-    best = max(row["reward"] for row in rows)
+    best = max(row["reward"] or 0.0 for row in rows)
     return (
         f"agent {agent!r}: no reply in {_span(rows)} got the largest reward of the verifier, so none "
         f"counts as right (largest mean reward of a step: {best:.3g}). If the reward function cannot "
@@ -198,7 +199,7 @@ RULES = (
     Rule("evaluation", lambda row: row.get("not_attempted"), 1, long_prompts),
     Rule("train", lambda row: row.get("truncated") is not None, STEPS, truncated),
     Rule("evaluation", lambda row: row.get("truncated", 0) > MANY_TRUNCATED, 1, truncated_held_out),
-    Rule("train", lambda row: row.get("reward") is not None, STEPS, never_right),
+    Rule("train", lambda row: "verdict/ok" in row, STEPS, never_right),
     Rule("train", lambda row: row.get("own/samples"), STEPS, no_signal),
     Rule("evaluation", lambda row: row.get("problems", 0) >= COLLAPSE_PROBLEMS, 0, collapse),
 )

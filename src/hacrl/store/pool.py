@@ -183,8 +183,11 @@ class Pool:
         """Content of snapshot.json; "batches" has the digests by agent, in the order of the team."""
         path = self._step(step) / "snapshot.json"
         record = read_object(path, self._way)
-        if (record["schema"], record["step"]) != (SCHEMA, step):
+        batches = record.get("batches")
+        if (record.get("schema"), record.get("step")) != (SCHEMA, step):
             raise changed(path, "it is of another step or version", self._way)
+        if not isinstance(batches, dict) or not all(isinstance(v, str) for v in batches.values()):
+            raise changed(path, "it has no digests of batches", self._way)
         return record
 
     def _read(self, step: int, agent: str, digest: str) -> tuple[list[Trajectory], list[str]]:

@@ -159,9 +159,10 @@ class RowLog:
         if not self._end and (error := self.read()[1]):
             raise error
         size = self.path.stat().st_size if self.path.is_file() else 0
-        if size < self._end:
+        rest = self.path.read_bytes()[self._end :] if size > self._end else b""
+        if size < self._end or b"\n" in rest:
             raise changed(self.path, "it was deleted or changed while the run wrote it", self.way)
-        if size > self._end:  # an incomplete line that a kill or a full disk left
+        if rest:  # an incomplete line that a kill or a full disk left
             os.truncate(self.path, self._end)
         line = seal(row, self._last)
         append_line(self.path, line, sync)

@@ -22,7 +22,9 @@ from hacrl.store.reader import RunReader
 from hacrl.study.model_card import CARD, model_card
 from hacrl.study.tables import percent, plain_table
 from hacrl.tasks import make_task
+from hacrl.tasks.dataset import normalised
 from hacrl.training.evaluate import evaluate
+from hacrl.types import Problem
 from hacrl.verify import VerifierPool
 
 Report = Callable[[str], None]
@@ -197,12 +199,9 @@ def evaluate_held_out(
         run = RunReader(Path(target))
         found = candidates_of_run(run, settings, agent=agent, step=step, best=best, report=report)
         task = make_task(settings.task, settings.seed, run.path)
-        if settings.task == run.config().task and problems_changed(run, settings, task):
-            report(
-                f"the data of {run.path} has changed since it was trained: its training problems may "
-                "be among these"
-            )
     problems = task.held_out(settings.evaluation.most)
+    if not config:
+        _check_problems(run, settings, problems, report)
     out, results = out or output_folder(target, "eval"), []
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
@@ -220,6 +219,34 @@ def evaluate_held_out(
                     f"max_prompt_tokens = {limit} and count as not solved"
                 )
     return results, out
+
+
+def _check_problems(
+    run: RunReader, settings: Config, problems: Sequence[Problem], report: Report
+) -> None:
+    """Report problems that the run has trained on, and data that has changed since."""
+    config = run.config()
+    try:
+        task = make_task(config.task, config.seed, run.path)
+    except UserError:  # the data of the run is not here
+        return
+    trained = {_question(problem, config) for problem in getattr(task, "train", ())}
+    if seen := sum(_question(problem, settings) in trained for problem in problems):
+        report(
+            f"{seen} of the {len(problems)} problems are training problems of {run.path}: this is no "
+            "held-out accuracy"
+        )
+    if problems_changed(run, config, task):
+        report(
+            f"the data of {run.path} has changed since it was trained: its training problems may be "
+            "among these"
+        )
+
+
+def _question(problem: Problem, config: Config) -> str:
+    """What is asked, without the prompt's template where the row has a question, to compare problems."""
+    said = "\n".join(message.content for message in problem.messages)
+    return normalised(str(problem.asked.get(config.task.columns.question, said)))
 
 
 def _like_agent(model: str, config: Config, agent: str | None) -> Candidate:

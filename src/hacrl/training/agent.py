@@ -37,7 +37,8 @@ from hacrl.types import Problem, Rollout, Sample, Trajectory, Update
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
 
-SKIP_LIMIT = 5  # so many non-finite updates in a row stop the run
+SKIP_LIMIT = 5  # number of non-finite updates in a row that stops the run
+FIRST_STEPS = 8  # steps whose prompts are measured if none of the first step fits
 
 
 class Agent:
@@ -179,13 +180,17 @@ class Agent:
     def _prompts(self, step: int) -> tuple[list[Problem], dict[str, tuple[int, ...]]]:
         """The step's problems, and by problem id the prompts that are not too long."""
         limit = self.config.prompt_limit(self.agent)
-        problems = self.task.batch(step, self.config.problems_per_step)
+        count = self.config.problems_per_step
+        problems = self.task.batch(step, count)
         prompts = short_prompts(self.policy, problems, limit)
         if step == 0 and not prompts:
-            raise UserError(
-                f"agent {self.name!r}: every prompt of the first step is longer than max_prompt_tokens "
-                f"= {limit}. Raise it, or check the agent's template and tokenizer."
-            )
+            first = [p for later in range(FIRST_STEPS) for p in self.task.batch(later, count)]
+            if not short_prompts(self.policy, first, limit):
+                raise UserError(
+                    f"agent {self.name!r}: every prompt of the first {len(first)} problems is longer "
+                    f"than max_prompt_tokens = {limit}. Raise it, or check the agent's template and "
+                    "tokenizer."
+                )
         return problems, prompts
 
     def _own_rows(self, step: int) -> list[Trajectory] | None:

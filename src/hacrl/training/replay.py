@@ -42,10 +42,17 @@ class ReplayAgent:
                 f"{run.path} has {', '.join(names)}. Name one of them."
             )
         stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
-        for t in Pool(run.pool_path, read_only=True).rows(agent=source):
+        unreadable: list[str] = []
+        pool = Pool(run.pool_path, read_only=True)
+        for t in pool.rows(agent=source, report=unreadable.append):
             if t.finish is not Finish.NOT_ATTEMPTED:
                 self._check(t)
                 stored[t.problem_id][t.step].append(t)
+        if unreadable:
+            self.notes.append(
+                f"agent {self.name!r} leaves out {len(unreadable)} stored rows of {run.path} that "
+                f"cannot be read. The first: {unreadable[0]}."
+            )
         if not stored:
             raise UserError(
                 f"agent {self.name!r}: the run {run.path} has no trajectories of {source!r}; "

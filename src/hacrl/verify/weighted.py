@@ -43,12 +43,12 @@ class SumVerifier:
                 prepare()
 
     def judge(self, reply: str, problem: Problem) -> Verdict:
-        verdicts, total, rewards = [], 0.0, []
+        verdicts, products, rewards = [], [], []
         for name, weight, verifier in self.parts:
             verdict = guarded_judge(verifier, reply, problem, raise_memory=True)
             if not verdict.judged:
                 return replace(verdict, detail=f"{name}: {verdict.detail}"[:DETAIL_LIMIT])
             verdicts.append(verdict)
-            total += weight * verdict.reward
+            products.append(weight * verdict.reward)
             rewards.append((name, verdict.reward))
-        return replace(verdicts[0], reward=total, parts=tuple(rewards))
+        return replace(verdicts[0], reward=sum(products), parts=tuple(rewards))

@@ -2,8 +2,9 @@
 
 It holds what the filters need, the beginning of each text, and a full-text index. Whole texts,
 advantages and weights stay in the run's files (replies.py). The file lies in the user's cache folder,
-named by the run's path; where that is not writable the index is kept in memory. A step whose files have
-changed since it was indexed is indexed again, so resumed and replaced runs need no special handling.
+named by the run's path and its learners; where that is not writable the index is kept in memory. A step
+whose files have changed since it was indexed is indexed again, so resumed and replaced runs need no
+special handling.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Index:
         self.run = run
         self.learners = [agent.name for agent in run.config().agents if agent.learns]
         self._writing = threading.RLock()
-        self._place = _file(run.path)
+        self._place = _file(run.path, self.learners)
         self._memory = _open(self._place)
         self._total: int | None = None  # steps of the run, once they are counted
         self._failed = ""
@@ -167,10 +168,12 @@ def _forget(db: sqlite3.Connection, step: int) -> None:
         db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
 
 
-def _file(run: Path) -> Path:
-    """The index of a run in the user's cache folder."""
+def _file(run: Path, learners: Sequence[str]) -> Path:
+    """The index of a run in the user's cache folder. Its column `uses` has a letter for each learner, so
+    a run with other learners has another index."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:24]
+    key = b"\0".join([os.fsencode(run.resolve()), *(name.encode() for name in learners)])
+    digest = hashlib.sha256(key).hexdigest()[:24]
     return Path(base) / "hacrl" / "view" / f"{digest}.sqlite"
 
 

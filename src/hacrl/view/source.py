@@ -148,12 +148,14 @@ class Source:
             return {}, str(error)
 
     def suite(self, query: Query) -> dict[str, Any]:
-        """A comparison. `base` leads from `root` to its folder."""
-        folder = self.found()[1].get(query.get("id", ""))
+        """A comparison. `base` leads from `root` to its folder; `runs` are the ids of its runs."""
+        runs, suites = self.found()
+        folder = suites.get(query.get("id", ""))
         if folder is None:
             raise UserError(f"there is no suite {query.get('id')!r} in {self.root}")
         base = "" if folder == self.root else f"{query['id']}/"
-        return {**read_suite(folder), "base": base}
+        below = [name for name in runs if name.startswith(f"{base}runs/")]
+        return {**read_suite(folder), "base": base, "runs": below}
 
     def pulse(self, query: Query) -> Any:
         """A value that changes when the watched run, or the list of runs, does."""

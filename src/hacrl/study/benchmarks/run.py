@@ -95,6 +95,11 @@ def _job(
     temperature = settings.temperature
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
+    if temperature == 0 and samples > 1:
+        raise UserError(
+            f"{benchmark.title}: temperature = 0 gives {samples} equal replies. Set samples to 1, or a "
+            "temperature above 0"
+        )
     problems = load_problems(benchmark, data, settings.prompt, settings.problems, settings.seed)
     content = [(p.id, p.messages[-1].content, p.answer) for p in problems]
     agent = candidate.agent
@@ -106,6 +111,7 @@ def _job(
         "problems": len(problems),
         "problems_sha256": sha256(json.dumps(content).encode()).hexdigest(),
         "samples": samples,
+        "figure": benchmark.headline,
         "temperature": temperature,
         "max_response_tokens": settings.max_response_tokens,
         "max_prompt_tokens": settings.max_prompt_tokens,

@@ -17,7 +17,7 @@ from typing import Any
 
 import hacrl
 from hacrl.config import Config
-from hacrl.config_file import RENAMED, first_difference
+from hacrl.config_file import first_difference
 from hacrl.errors import UserError
 from hacrl.fingerprint import change_kind, config_by_key, model_folder
 from hacrl.store.checkpoint import sha256
@@ -110,7 +110,7 @@ class FinishedRuns:
         row = self._runs[run.name]
         given = config_by_key(run.config, exclude_defaults=True)
         # A run from before a setting existed is a run with its default.
-        then = {k: v for k, v in row["settings"].items() if not _removed(k)}
+        then = {k: v for k, v in row["settings"].items() if not _removed(k, v)}
         now = {k: v for k, v in settings(run.config).items() if k in then or k in given}
         if changed := first_difference(then, now):
             raise UserError(
@@ -170,10 +170,23 @@ def settings(config: Config) -> dict[str, Any]:
     return dict(json.loads(json.dumps(found)))
 
 
-def _removed(key: str) -> bool:
-    """Whether a setting of a stored run, such as agents.wren.prune, does not exist any more."""
+REMOVED = {
+    "agents.away": [],
+    "sampler.behaviour": "score",
+    "sampler.check_samples": 32,
+    "skip_limit": 5,
+    "trust.max_source_norm": 1.0,
+    "trust.false_alarm_steps": 10_000,
+    "trust.quarantine_steps": 20,
+}
+"""Setting that does not exist any more -> the value that stands for today's behaviour."""
+
+
+def _removed(key: str, value: Any) -> bool:
+    """Whether a setting of a stored run does not exist any more and had today's meaning."""
     table, _, rest = key.partition(".")
-    return (f"agents.{rest.partition('.')[2]}" if table == "agents" else key) in RENAMED
+    name = f"agents.{rest.partition('.')[2]}" if table == "agents" else key
+    return name in REMOVED and value == REMOVED[name]
 
 
 def source_digest() -> str:

@@ -268,6 +268,10 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
     """All runs with their resolved configs and steps. They are ordered by seed, so that an
     interrupted suite has complete pairs."""
     reference = suite.arm(suite.reference)
+    if reference.teams is not None and uses_peers(
+        make_config(suite, suite.all_teams[0], reference, suite.seeds[0], changes)
+    ):
+        raise UserError(f"{suite.path}: reference = {suite.reference!r} must train every team")
     runs: list[Run] = []
     for seed in suite.seeds:
         for team in suite.all_teams:

@@ -158,12 +158,15 @@ def _verifier(config: Config) -> str:
         return kind
     reply = f"\\boxed{{{problem.answer}}}" if kind == "math" else problem.answer
     with VerifierPool(config.verifier.model_copy(update={"workers": 1})) as pool:
-        [verdict] = pool.judge_all([(reply, problem)])
+        verdict, again = pool.judge_all([(reply, problem)] * 2)
     if not verdict.judged:
         raise UserError(
             f"{kind} does not judge {reply[:60]!r}, the answer of the first problem: {verdict.detail}"
         )
-    return f"{kind}; a reply with the answer of the first problem gets reward {verdict.reward:g}"
+    text = f"{kind}; a reply with the answer of the first problem gets reward {verdict.reward:g}"
+    if again.judged and again.reward != verdict.reward:
+        text += f", and {again.reward:g} when it is judged again: such a run cannot be repeated"
+    return text
 
 
 def _updates(config: Config) -> str:

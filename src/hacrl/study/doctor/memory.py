@@ -64,6 +64,7 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -
         text = config.get_text_config()
         hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
         inner = getattr(text, "intermediate_size", None) or 4 * hidden
+        inner = max(inner) if isinstance(inner, list) else inner  # Gemma 3n: one size per layer
         if experts := getattr(text, "num_experts_per_tok", None):
             inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
         width = getattr(text, "head_dim", None) or hidden // heads

@@ -127,8 +127,10 @@ def _make_agents(models: Sequence[str], data: Data | None, prompt: str, base: Pa
     agents: list[Agent] = []
     for model in models:
         name = plain = model_name(model).lower()[:60]
+        number = 1
         while name in [agent.name for agent in agents]:
-            name = f"{plain}-{len(agents) + 1}"
+            number += 1
+            name = f"{plain}-{number}"
         folder = base / Path(model).expanduser()
         source = Path(model_source(str(folder) if folder.exists() else model, name))
         if not source.is_dir():  # a hub name, which is not downloaded here
@@ -217,7 +219,10 @@ def _config_text(
         "small": all(a.learning_rate > 1e-6 for a in agents),
         "epoch": -(-usable // prompts),
     }
-    limits = _limits(agents, data, 48 if pocket else 512 if gpu else 128)
+    response = 48 if pocket else 512 if gpu else 128
+    if kind == "exact" and data:  # a token is at least one character
+        response = max(response, *(len(answer) for answer in data.answers))
+    limits = _limits(agents, data, response)
     text = render("init/team.toml.j2", **values, **limits)
     # The template marks comments with ##; they start in one column.
     parts = (line.partition(" ## ") for line in text.splitlines())

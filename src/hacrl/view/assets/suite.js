@@ -22,11 +22,12 @@ function byAgent(rows) {
 }
 
 export async function suiteView(params, page) {
-  const { results, report, base } = await get("suite", { id: params.id || "" });
+  const { results, report, base, runs } = await get("suite", { id: params.id || "" });
   page.title(results?.suite.replace(/\.toml$/, "") || params.id || "Comparison", report ? null : "not finished");
   if (!results) return { node: notice("This comparison has no report yet: `hacrl compare` writes it when a run is finished.") };
   const arms = [...new Set(results.rows.map((r) => r.arm))], color = (arm) => arms.indexOf(arm) % 8;
-  const run = (path) => exported ? base + path : link("run", { id: base + path });
+  const known = new Set(runs);  // a file has none: its links lead to folders
+  const run = (path) => exported ? base + path : known.has(base + path) ? link("run", { id: base + path }) : "";
   const href = (row, seed) => run(`runs/${row.team}/${row.arm}/seed-${seed}`);
   const all = (row) => together(row.seeds.map((seed) => href(row, seed)));
   const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
@@ -54,10 +55,11 @@ function forest(rows, results, color, href) {
   return forestPlot(`Difference to ${results.reference}`, `held-out ${results.score} in points, 95 % interval; dots: seeds, linked to their runs`, shown);
 }
 
-/** The address of several runs: their overlay, or the first in a file, which has no overlay. */
+/** The address of those runs that have one: their overlay, or the first in a file, which has no overlay. */
 function together(addresses) {
-  const ids = addresses.map((a) => a?.startsWith("#run?") && new URLSearchParams(a.slice(5)).get("id"));
-  return ids.length > 1 && ids.every(Boolean) ? link("runs", { sel: ids.join("|") }) : addresses[0];
+  const found = addresses.filter(Boolean);
+  if (exported || found.length < 2) return found[0];
+  return link("runs", { sel: found.map((a) => new URLSearchParams(a.slice("#run?".length)).get("id")).join("|") });
 }
 
 function curves(rows, results, color, all) {
