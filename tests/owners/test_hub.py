@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,13 +14,13 @@ import pytest
 from hub_process import NAMES, HubProcess, row, rows
 
 from hacrl.errors import UserError
-from hacrl.owners.batch import Batch
+from hacrl.owners.batch import Batch, measure
 from hacrl.owners.client import HubClient, HubRefused
 from hacrl.owners.connection import Connection, Sender
 from hacrl.owners.hub.gate import Gate
 from hacrl.owners.hub.store import Refused
 from hacrl.owners.pool import HubPool, merged
-from hacrl.owners.signing import Key, Signed, canonical
+from hacrl.owners.signing import Key, Malformed, Signed, canonical, sha256
 from hacrl.store.codec import TRAJECTORY
 from hacrl.types import Status, Verdict
 
@@ -213,7 +214,8 @@ def test_sizes_are_checked_before_parsing(make_hub: MakeHub) -> None:
     assert put(a, b[:-9]) == "malformed"
     assert put(b, a) == "malformed"
     assert put(a, b, size=-1) == "malformed"
-    assert put(a, b, size=10**9) == "malformed"
+    for size in (10**9, 10**13, 10**20):
+        assert put(a, b, size=size) == "malformed"  # status 400; a 500 would be sent again
     forged = Signed("envelope", {**good.envelope.content, "rows": 3}, good.envelope.signature)
     assert put(a, b, forged) == "signature"
     many = Batch.build(ant.key, hub.team.id, "ant", 0, rows("ant", 0, 40), "all", None)
@@ -221,6 +223,31 @@ def test_sizes_are_checked_before_parsing(make_hub: MakeHub) -> None:
     assert hub.metrics()["hacrl_hub_arrived"] == 0
     assert hub.metrics()["hacrl_hub_memory_bytes"] < 300e6
     assert ant.put(good).content["late"] is False
+
+
+def test_parts_are_measured_in_little_memory() -> None:
+    """Bytes that expand to 64 MiB; one byte above the limit is refused."""
+    lines = (b"x" * 1023 + b"\n") * 2**16
+    part, digest = gzip.compress(lines, 1), sha256(lines)
+    assert len(part) < 2**20
+    del lines
+    tracemalloc.start()
+    try:
+        assert measure(part, 2**26) == (digest, 2**16, 2**26)
+        with pytest.raises(Malformed, match="longer than"):
+            measure(part, 2**26 - 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_of_the_hub_is_bounded(
+    make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = make_hub()
+    monkeypatch.setattr("hacrl.owners.connection.MOST", 100)
+    with pytest.raises(UserError, match="longer than 100 bytes"):
+        Connection(hub.url).send("GET", "/v1/charter")
 
 
 def test_a_run_directory_belongs_to_one_team(make_hub: MakeHub) -> None:

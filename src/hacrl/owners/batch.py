@@ -13,8 +13,10 @@ the way to the hub a batch is
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,6 +29,7 @@ from hacrl.trust.publish import has_text, withheld, without_details
 from hacrl.types import Trajectory
 
 _LEVEL = 1  # of gzip, as in store/pool.py
+_PIECE = 1 << 16  # bytes that are decompressed at a time
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -138,18 +141,42 @@ def read_layout(line: bytes) -> Layout:
     return Layout(signed, read_envelope(signed), sizes)
 
 
-def unpack(compressed: bytes, most: int, digest: str) -> bytes:
-    """The lines of a part; Malformed unless it is one gzip member of at most `most` bytes, in whole
-    lines, with this digest."""
-    stream = zlib.decompressobj(wbits=31)
+def pieces(compressed: bytes, most: int) -> Iterator[bytes]:
+    """Decompress a part in pieces; Malformed unless it is one gzip member of at most `most` bytes, in
+    whole lines."""
+    stream, file = zlib.decompressobj(wbits=31), io.BytesIO(compressed)
+    size, last = 0, b"\n"
     try:
-        lines = stream.decompress(compressed, most + 1)
+        while not stream.eof:
+            data = stream.unconsumed_tail or file.read(_PIECE)
+            piece = stream.decompress(data, _PIECE)
+            if not (data or piece or stream.eof):
+                raise Malformed("the compressed part is incomplete")
+            size, last = size + len(piece), piece[-1:] or last
+            if size > most:
+                raise Malformed(f"the part is longer than {most} bytes")
+            yield piece
     except zlib.error as error:
         raise Malformed("the part is not gzip") from error
-    if len(lines) > most:
-        raise Malformed(f"the part is longer than {most} bytes")
-    if not stream.eof or stream.unused_data:
-        raise Malformed("the compressed part is incomplete, or bytes follow it")
-    if sha256(lines) != digest or lines[-1:] not in (b"", b"\n"):
-        raise Malformed(f"the part is not made of lines with the sha256 {digest[:16]}...")
+    if stream.unused_data or file.read(1):
+        raise Malformed("bytes follow the compressed part")
+    if last != b"\n":
+        raise Malformed("the last line is incomplete")
+
+
+def unpack(compressed: bytes, most: int, digest: str) -> bytes:
+    """The lines of a part; Malformed unless they have this digest."""
+    lines = b"".join(pieces(compressed, most))
+    if sha256(lines) != digest:
+        raise Malformed(f"the part does not have the sha256 {digest[:16]}...")
     return lines
+
+
+def measure(compressed: bytes, most: int) -> tuple[str, int, int]:
+    """(digest, rows, bytes) of a part, without keeping its lines in memory."""
+    digest, rows, size = hashlib.sha256(), 0, 0
+    for piece in pieces(compressed, most):
+        digest.update(piece)
+        rows += piece.count(b"\n")
+        size += len(piece)
+    return digest.hexdigest(), rows, size

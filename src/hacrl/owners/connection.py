@@ -1,5 +1,6 @@
-"""HTTP requests to a hub: signed, and repeated while the hub is down."""
+"""HTTP requests to a hub: signed, repeated while the hub is down, with a limit on answers."""
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -16,8 +17,9 @@ except ImportError as error:
 
 PATIENCE = 3600.0  # seconds to wait for a hub that cannot be reached
 POLL = 5.0  # seconds that the hub holds a request for a snapshot that does not exist yet
-_AGAIN = {"rate", "busy", "database", "restarted", "incomplete"}
-"""Codes of refusals after which the request is signed and sent again."""
+MOST = 1 << 30  # largest answer in bytes
+_AGAIN = {"rate", "busy", "database", "restarted", "slow", "incomplete"}
+"""Codes of refusals after which the request is signed and sent again; only old hubs say "slow"."""
 
 
 class HubRefused(UserError):
@@ -81,13 +83,13 @@ class Connection:
             check()
             headers = sender.headers(method, path, body) if sender else {}
             try:
-                answer = self.http.request(method, self.url + path, content=body, headers=headers)
-                if answer.status_code == 200:
+                status, answer = self._once(method, path, body, headers)
+                if status == 200:
                     if noted:
                         self.note("the hub answers again")
-                    return answer.content
-                code, reason = _refusal(answer)
-                if code not in _AGAIN and answer.status_code < 500:
+                    return answer
+                code, reason = _refusal(status, answer)
+                if code not in _AGAIN and status < 500:
                     raise HubRefused(code, reason)
             except httpx.InvalidURL as error:
                 raise UserError(f"{self.url!r} is not the URL of a hub ({error})") from error
@@ -106,11 +108,25 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
+    def _once(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Status and body of one request."""
+        url = self.url + path
+        with self.http.stream(method, url, content=body, headers=headers) as answer:
+            pieces, size = [], 0
+            for piece in answer.iter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST:
+                    raise UserError(f"{self.url}: a response is longer than {MOST} bytes")
+            return answer.status_code, b"".join(pieces)
 
-def _refusal(answer: httpx.Response) -> tuple[str, str]:
+
+def _refusal(status: int, answer: bytes) -> tuple[str, str]:
     """(code, sentence) of an answer that is not 200."""
     try:
-        value = answer.json()
+        value = json.loads(answer[:10_000])
         return str(value["error"])[:40], str(value["message"])[:500]
     except (ValueError, KeyError, TypeError):
-        return "status", f"status {answer.status_code}"
+        return "status", f"status {status}"

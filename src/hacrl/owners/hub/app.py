@@ -18,6 +18,7 @@ A refusal is {"error": CODE, "message": SENTENCE, "time": TIME OF THE HUB}.
 
 import asyncio
 import hashlib
+import os
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -119,10 +120,12 @@ class Hub:
         return receipt
 
     def _store_batch(self, member: str, step: int, file: IO[bytes]) -> Signed:
-        layout = read_layout(file.readline(MAX_LINE).removesuffix(b"\n"))
-        parts = (file.read(layout.sizes[0]), file.read(layout.sizes[1]))
-        if layout.envelope.step != step or tuple(map(len, parts)) != layout.sizes or file.read(1):
+        line = file.readline(MAX_LINE)
+        layout = read_layout(line.removesuffix(b"\n"))
+        size = len(line) + sum(layout.sizes)
+        if layout.envelope.step != step or os.fstat(file.fileno()).st_size != size:
             raise Malformed("the envelope's step or the sizes of the parts do not fit the request")
+        parts = (file.read(layout.sizes[0]), file.read(layout.sizes[1]))
         return self.store.put(member, layout, parts)
 
     async def put_skip(self, member: str, request: Request, step: int) -> Signed:

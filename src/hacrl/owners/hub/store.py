@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert, or_, select
 
 from hacrl.errors import UserError
-from hacrl.owners.batch import Envelope, Layout, unpack
+from hacrl.owners.batch import Envelope, Layout, measure
 from hacrl.owners.charter import TeamRecord
 from hacrl.owners.hub import records as t
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
@@ -68,10 +68,11 @@ class HubStore(t.Records):
         self._check_head(envelope)
         self._lateness(envelope.step, member)
         most = self.charter.max_batch_bytes
-        outcomes = unpack(parts[0], most, envelope.outcomes)
-        texts = unpack(parts[1], most - len(outcomes), envelope.texts)
-        if (outcomes.count(b"\n"), texts.count(b"\n")) != (envelope.rows, envelope.published):
-            raise Malformed("the parts do not have the rows of the envelope")
+        outcomes, rows, size = measure(parts[0], most)
+        texts, published, _ = measure(parts[1], most - size)
+        same = (outcomes, texts) == (envelope.outcomes, envelope.texts)
+        if not same or (rows, published) != (envelope.rows, envelope.published):
+            raise Malformed("the parts do not have the digests and rows of the envelope")
         files = dict(zip((envelope.outcomes, envelope.texts), parts, strict=True))
         self.write(files)
         with self.writing() as db:
