@@ -117,11 +117,13 @@ class Source:
     def index(self, query: Query) -> Index:
         """The index of a run; the first call starts to build it."""
         run, name = self.run(query), query["id"]
+        learners = [agent.name for agent in run.config().agents if agent.learns]
         with self._lock:
-            if name not in self._indexes:
-                self._indexes[name] = Index(run)
-                self._indexes[name].start()
-            return self._indexes[name]
+            found = self._indexes.get(name)
+            if found is None or found.learners != learners:  # another run may have taken its place
+                found = self._indexes[name] = Index(run)
+                found.start()
+            return found
 
     def problem(self, query: Query) -> dict[str, Any]:
         """All agents' replies to one problem of a step."""
