@@ -10,16 +10,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
-import hacrl.training.agent
 from hacrl.config import load_config
 from hacrl.runs import start
 from hacrl.store.reader import mean_rewards
 from hacrl.study.diagnostics.baseline import standard_error
 from hacrl.study.diagnostics.check import Diagnostics
 from hacrl.study.diagnostics.gradients import Directions
+from hacrl.training.hooks import Hooks
 from hacrl.types import Rollout
 
 SHARES = (0.1, 1.0)
@@ -33,8 +34,11 @@ class Moved(Diagnostics):
 
     learner, at = "", 0
 
-    def due(self, step: int) -> bool:
-        return (self.agent.name, step) == (self.learner, self.at)
+    def check(self, step: int, *given: Any) -> dict[str, Any]:
+        """Check only the chosen learner, at the chosen step."""
+        if (self.agent.name, step) != (self.learner, self.at):
+            return {}
+        return super().check(step, *given)
 
     def gains(self, replies: Sequence[Rollout], found: Directions) -> dict[str, list[float]]:
         predicted = super().gains(replies, found)
@@ -78,7 +82,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     Moved.learner, Moved.at = given.learner, given.step
-    hacrl.training.agent.Diagnostics = Moved  # type: ignore[misc]
     config = load_config(
         Path(__file__).parent.parent / "configs" / "pocket.toml",
         [
@@ -93,7 +96,7 @@ def main() -> None:
         ],
     )
     with tempfile.TemporaryDirectory() as folder:
-        start(config, Path(folder) / "run")
+        start(config, Path(folder) / "run", hooks=Hooks(diagnostics=Moved))
 
 
 if __name__ == "__main__":
