@@ -122,7 +122,10 @@ class RuntimeConfig(Table):
     @model_validator(mode="after")
     def _late_ones(self) -> RuntimeConfig:
         if self.kind == "local" and (self.deadline is not None or self.late != "wait"):
-            raise ValueError("deadline and late have no effect with kind = 'local'; remove them")
+            raise ValueError(
+                "deadline and late have no effect with kind = 'local'; remove them, or set "
+                "runtime.kind to 'processes' or 'ray'"
+            )
         if self.late == "go_on" and self.deadline is None:
             raise ValueError("late = 'go_on' needs a deadline, in seconds")
         return self

@@ -1,6 +1,7 @@
 """The interface of an algorithm: what it needs from a step, `credit` and `loss`.
 
-A new algorithm is one file: a subclass of `Algorithm`. The trainer never checks an algorithm's name.
+A new algorithm is one file: a subclass of `Algorithm` (docs/extending.md lists the entries of a built-in one). The trainer never
+checks an algorithm's name.
 """
 
 from abc import ABC, abstractmethod
@@ -158,13 +159,16 @@ class Algorithm(ABC):
         """The rewards that `credit` compares a sample with: those of its author's replies."""
         return step.group(sample).rewards(sample.source)
 
+    def advantage(self, reward: float, rewards: list[float]) -> float:
+        """A = (R - mean) / (std + 1e-6) of a reward among the rewards that it is compared with."""
+        return advantage(reward, mean(rewards), rewards)
+
     def credit(self, step: Step) -> list[Sample]:
         """Return the samples to train on, with advantage and weight, in the order of `step.samples`.
-        By default all of them, with A = (R - mean) / (std + 1e-6) over `rewards` and weight 1."""
+        By default all of them, with `advantage` over `rewards` and weight 1."""
         credited = []
         for sample in step.samples:
-            rewards = self.rewards(step, sample)
-            a = advantage(step.reward(sample), mean(rewards), rewards)
+            a = self.advantage(step.reward(sample), self.rewards(step, sample))
             credited.append(replace(sample, advantage=a, weight=1.0))
         return credited
 

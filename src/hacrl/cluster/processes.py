@@ -4,7 +4,7 @@ One agent samples while another learns. They wait for one another only at the ba
 loop is that of loop.py; a call to an agent is a message to its process. If the process ends, the call
 raises AgentLost, and the next call starts it again. `kill -9` of the run ends all processes.
 
-    python -P -m hacrl.cluster.processes FD PARENT_PID BIND    (started by ProcessExecutor)
+    python -P -m hacrl.cluster.processes NAME FD PARENT_PID BIND    (started by ProcessExecutor)
 """
 
 import asyncio
@@ -37,7 +37,9 @@ class AgentProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            self.process = start_python("hacrl.cluster.processes", str(number), pass_fds=[number])
+            self.process = start_python(  # the name tells the processes apart in `ps`
+                "hacrl.cluster.processes", spec.agent, str(number), pass_fds=[number]
+            )
         self.connection = Connection(ours.detach())
         self.busy = False
         paths = [os.path.abspath(path) for path in sys.path if path]
@@ -115,7 +117,7 @@ class ProcessExecutor(Executor):
 
 def main() -> None:
     """Serve the calls of the run, until it closes the connection or ends."""
-    descriptor, parent, bind = (int(argument) for argument in sys.argv[1:])
+    descriptor, parent, bind = (int(argument) for argument in sys.argv[2:])
     end_with_parent(parent, bool(bind))
     connection = Connection(descriptor)
     paths, spec = connection.recv()

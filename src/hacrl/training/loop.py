@@ -222,8 +222,13 @@ class Team:
         count, step = self.losses[name], self.steps_done[name]
         what = f"agent {name!r} was lost in step {step + 1} ({reason})"
         if count < MAX_LOSSES:
-            how = "It restarts from its newest checkpoint, or from step 1 if it has none."
-            return self.observer.note(f"{what}. {how}")
+            newest = max(self.saved.get(name, ()), default=0)
+            how = (
+                f"the checkpoint of step {newest}"
+                if newest
+                else "the beginning, without a checkpoint"
+            )
+            return self.observer.note(f"{what}. It restarts from {how}.")
         what += f" for the {MAX_LOSSES}th time"
         others = (self.active & set(self.learners)) - {name}
         loading = not self.barriers[START].released
