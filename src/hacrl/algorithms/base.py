@@ -1,7 +1,7 @@
 """The interface of an algorithm: what it needs from a step, `credit` and `loss`.
 
-A new algorithm is one file: a subclass of `Algorithm` (docs/extending.md lists the entries of a built-in one). The trainer never
-checks an algorithm's name.
+A new algorithm is one file: a subclass of `Algorithm`. docs/extending.md lists the entries of a built-in
+one in other files. The trainer never checks an algorithm's name.
 """
 
 from abc import ABC, abstractmethod
