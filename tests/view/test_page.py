@@ -270,4 +270,3 @@ def test_members_arrivals_and_changes_of_a_hub(tab: Any, tmp_path: Path) -> None
 def publish(hub: HubProcess, name: str) -> None:
     client = hub.client(name)
     client.put(hub.batch(client, 0))
-    client.close()
