@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,8 +16,8 @@ import pytest
 from cli_helpers import ROOT, accepted, hacrl, refused, write
 
 from hacrl.config import load_config
+from hacrl.pocket import pocket_path
 from hacrl.study.init.data import guess_verifier, read_data
-from hacrl.study.init.team import _make_agents
 
 SUMS = [{"problem": f"{a}+{b}=", "solution": a + b} for a in range(1, 7) for b in range(1, 7)]
 POCKET = ("--model", "pocket:wren", "--model", "pocket:finch")
@@ -199,6 +200,13 @@ def test_the_schema_accepts_the_configs_and_names_a_typo() -> None:
 
 
 def test_models_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
-    """The third model cannot be called qwen-2, because the second one is."""
-    names = [a.name for a in _make_agents(["a/qwen", "b/qwen-2", "c/qwen"], None, "", tmp_path)]
-    assert names == ["qwen", "qwen-2", "qwen-3"]
+    """wren-3 would be the name of a third wren, but the second model has it."""
+    folders = [tmp_path / "a" / "wren", tmp_path / "b" / "wren-3", tmp_path / "c" / "wren"]
+    for folder in folders:
+        shutil.copytree(pocket_path("wren"), folder)
+    models = [word for folder in folders for word in ("--model", str(folder))]
+    accepted(
+        "init", tmp_path / "team.toml", *models, "--data", write_rows(tmp_path / "sums.jsonl", SUMS)
+    )
+    agents = tomllib.loads((tmp_path / "team.toml").read_text())["agents"]
+    assert [agent["name"] for agent in agents] == ["wren", "wren-3", "wren-2"]

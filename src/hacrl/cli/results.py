@@ -114,7 +114,9 @@ def samples(
         str | None, typer.Option(help="Show the advantages and weights of this learner.")
     ] = None,
     problem: Annotated[str | None, typer.Option(help="Show only the problem with this id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows (JSON: all).")] = 48,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows (default: 48; JSON: all).")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten replies.")] = False,
     as_json: Json = False,
     trust_code: TrustCode = False,
@@ -127,9 +129,9 @@ def samples(
 
         found = inspect.find_samples(RunDirectory.open(run), step, agent, problem, note)
         if as_json:
-            print_json(inspect.as_json(found))
+            print_json(inspect.as_json(found)[:limit])
         else:
-            inspect.print_samples(console(), found, limit, full)
+            inspect.print_samples(console(), found, limit or 48, full)
 
 
 @commands.command("eval")

@@ -215,10 +215,8 @@ class SampleMaker:
                 return DropReason.OTHER_VOCABULARY
             if t.tokens is None:
                 return DropReason.NO_LOGPROB
-            if t.reply_start != start:
-                return (
-                    DropReason.BEGUN_REPLY
-                )  # text can be split where reply_start ends, ids cannot
+            if t.reply_start != start:  # text can be split where reply_start ends, ids cannot
+                return DropReason.BEGUN_REPLY
         if not reply.startswith(start):
             return DropReason.BEGUN_REPLY
         prompt_ids = self.renderer.prompt(problem.messages)

@@ -22,7 +22,7 @@ from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interva
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
 from hacrl.study.compare.exchange import Exchange, exchange_rate
 from hacrl.study.compare.reading import CHECKS, AgentRun, Point, mean_metrics, read_run
-from hacrl.study.compare.suite import Run, Suite, is_dynamic, make_config, uses_peers
+from hacrl.study.compare.suite import Run, Suite, make_config, uses_peers
 
 Verdict = Literal["better", "worse", "open"]
 
@@ -194,7 +194,7 @@ def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
     spent: dict[tuple[str, int], dict[str, int]] = {}
     for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != suite.reference):
         pair = run.team, run.seed
-        if not is_dynamic(run.config):
+        if not run.config.has_rounds:
             found += (agent_runs := read_run(run))
             if run.arm == suite.reference:
                 spent[pair] = {r.agent: r.last.rollouts for r in agent_runs}

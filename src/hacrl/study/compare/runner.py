@@ -187,6 +187,6 @@ class SuiteProgress:
 
 
 def _rollouts(run: Run, steps: int) -> int:
-    """Rollouts of all agents in so many steps."""
+    """Number of rollouts that all agents draw in `steps` steps."""
     config = run.config
     return steps * config.prompts_per_step * sum(config.samples_of(a) for a in config.agents)

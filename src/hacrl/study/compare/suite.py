@@ -295,20 +295,15 @@ def make_runs(suite: Suite, out: Path, changes: Sequence[str] = ()) -> list[Run]
     return runs
 
 
-def is_dynamic(config: Config) -> bool:
-    """Whether the rollouts of a step vary: the report reads the run within the budget."""
-    return config.problems_per_step > config.prompts_per_step
-
-
 def match_steps(config: Config, reference: Config, ratio: float, where: str) -> int:
     """The number of steps in which every learner of `config` draws `ratio` times the rollouts that it
     draws under `reference`."""
-    if is_dynamic(config) and config.evaluation.every == 0:
+    if config.has_rounds and config.evaluation.every == 0:
         raise UserError(
             f"{where}: {config.algorithm.name!r} draws more rollouts in some steps, so it needs "
             "evaluations during training; set evaluation.every"
         )
-    if is_dynamic(reference):
+    if reference.has_rounds:
         raise UserError(
             f"{where}: the reference needs a fixed number of rollouts, not algorithm.name = "
             f"{reference.algorithm.name!r}. Choose another reference"
