@@ -278,7 +278,7 @@ class TeamRecord:
 
 
 def _apply(roster: Roster, change: Amended) -> None:
-    """Change the roster; Malformed if who joins is there, or who does something else is not."""
+    """Change the roster. Malformed if a member that joins is in it, or any other member is not."""
     name = change.member
     if (name in roster) == (change.kind == "join"):
         verb = "already is" if name in roster else "is not"
