@@ -1,15 +1,15 @@
 """scripts/choose_rule.py and scripts/choose_rates.py: the criteria by hand."""
 
-from choose_rates import chosen, second
+from choose_rates import chosen
 from choose_rule import choose, gaps
 
 GRID = {"open-level": 1, "open-level-first": 2, "open-wins": 3}
 GRID |= {"right-level": 0, "right-level-first": 6, "right-wins": 1}
 RATES = {
     "naive": {"smollm2": {"5e-6": 40.0, "1e-5": 44.0}, "gemma3": {"5e-6": 30.0, "1e-5": 27.0}},
-    "hacpo": {"smollm2": {"5e-6": 41.0, "1e-5": 40.0}, "gemma3": {"5e-6": 30.0, "1e-5": 30.0}},
-    "hacpo-floor-0.5": {"smollm2": {"5e-6": 42.0}, "gemma3": {"5e-6": 30.0}},
-    "hacpo-floor-0.2": {"smollm2": {"5e-6": 41.0}, "gemma3": {"5e-6": 33.0}},
+    "hacpo": {"smollm2": {"5e-6": 41.0, "1e-5": 40.0}, "gemma3": {"5e-6": 31.0, "1e-5": 30.0}},
+    "hacpo-floor-0.5": {"smollm2": {"1e-5": 42.0}, "gemma3": {"5e-6": 30.0}},
+    "hacpo-floor-0.2": {"smollm2": {"1e-5": 41.0}, "gemma3": {"5e-6": 33.0}},
 }
 
 
@@ -30,12 +30,7 @@ def test_settings_are_chosen_by_all_their_arms_and_a_tie_by_the_worst_agent() ->
 
 
 def test_learning_rates() -> None:
-    """The second round under naive: SmolLM2 gains 4 at the higher rate and Gemma loses 3. Under hacpo,
-    both together lose 0.5. Floor 0.5 has a mean of 42 and 30 = 36, floor 0.2 of 41 and 33 = 37. In the
-    end every agent has its best rate."""
-    floor, naive, hacpo = second(RATES)
-    assert floor == "hacpo-floor-0.2-rate-1e-5"
-    assert (naive, hacpo) == ("naive-rate-2e-5-and-2.5e-6", "hacpo-rate-2.5e-6")
-    lower = {"smollm2": "5e-6", "gemma3": "5e-6"}
+    """Every agent has its best rate. Floor 0.5 has a mean of 42 and 30 = 36, floor 0.2 of 41 and 33 = 37."""
     naive = {"smollm2": "1e-5", "gemma3": "5e-6"}
-    assert chosen(RATES) == {"naive": naive, "hacpo": lower, "hacpo-floor-0.2": lower}
+    hacpo = {"smollm2": "5e-6", "gemma3": "5e-6"}
+    assert chosen(RATES) == {"naive": naive, "hacpo": hacpo, "hacpo-floor-0.2": naive}
