@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     [sentence] = verdicts(compare(folder / "tiny.toml", folder / "out"))
 
-    assert "wren (team), against gspo: hacpo (+0.0 [+0.0, +0.0], 2 seeds) is open" in sentence
+    assert "wren (team) against gspo: open: hacpo +0.0" in sentence
     assert journals  # written once: the run was continued, not started again
     assert all(path.stat().st_mtime_ns == written for path, written in journals.items())
     return folder
@@ -113,7 +113,7 @@ def test_the_report_is_one_file_without_a_network(finished: Path) -> None:
     assert "[seed 1](runs/team/gspo/seed-1)" in text
     for page in (found["report"], text):
         assert "An arm is one way of training" in page and "A run is one training run" in page
-        assert "is open: the interval contains zero" in page
+        assert "wren (team) against gspo: open: hacpo" in page
         assert f"torch {torch.__version__}" in page
 
 
@@ -155,7 +155,7 @@ def test_another_reference_has_its_own_report(finished: Path) -> None:
     assert done.returncode == 0 and f"report: {place / 'report.html'}" in done.stdout
     assert content(out) == before and (out / "report.md").read_bytes() == report
     own, other = (json.loads((p / "results.json").read_text()) for p in (out, place))
-    assert other["verdicts"][0].startswith("wren (team), against hacpo: gspo (")
+    assert other["verdicts"][0].startswith("wren (team) against hacpo: open: gspo ")
     assert (own["reference"], other["reference"]) == ("gspo", "hacpo")
     (one,), (two,) = ([r["difference"] for r in f["rows"] if r["difference"]] for f in (own, other))
     assert one["seeds"]["mean"] == pytest.approx(-two["seeds"]["mean"])

@@ -28,6 +28,7 @@ from hacrl.view.suite import report_page
 Line = dict[str, str]  # one row of a table: column -> text
 NOT_PRINTED = ("seeds", "seeds above/below", "p (Holm)", "alone (fitted)")
 """Columns of report.md that the terminal does not show."""
+VERDICTS = "better", "worse", "open"
 DIAGNOSTICS = {
     "peers/used": "used",
     "peers/below_floor": "below floor",
@@ -135,38 +136,30 @@ def _table(title: str, lines: Sequence[Line], caption: str | None) -> Iterator[r
 
 
 def verdicts(results: Results) -> Iterator[str]:
-    """One sentence for each agent of each team."""
-    agents: dict[str, list[str]] = {}
+    """One sentence for each agent of each team: the arms that are better, worse and open."""
+    agents: dict[str, dict[str, list[str]]] = {}
     for row in results.rows:
-        parts = agents.setdefault(f"{row.agent} ({row.team})", [])
+        arms = agents.setdefault(f"{row.agent} ({row.team})", {})
         if row.arm != results.reference:
-            parts.append(_verdict(row, results))
-    for agent, parts in agents.items():
-        yield f"{agent}, against {results.reference}: {'; '.join(parts) or 'no other arm yet'}."
+            verdict = row.difference.verdict if row.difference else "not compared"
+            arms.setdefault(verdict, []).append(_arm_points(row))
+    for agent, arms in agents.items():
+        parts = [f"{v}: {', '.join(arms[v])}" for v in (*VERDICTS, "not compared") if v in arms]
+        yield f"{agent} against {results.reference}: {'; '.join(parts) or 'no other arm yet'}."
 
 
-def _verdict(row: Row, results: Results) -> str:
-    found = row.difference
-    if found is None:
-        return f"{row.arm} is not compared yet: no finished seed of {results.reference}"
-    text = f"{row.arm} ({points_text(found.interval)}, {plural(found.seeds.count, 'seed')}) is "
-    if found.verdict != "open":
-        return f"{text}{found.verdict} than {results.reference}"
-    if not found.testable:
-        return f"{text}open: one seed allows no verdict (the interval covers problems only)"
-    if found.side == "open":
-        return f"{text}open: the interval contains zero"
-    return (
-        f"{text}open: the interval excludes zero, but not after the correction for "
-        f"{results.comparisons} comparisons"
-    )
+def _arm_points(row: Row) -> str:
+    """An arm with its difference in points, e.g. "naive +2.8". A star: see report.md.j2."""
+    if (found := row.difference) is None:
+        return row.arm
+    star = "*" if found.testable and found.verdict == "open" and found.side != "open" else ""
+    return f"{row.arm} {100 * found.interval.mean:+.1f}{star}"
 
 
 def _scores(results: Results) -> list[Line]:
-    """Per arm: for how many agents it is better, open or worse."""
+    """Per arm: for how many agents it is better, worse or open."""
     found = _by_arm((row.arm, row.difference.verdict) for row in results.rows if row.difference)
-    names = ("better", "open", "worse")
-    return [{"arm": arm} | {v: str(counts[v]) for v in names} for arm, counts in found.items()]
+    return [{"arm": arm} | {v: str(counts[v]) for v in VERDICTS} for arm, counts in found.items()]
 
 
 def _parity_counts(results: Results) -> list[str]:
