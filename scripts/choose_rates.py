@@ -1,47 +1,51 @@
-"""Choose learning rates of the pretrained pair, and hacpo's floor, from the runs of real-rates.toml.
+"""Choose the learning rates of each rule and agent, and hacpo's floor, from runs on development seeds.
 
-    python scripts/choose_rates.py [--kept FILE]    # the table and the chosen settings
+    python scripts/choose_rates.py real-rates    # configs/suites/real-rates.toml: the table and the choice
+    python scripts/choose_rates.py long-rates
 
-Arms are called RULE-rate-A-and-B, with rate A for SmolLM2 and B for Gemma. For every rule and agent the
-rate with the largest mean held-out accuracy over the development seeds is chosen, and of hacpo's floors
-the one with the largest mean over both agents.
+The runs are those of docs/results/SUITE.jsonl (`--kept` names another file). Arms are called
+RULE-rate-A-and-B, with rate A for the first agent of the suite and B for the second. For every rule and
+agent the rate with the largest mean held-out accuracy over development seeds and evaluations is chosen,
+and of hacpo's floors the one with the largest mean over both agents.
 """
 
 import argparse
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-from choose_rule import accuracies
+from hacrl.study.compare import compare
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = ROOT / "configs" / "suites" / "real-rates.toml"
-KEPT = ROOT / "docs" / "results" / "real-rates.jsonl"
 
-Found = dict[str, dict[str, dict[str, float]]]  # rule -> agent -> rate -> percent after training
+Found = dict[str, dict[str, dict[str, float]]]  # rule -> agent -> rate -> percent
 
 
-def read(kept: Path) -> Found:
-    """Held-out accuracies of the kept runs."""
+def read(suite: str, kept: Path) -> Found:
+    """Held-out accuracies of the kept runs: means over the evaluations after the start."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = ROOT / "configs" / "suites" / f"{suite}.toml"
+        rows = compare(path, Path(folder), report_only=True, kept=kept).rows
     found: Found = defaultdict(lambda: defaultdict(dict))
-    for arm, after in accuracies(kept, SUITE).items():
-        rule, _, rates = arm.partition("-rate-")
-        smollm2, _, gemma3 = rates.partition("-and-")
-        for agent, accuracy in after.items():
-            name = agent.split(" / ")[-1]
-            found[rule][name][gemma3 if name == "gemma3" else smollm2] = accuracy
+    agents = list(dict.fromkeys(row.agent for row in rows))
+    for row in rows:
+        rule, _, rates = row.arm.partition("-rate-")
+        rate = rates.split("-and-")[agents.index(row.agent)]
+        found[rule][row.agent][rate] = 100 * mean(b.mean for b in row.curve if b.step)
     return found
 
 
-def best_floor(found: Found) -> str:
-    """The floor with the largest mean over both agents, e.g. "hacpo-floor-0.2"."""
+def best_floor(found: Found) -> list[str]:
+    """The floor with the largest mean over both agents, e.g. ["hacpo-floor-0.2"], if there are any."""
     floors = [rule for rule in found if "-floor-" in rule]
-    return max(floors, key=lambda rule: mean(max(r.values()) for r in found[rule].values()))
+    floors.sort(key=lambda rule: mean(max(r.values()) for r in found[rule].values()))
+    return floors[-1:]
 
 
 def chosen(found: Found) -> dict[str, dict[str, str]]:
     """Rule -> agent -> rate, for every rule and the best floor."""
-    kept = [rule for rule in found if "-floor-" not in rule] + [best_floor(found)]
+    kept = [rule for rule in found if "-floor-" not in rule] + best_floor(found)
     return {
         rule: {agent: max(rates, key=rates.__getitem__) for agent, rates in found[rule].items()}
         for rule in kept
@@ -50,7 +54,7 @@ def chosen(found: Found) -> dict[str, dict[str, str]]:
 
 def print_choice(found: Found) -> None:
     """Print the accuracies as a table, then the chosen overrides."""
-    print("| rule | agent | percent after training, by rate | chosen |\n|---|---|---|---|")
+    print("| rule | agent | percent, by rate | chosen |\n|---|---|---|---|")
     best = chosen(found)
     for rule, agents in found.items():
         for agent, rates in agents.items():
@@ -61,14 +65,14 @@ def print_choice(found: Found) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Choose the rates of configs/suites/real-pair.toml."
-    )
-    parser.add_argument("--kept", type=Path, default=KEPT, help="kept runs of real-rates.toml")
+    parser = argparse.ArgumentParser(description="Choose learning rates on development seeds.")
+    parser.add_argument("suite", help="a suite of configs/suites, e.g. real-rates")
+    parser.add_argument("--kept", type=Path, help="its kept runs (docs/results/SUITE.jsonl)")
     given = parser.parse_args()
-    if not given.kept.is_file():
-        parser.error(f"--kept {given.kept}: there is no such file")
-    print_choice(read(given.kept))
+    kept = given.kept or ROOT / "docs" / "results" / f"{given.suite}.jsonl"
+    if not kept.is_file():
+        parser.error(f"{kept}: there is no such file")
+    print_choice(read(given.suite, kept))
 
 
 if __name__ == "__main__":
