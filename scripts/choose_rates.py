@@ -1,6 +1,6 @@
 """Choose the learning rates of each rule and agent, and hacpo's floor, from runs on development seeds.
 
-    python scripts/choose_rates.py real-rates    # configs/suites/real-rates.toml: the table and the choice
+    python scripts/choose_rates.py real-rates    # of configs/suites/real-rates.toml
     python scripts/choose_rates.py long-rates
 
 The runs are those of docs/results/SUITE.jsonl (`--kept` names another file). Arms are called
@@ -10,12 +10,11 @@ and of hacpo's floors the one with the largest mean over both agents.
 """
 
 import argparse
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-from hacrl.study.compare import compare
+from choose_rule import accuracies
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,16 +22,12 @@ Found = dict[str, dict[str, dict[str, float]]]  # rule -> agent -> rate -> perce
 
 
 def read(suite: str, kept: Path) -> Found:
-    """Held-out accuracies of the kept runs: means over the evaluations after the start."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = ROOT / "configs" / "suites" / f"{suite}.toml"
-        rows = compare(path, Path(folder), report_only=True, kept=kept).rows
+    """Held-out accuracies of the kept runs."""
     found: Found = defaultdict(lambda: defaultdict(dict))
-    agents = list(dict.fromkeys(row.agent for row in rows))
-    for row in rows:
-        rule, _, rates = row.arm.partition("-rate-")
-        rate = rates.split("-and-")[agents.index(row.agent)]
-        found[rule][row.agent][rate] = 100 * mean(b.mean for b in row.curve if b.step)
+    for arm, after in accuracies(suite, kept).items():
+        rule, _, rates = arm.partition("-rate-")
+        for (name, accuracy), rate in zip(after.items(), rates.split("-and-"), strict=True):
+            found[rule][name.split(" / ")[-1]][rate] = accuracy
     return found
 
 

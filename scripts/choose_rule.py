@@ -1,15 +1,19 @@
-"""Rank the arms of configs/suites/open-development.toml and print the rule that its criterion chooses.
+"""Rank the sharing rules of a development suite, and print the rule that its criterion chooses.
 
-    python scripts/choose_rule.py docs/results/open-development.jsonl [SUITE.toml]
+    python scripts/choose_rule.py open-development    # from docs/results/open-development.jsonl
+    python scripts/choose_rule.py candidates
 
-The file is that of `hacrl compare --kept`. The criterion was written before the suite was run:
+The criteria were written before the suites were run. Accuracy is the mean over the evaluations after the
+start.
 
 1. Gap of an arm for an agent of a team: its mean accuracy minus the larger of naive's and overlap's.
    Score of an arm: the mean gap over all agents of all teams; worst: its smallest gap.
-2. Of open and right take the one whose three arms have the larger mean score; of level, level-first and
-   wins the one whose two arms have. Together they name one arm.
-3. That arm, overlap-open, overlap-first and hacpo-open are the finalists. The largest score wins; within
-   0.5 points of it, the largest worst gap.
+2. candidates: the arm with the largest score is reported on fresh seeds if it is above naive's and
+   overlap's.
+3. open-development: of open and right take the one whose three arms have the larger mean score; of
+   level, level-first and wins the one whose two arms have. Together they name one arm. That arm,
+   overlap-open, overlap-first and hacpo-open are the finalists. The largest score wins; within 0.5
+   points of it, the largest worst gap.
 """
 
 import sys
@@ -20,22 +24,20 @@ from statistics import mean
 
 from hacrl.study.compare import compare
 
-SUITE = Path(__file__).resolve().parents[1] / "configs" / "suites" / "open-development.toml"
+ROOT = Path(__file__).resolve().parents[1]
 SUCCESSES, OTHERS = ("open", "right"), ("level", "level-first", "wins")
 FINALISTS = "overlap-open", "overlap-first", "hacpo-open"
 TIE = 0.5  # points
 
 
-def accuracies(kept: Path, suite: Path) -> dict[str, dict[str, float]]:
-    """Percent after training: arm -> "team / agent" -> mean over the seeds that all arms have."""
+def accuracies(suite: str, kept: Path) -> dict[str, dict[str, float]]:
+    """Percent by arm and "team / agent": means over the seeds and the evaluations after the start."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = compare(suite, Path(folder), report_only=True, kept=kept).rows
+        path = ROOT / "configs" / "suites" / f"{suite}.toml"
+        rows = compare(path, Path(folder), report_only=True, kept=kept).rows
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
-        seeds = set.intersection(*(set(r.seeds) for r in rows if r.name == row.name))
-        values = [a for seed, a in zip(row.seeds, row.accuracies, strict=True) if seed in seeds]
-        if values:
-            found[row.arm][row.name] = 100 * mean(values)
+        found[row.arm][row.name] = 100 * mean(band.mean for band in row.curve if band.step)
     return found
 
 
@@ -59,17 +61,18 @@ def choose(gap: dict[str, dict[str, float]]) -> tuple[str, dict[str, float]]:
 
 
 def main() -> None:
-    kept, *suite = map(Path, sys.argv[1:])
-    gap = gaps(accuracies(kept, suite[0] if suite else SUITE))
+    (suite,) = sys.argv[1:]
+    gap = gaps(accuracies(suite, ROOT / "docs" / "results" / f"{suite}.jsonl"))
     names = ("arm", "score", "worst", *next(iter(gap.values())))
     print("|", " | ".join(names), "|")
     print("|---" + "|---:" * (len(names) - 1) + "|")
     for arm, found in sorted(gap.items(), key=lambda item: -mean(item[1].values())):
         cells = (mean(found.values()), min(found.values()), *found.values())
         print(f"| {arm} |", " | ".join(f"{c:+.1f}" for c in cells), "|")
-    chosen, settings = choose(gap)
-    print("settings:", ", ".join(f"{name} {score:+.2f}" for name, score in settings.items()))
-    print("chosen:", chosen)
+    if suite == "open-development":
+        chosen, settings = choose(gap)
+        print("settings:", ", ".join(f"{name} {score:+.2f}" for name, score in settings.items()))
+        print("chosen:", chosen)
 
 
 if __name__ == "__main__":

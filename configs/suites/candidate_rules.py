@@ -1,10 +1,10 @@
 """Candidate sharing rules of candidates.toml. A suite names them by import path (docs/extending.md).
 
-    Gated...    leaves out peers whose capability is below `gate` times the learner's
-    Early...    learns from peers in the first `until` steps only, then alone
-    Relative    hacpo whose s is divided by the median s of the source in this step
-    PerToken    hacpo whose s compares whole texts, per token of the learner:
-                s = exp( (log pi_k(y) - log pi_j(y)) / |y|_k ), with any two tokenizers
+Gated...    leaves out peers whose capability is below `gate` times the learner's
+Early...    learns from peers in the first `until` steps only, then alone
+Relative    hacpo whose s is divided by the median s of the source in this step
+PerToken    hacpo whose s compares whole texts, per token of the learner:
+            s = exp( (log pi_k(y) - log pi_j(y)) / |y|_k ), with any two tokenizers
 """
 
 from collections import defaultdict
