@@ -19,6 +19,7 @@ from hacrl.policy.batch import make_inputs
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, pack
 from hacrl.policy.policy import Policy
+from hacrl.sampling.base import Request
 from hacrl.types import Sample, Update
 
 pytestmark = pytest.mark.gpu
@@ -211,3 +212,18 @@ def test_a_restored_policy_continues_like_the_original(llama: Path) -> None:
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-3)
     for name, master in original.master.items():
         assert torch.allclose(master, restored.master[name], rtol=0, atol=1e-6), name
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_policy_on_a_gpu_that_is_not_the_current_one(llama: Path) -> None:
+    """Scores, replies and gradients are those of the first GPU: kernels run where the tensors are."""
+    one, two = (policy(llama, device=d) for d in ("cuda:0", "cuda:1"))
+    assert torch.cuda.current_device() == 0
+    rows = samples(one)
+    pairs = [(r.token_ids[:3], r.token_ids[3:]) for r in rows]
+    near(*(torch.cat([torch.tensor(x) for x in p.score(pairs)]) for p in (one, two)))
+    asked = [Request((1, 2 + i, 9), i, 40) for i in range(8)]
+    first, second = ([r.token_ids for r in p.sampler.sample(asked, 0.0)] for p in (one, two))
+    assert first == second
+    found, wanted = (p.gradient(rows, range(len(rows)), LOSS, UPDATE) for p in (two, one))
+    similar({n: g.to("cuda:0") for n, g in found.items()}, wanted)

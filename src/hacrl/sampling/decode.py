@@ -122,8 +122,9 @@ class GraphDecoder:
         self.state[-1, count:size] = 1  # idle rows: done, position 0 of page 0
         self.table[:size].copy_(torch.from_numpy(self.cache.table[:size]))
         self.tick.zero_()
-        for _ in range(steps):
-            self._step(size)
+        with torch.cuda.device_of(self.state):  # Triton launches on the current GPU
+            for _ in range(steps):
+                self._step(size)
         token = self.out_token[:count, :steps].cpu().numpy()
         logprob = self.out_logprob[:count, :steps].cpu().numpy()
         return token, logprob
