@@ -108,6 +108,8 @@ class GraphDecoder:
         self.fusion = Fusion(model)
         if self.capture:
             self.joined = Joined(model)  # moves weights, so before any graph holds their addresses
+            # One for all graphs: freed memory and workspaces of cuBLAS serve only their own stream.
+            self.stream = torch.cuda.Stream(device)
         self.steps_done = 0
         self._memory: Any = None
 
@@ -152,14 +154,14 @@ class GraphDecoder:
         self.tick.add_(1)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream(self.cache.device)
-        stream.wait_stream(torch.cuda.current_stream(self.cache.device))
-        with torch.cuda.stream(stream):
+        current = torch.cuda.current_stream(self.cache.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
             for _ in range(2):
                 self._warm_up(size)
-        torch.cuda.current_stream(self.cache.device).wait_stream(stream)
+        current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=stream):
+        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):
             self._decode(size)
         self._memory = self._memory or graph.pool()
         return graph
