@@ -4,6 +4,7 @@ Run on a machine with a GPU: python -m pytest -m gpu tests/gpu
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hacrl.policy.batch import make_inputs
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.packing import Copies, Layout, Packed, kernel_serves, pack
 from hacrl.policy.policy import Policy
+from hacrl.sampling.base import Request
 from hacrl.types import Sample, Update
 
 pytestmark = pytest.mark.gpu
@@ -201,13 +203,61 @@ def test_offloaded_tensors_leave_the_device_and_come_back(llama: Path) -> None:
         assert torch.allclose(master, staying.master[name].cpu(), atol=1e-4)
 
 
-def test_a_restored_policy_continues_like_the_original(llama: Path) -> None:
-    """Fused AdamW needs its step counter on the device; a checkpoint has it on the host."""
-    original, restored = (policy(llama) for _ in range(2))
+@pytest.mark.parametrize(
+    "changes", [{}, {"dtype": "float32"}, {"lora": {"rank": 4}}, {"offload": "optimizer"}]
+)
+def test_a_restored_policy_continues_like_the_original(llama: Path, changes: dict) -> None:
+    """Fused AdamW needs its step counter on the device, which is never offloaded; a checkpoint has it
+    on the host. The restored policy has learned before."""
+    original, restored = (policy(llama, **changes) for _ in range(2))
     rows = samples(original)
-    original.update(rows, LOSS, UPDATE)
+    for _ in range(2):
+        original.update(rows, LOSS, UPDATE)
+    restored.update(rows, LOSS, UPDATE)
+    for p in (original, restored):
+        p.offload()
     restored.restore(original.checkpoint(step=0))
     one, two = (p.update(rows, LOSS, UPDATE) for p in (original, restored))
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-3)
     for name, master in original.master.items():
         assert torch.allclose(master, restored.master[name], rtol=0, atol=1e-6), name
+        step = restored.optimizer.state[restored.master[name]]["step"]
+        assert step.is_cuda and step.item() == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_optimizer_steps_like_plain_adamw(llama: Path, dtype: str) -> None:
+    """Tensor by tensor in torch, with the same clipped gradients, a rate per update, and an update that
+    is skipped because its loss is not finite."""
+    p = policy(llama, dtype=dtype, weight_decay=0.1, warmup_updates=3, max_grad_norm=0.1)
+    rows = samples(p)
+    plain = [m.detach().clone().requires_grad_() for m in p.master.values()]
+    adam = torch.optim.AdamW(
+        plain, betas=p.agent.betas, weight_decay=0.1, foreach=False, fused=False
+    )
+    broken = [replace(r, weight=float("inf")) for r in rows]
+    for batch in (rows, broken, rows):
+        report = p.update(batch, LOSS, UPDATE)
+        assert report.skipped == (batch is broken)
+        if not report.skipped:
+            adam.param_groups[0]["lr"] = report.learning_rate
+            for mine, master in zip(plain, p.master.values(), strict=True):
+                mine.grad = master.grad.clone()
+            adam.step()
+    for mine, master in zip(plain, p.master.values(), strict=True):
+        assert torch.allclose(mine, master, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_policy_on_a_gpu_that_is_not_the_current_one(llama: Path) -> None:
+    """Scores, replies and gradients are those of the first GPU: kernels run where the tensors are."""
+    one, two = (policy(llama, device=d) for d in ("cuda:0", "cuda:1"))
+    assert torch.cuda.current_device() == 0
+    rows = samples(one)
+    pairs = [(r.token_ids[:3], r.token_ids[3:]) for r in rows]
+    near(*(torch.cat([torch.tensor(x) for x in p.score(pairs)]) for p in (one, two)))
+    asked = [Request((1, 2 + i, 9), i, 40) for i in range(8)]
+    first, second = ([r.token_ids for r in p.sampler.sample(asked, 0.0)] for p in (one, two))
+    assert first == second
+    found, wanted = (p.gradient(rows, range(len(rows)), LOSS, UPDATE) for p in (two, one))
+    similar({n: g.to("cuda:0") for n, g in found.items()}, wanted)

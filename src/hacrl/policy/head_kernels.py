@@ -58,10 +58,11 @@ def summary(logits_nV: Tensor, target_n: Tensor, temperature: float) -> tuple[Te
     tokens, words = logits_nV.shape
     lse_n = torch.empty(tokens, dtype=torch.float32, device=logits_nV.device)
     chosen_n = torch.empty_like(lse_n)
-    _summary_kernel[(tokens,)](
-        logits_nV, target_n, lse_n, chosen_n, 1 / temperature, words, logits_nV.stride(0),
-        BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits_nV):  # Triton launches on the current GPU
+        _summary_kernel[(tokens,)](
+            logits_nV, target_n, lse_n, chosen_n, 1 / temperature, words, logits_nV.stride(0),
+            BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
     return lse_n, chosen_n
 
 
@@ -70,8 +71,9 @@ def slope_(
 ) -> Tensor:
     """The derivative of the loss by the logits, written over the logits."""
     tokens, words = logits_nV.shape
-    _slope_kernel[(tokens, triton.cdiv(words, BLOCK))](
-        logits_nV, target_n, lse_n, gradient_n.contiguous(), 1 / temperature, words,
-        logits_nV.stride(0), BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits_nV):
+        _slope_kernel[(tokens, triton.cdiv(words, BLOCK))](
+            logits_nV, target_n, lse_n, gradient_n.contiguous(), 1 / temperature, words,
+            logits_nV.stride(0), BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
     return logits_nV

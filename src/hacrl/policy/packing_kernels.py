@@ -5,6 +5,7 @@ Axis suffixes: N rows, F copies of them, W elements of a row.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,7 +30,8 @@ def sum_of_copies(gradient_FW: Tensor, start: Tensor, copy_F: Tensor) -> Tensor:
     """[N, W]. The copies of row n are `copy_F[start[n]:start[n + 1]]`."""
     rows, width = len(start) - 1, gradient_FW.shape[1]
     total_NW = gradient_FW.new_empty((rows, width))
-    _sum_kernel[(rows, triton.cdiv(width, BLOCK))](
-        gradient_FW, start, copy_F, total_NW, width, BLOCK=BLOCK, num_warps=4
-    )
+    with torch.cuda.device_of(gradient_FW):  # Triton launches on the current GPU
+        _sum_kernel[(rows, triton.cdiv(width, BLOCK))](
+            gradient_FW, start, copy_F, total_NW, width, BLOCK=BLOCK, num_warps=4
+        )
     return total_NW

@@ -51,7 +51,7 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class WithoutRounding:
-    """A loss for half precision. Rounding does not change its ratios.
+    """A loss for half precision. It removes most of what rounding does to its ratios.
 
     In half precision, one changed bit of one weight changes the rounding of the whole forward pass. The
     mean log-probability of a sequence then moves by more than GSPO's clip range, although the policy is

@@ -108,6 +108,8 @@ class GraphDecoder:
         self.fusion = Fusion(model)
         if self.capture:
             self.joined = Joined(model)  # moves weights, so before any graph holds their addresses
+            # One for all graphs: freed memory and workspaces of cuBLAS serve only their own stream.
+            self.stream = torch.cuda.Stream(device)
         self.steps_done = 0
         self._memory: Any = None
 
@@ -122,8 +124,9 @@ class GraphDecoder:
         self.state[-1, count:size] = 1  # idle rows: done, position 0 of page 0
         self.table[:size].copy_(torch.from_numpy(self.cache.table[:size]))
         self.tick.zero_()
-        for _ in range(steps):
-            self._step(size)
+        with torch.cuda.device_of(self.state):  # Triton launches on the current GPU
+            for _ in range(steps):
+                self._step(size)
         token = self.out_token[:count, :steps].cpu().numpy()
         logprob = self.out_logprob[:count, :steps].cpu().numpy()
         return token, logprob
@@ -151,14 +154,14 @@ class GraphDecoder:
         self.tick.add_(1)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream(self.cache.device)
-        stream.wait_stream(torch.cuda.current_stream(self.cache.device))
-        with torch.cuda.stream(stream):
+        current = torch.cuda.current_stream(self.cache.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
             for _ in range(2):
                 self._warm_up(size)
-        torch.cuda.current_stream(self.cache.device).wait_stream(stream)
+        current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=stream):
+        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):
             self._decode(size)
         self._memory = self._memory or graph.pool()
         return graph
