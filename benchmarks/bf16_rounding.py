@@ -1,162 +1,217 @@
-"""How rounding in bfloat16 changes a sequence's ratio, and GSPO's clip decisions.
+"""What rounding in bfloat16 does to GSPO's clip decisions, and what the correction leaves of it.
 
-    python benchmarks/bf16_rounding.py shapes Qwen3-0.6B,Qwen3-1.7B   # random weights, on a GPU
-    python benchmarks/bf16_rounding.py model FOLDER --tokens 60 --rate 1e-6   # a pretrained model
+    python benchmarks/bf16_rounding.py Qwen3-1.7B SmolLM2-135M           # shapes with random weights
+    python benchmarks/bf16_rounding.py models/smollm2-135m --tokens 6    # a pretrained model
 
-`shapes` prints own samples outside the clip for updates that move no weight, and the agreement with
-float32 after one update at 1e-6. `model` moves every weight by `--rate` in a random direction, and
-compares the change of the mean log-probability of sampled replies in bfloat16 and in float32.
+For each model and size of micro-batches: own samples outside the clip (a fraction) at the weights that
+scored, and after one bit of one weight has changed, without and with the correction for rounding. Then
+one update at each learning rate on half of the samples, and the clip decisions of the other half:
+bfloat16, corrected, and float32 with the same weights.
 """
 
 import argparse
 import copy
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from speed.shapes import make_policy, vocabulary_of
-from speed.work import SETTINGS, _random_replies, _samples
+from speed.work import SETTINGS
 from speed.workload import make_trace
 
 from hacrl.algorithms.gspo import Gspo
+from hacrl.config import AgentConfig
 from hacrl.policy.logprobs import LogProbs
 from hacrl.policy.policy import Policy
-from hacrl.policy.update import WithoutRounding
-from hacrl.types import Update
+from hacrl.policy.update import Loss, WithoutRounding
+from hacrl.sampling.base import Request
+from hacrl.types import Sample, Update
 
-MICROBATCHES = (4096, 40960)
+SIZES = (1, 512, 4096, 16384, 40960)
+RATES = (1e-6, 5e-6)
+GROUP = 8  # replies to a prompt
 LOSS = Gspo(SETTINGS, (0.0, 1.0)).loss
-Scores = list[list[float]]
 
 
-def outside(log_ratio: float) -> bool:
-    return not -SETTINGS.epsilon_low <= math.expm1(log_ratio) <= SETTINGS.epsilon_high
+@dataclass
+class Replies:
+    """Sampled replies with the sampler's log-probabilities."""
+
+    prompts: list[tuple[int, ...]]
+    replies: list[tuple[int, ...]]
+    sampled: list[float]  # means
+
+    @property
+    def pairs(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return list(zip(self.prompts, self.replies, strict=True))
+
+    def samples(self, scores: list[list[float]]) -> list[Sample]:
+        """Own samples with advantages of both signs."""
+        return [
+            Sample(
+                problem_id=str(i // GROUP),
+                index=i % GROUP,
+                source="bench",
+                is_own=True,
+                token_ids=(*prompt, *reply),
+                loss_mask=(0,) * len(prompt) + (1,) * len(reply),
+                behaviour=fmean(score),
+                old_logprobs=tuple(score),
+                advantage=1.0 if i % 2 else -1.0,
+            )
+            for i, ((prompt, reply), score) in enumerate(zip(self.pairs, scores, strict=True))
+        ]
+
+    def noise(self, scores: list[list[float]]) -> float:
+        """The rounding of one token, as training measures it (training/scoring.py)."""
+        both = zip(scores, self.sampled, self.replies, strict=True)
+        return fmean((fmean(s) - mean) ** 2 * len(r) for s, mean, r in both) ** 0.5
 
 
-def rms(values: list[float]) -> float:
-    return fmean(v * v for v in values) ** 0.5
+def load(what: str, device: torch.device) -> tuple[Policy, list[tuple[int, ...]]]:
+    """The policy in bfloat16, and prompts."""
+    fields = {"dtype": "bfloat16", "sampler_rows": 512}
+    if not Path(what).is_dir():
+        trace = make_trace("short", 64, vocabulary_of(what))
+        return make_policy(what, device, **fields), list(trace.prompts)
+    agent = AgentConfig(name="bench", model=what, learning_rate=1e-30, **fields)
+    policy = Policy(agent, device=str(device), temperature=1.0, beta=0.0)
+    texts = [f"Question: What is {3 * i % 17} + {5 * i % 23}?\nAnswer:" for i in range(64)]
+    ids = (policy.renderer.tokenizer(text).input_ids for text in texts)
+    return policy, [tuple(prompt) for prompt in ids]
 
 
-def compare(name: str, found: list[float], exact: list[float]) -> None:
-    apart = fmean(outside(a) != outside(b) for a, b in zip(found, exact, strict=True))
-    print(
-        f"{name}: outside the clip {fmean(map(outside, found)):.3f}, in float32 "
-        f"{fmean(map(outside, exact)):.3f}, other decision {apart:.3f}; rms of the change "
-        f"{rms(found):.1e}, in float32 {rms(exact):.1e}, of its error "
-        f"{rms([a - b for a, b in zip(found, exact, strict=True)]):.1e}",
-        flush=True,
-    )
+def draw(policy: Policy, prompts: Sequence[tuple[int, ...]], tokens: int) -> Replies:
+    rows = [prompt for prompt in prompts for _ in range(GROUP)]
+    requests = [Request(prompt, i, tokens) for i, prompt in enumerate(rows)]
+    found = policy.sampler.sample(requests, 1.0)
+    return Replies(rows, [r.token_ids for r in found], [fmean(r.logprobs) for r in found])
 
 
-def exact_scores(policy: Policy, sequences: list) -> Scores:
+def outside(change: float) -> bool:
+    return not -SETTINGS.epsilon_low <= math.expm1(change) <= SETTINGS.epsilon_high
+
+
+def changes(policy: Policy, samples: Sequence[Sample], loss: Loss, half: int) -> list[float]:
+    """log s of half of the samples in an update."""
+    rows = [s for s in samples if int(s.problem_id) % 2 == half]
+    update = Update(half, 0.8, "own", tuple(dict.fromkeys(s.problem_id for s in rows)))
+    return [math.log(s) for s in policy.update(rows, loss, update).ratios if s is not None]
+
+
+def exact_scores(policy: Policy, pairs: list) -> list[list[float]]:
     """Scores of the same weights, computed in float32."""
     own, policy.logprobs = policy.logprobs, LogProbs(copy.deepcopy(policy.model).float(), 1.0)
     try:
-        return policy.score(sequences)
+        return policy.score(pairs)
     finally:
         policy.logprobs = own
 
 
-def shapes(names: str, prompts: int, scale: float) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for shape in names.split(","):
-        trace = make_trace("short", prompts, vocabulary_of(shape), scale=scale)
-        replies = _random_replies(trace, vocabulary_of(shape))
-        sequences = [(p, r) for (p, _), r in zip(trace.rows, replies, strict=True)]
-        problems = tuple(str(i) for i in range(len(trace.lengths)))
-        policy = make_policy(shape, device)
+def fraction(found: Sequence[float]) -> str:
+    return f"{fmean(map(outside, found)):.3f}"
 
-        def update(half: int, scores: Scores, loss, policy=policy, trace=trace, replies=replies):
-            rows = _samples(trace, replies, scores)
-            rows = [s for s in rows if int(s.problem_id) % 2 == half]
-            return policy.update(rows, loss, Update(half, 0.8, "own", problems))  # noqa: B023
 
-        for tokens in MICROBATCHES:
-            policy.agent = policy.agent.model_copy(update={"microbatch_tokens": tokens})
-            scores = policy.score(sequences)
-            for half in (0, 1):
-                report = update(half, scores, LOSS)
-                ratios = [math.log(r) for r in report.ratios if r is not None]
-                print(
-                    f"{shape}, rate 0, micro-batches of {tokens}, update {half + 1}: outside the clip "
-                    f"{fmean(map(outside, ratios)):.4f}, norm {report.grad_norm:.2g}",
-                    flush=True,
-                )
-        policy.agent = policy.agent.model_copy(
-            update={"microbatch_tokens": 16384, "learning_rate": 1e-6}
+def rms(values: Sequence[float]) -> str:
+    return f"{fmean(v * v for v in values) ** 0.5:.1e}"
+
+
+def without_a_change(policy: Policy, drawn: Replies, sizes: Sequence[int]) -> None:
+    name = next(n for n in policy.master if "up_proj" in n)
+    print("| tokens per micro-batch | same weights | one bit changed: rms, outside | corrected |")
+    print("|---|---|---|---|")
+    for size in sizes:
+        policy.agent = policy.agent.model_copy(update={"microbatch_tokens": size})
+        scores = policy.score(drawn.pairs)
+        samples, corrected = drawn.samples(scores), WithoutRounding(LOSS, drawn.noise(scores))
+        same = [c for half in (0, 1) for c in changes(policy, samples, LOSS, half)]
+        with torch.no_grad():
+            policy.master[name][0, 0] *= 1 + 2**-7
+        policy._weights_changed()
+        raw, left = (
+            [c for half in (0, 1) for c in changes(policy, samples, loss, half)]
+            for loss in (LOSS, corrected)
         )
-        before, before32 = policy.score(sequences), exact_scores(policy, sequences)
-        update(0, before, WithoutRounding(LOSS))
-        after, after32 = policy.score(sequences), exact_scores(policy, sequences)
-        second = [
-            i for i, s in enumerate(_samples(trace, replies, before)) if int(s.problem_id) % 2
-        ]
-        found, exact = (
-            [fmean(b[i]) - fmean(a[i]) for i in second]
-            for a, b in ((before, after), (before32, after32))
-        )
-        gaps = [(fmean(a) - fmean(b)) ** 2 for a, b in zip(before, before32, strict=True)]
-        explained = min(1.0, 2 * fmean(gaps) / fmean(d * d for d in found))
-        compare(f"{shape}, rate 1e-6, second update, bfloat16", found, exact)
-        compare("  without rounding", [(1 - explained) * d for d in found], exact)
-        del policy
+        print(f"| {size} | {fraction(same)} | {rms(raw)}, {fraction(raw)} | {fraction(left)} |")
 
 
 @torch.no_grad()
-def model(folder: str, tokens: int, replies: int, rate: float) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    master = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    texts = [f"Question: What is {3 * i % 17} + {5 * i % 23}?\nAnswer:" for i in range(replies)]
-    bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    rows = [bos + tokenizer(t, add_special_tokens=False).input_ids for t in texts]
-    prompt = min(map(len, rows))
-    ids = torch.tensor([row[-prompt:] for row in rows])
-    torch.manual_seed(0)
-    ids = master.generate(
-        ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0
+def rounding_of_a_token(policy: Policy, drawn: Replies) -> None:
+    """How training measures the rounding of a token, and what an update makes of it: every weight moves
+    by 1e-6 in a random direction, which changes few of the bfloat16 weights."""
+    scores, exact = policy.score(drawn.pairs), exact_scores(policy, drawn.pairs)
+    kept = {name: master.clone() for name, master in policy.master.items()}
+    for master in policy.master.values():
+        master += 1e-6 * torch.randn_like(master).sign()
+    policy._weights_changed()
+    found = []
+    for before, after in (
+        (scores, policy.score(drawn.pairs)),
+        (exact, exact_scores(policy, drawn.pairs)),
+    ):
+        both = zip(before, after, strict=True)
+        found.append(fmean((fmean(b) - fmean(a)) ** 2 * len(a) for b, a in both) ** 0.5)
+    for name, master in policy.master.items():
+        master.copy_(kept[name])
+    policy._weights_changed()
+    print(
+        f"rounding of a token: {drawn.noise(scores):.1e} between sampler and trainer, {found[0]:.1e} "
+        f"after a move of 1e-6 (in float32 {found[1]:.1e})\n"
     )
-    moved = copy.deepcopy(master)
-    for parameter in moved.parameters():
-        parameter += rate * torch.randn_like(parameter).sign()
 
-    def mean_logprob(weights: torch.nn.Module, dtype: torch.dtype) -> Tensor:
-        """At the weights rounded to bfloat16, computed in `dtype`."""
-        used = copy.deepcopy(weights).to(torch.bfloat16).to(dtype)
-        logits = used(ids, use_cache=False).logits[:, prompt - 1 : -1].float()
-        chosen = logits.log_softmax(-1).gather(2, ids[:, prompt:, None])
-        return chosen.squeeze(-1).double().mean(1)
 
-    found, exact = (
-        (mean_logprob(moved, d) - mean_logprob(master, d)).tolist()
-        for d in (torch.bfloat16, torch.float32)
-    )
-    compare(f"{Path(folder).name}, {tokens} tokens, rate {rate:g}, bfloat16", found, exact)
+def after_an_update(policy: Policy, drawn: Replies, rate: float) -> None:
+    """The weights stay moved: the updates of several rates follow one another."""
+    scores, exact = policy.score(drawn.pairs), exact_scores(policy, drawn.pairs)
+    samples = drawn.samples(scores)
+    policy.agent = policy.agent.model_copy(update={"learning_rate": rate})
+    changes(policy, samples, WithoutRounding(LOSS), 0)
+    moved = exact_scores(policy, drawn.pairs)
+    policy.agent = policy.agent.model_copy(update={"learning_rate": 1e-30})
+    corrected = WithoutRounding(LOSS, drawn.noise(scores))
+    raw, found = (changes(policy, samples, loss, 1) for loss in (LOSS, corrected))
+    second = [i for i, s in enumerate(samples) if int(s.problem_id) % 2]
+    true = [fmean(moved[i]) - fmean(exact[i]) for i in second]
+
+    def other(values: Sequence[float]) -> str:
+        apart = [outside(a) != outside(b) for a, b in zip(values, true, strict=True)]
+        return f"{rms(values)}, {fraction(values)}, {fmean(apart):.3f}"
+
+    print(f"| {rate:g} | {rms(true)}, {fraction(true)} | {other(raw)} | {other(found)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=["shapes", "model"])
-    parser.add_argument("what", help="shapes of benchmarks/speed/shapes.py, or a model folder")
-    parser.add_argument("--prompts", type=int, default=64, help="of eight replies each (shapes)")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the replies' lengths (shapes)")
-    parser.add_argument("--tokens", type=int, default=60, help="of a reply (model)")
-    parser.add_argument("--replies", type=int, default=16, help="(model)")
-    parser.add_argument("--rate", type=float, default=1e-6, help="(model)")
+    parser.add_argument("what", nargs="+", help="shapes of speed/shapes.py, or model folders")
+    parser.add_argument("--tokens", type=int, default=180, help="longest reply")
+    parser.add_argument("--prompts", type=int, default=64, help="of eight replies each")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     given = parser.parse_args()
-    if given.kind == "shapes":
-        shapes(given.what, given.prompts, given.scale)
-    else:
-        model(given.what, given.tokens, given.replies, given.rate)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for what in given.what:
+        policy, prompts = load(what, device)
+        drawn = draw(policy, prompts[: given.prompts], given.tokens)
+        print(
+            f"\n{what}: {len(drawn.replies)} replies, mean {fmean(map(len, drawn.replies)):.0f} tokens"
+        )
+        rounding_of_a_token(policy, drawn)
+        without_a_change(policy, drawn, given.sizes)
+        policy.agent = policy.agent.model_copy(update={"microbatch_tokens": 16384})
+        print(
+            "\n| rate | float32: rms, outside | bfloat16: rms, outside, other decision | corrected |"
+        )
+        print("|---|---|---|---|")
+        for rate in RATES:
+            after_an_update(policy, drawn, rate)
 
 
 if __name__ == "__main__":

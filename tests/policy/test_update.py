@@ -124,21 +124,21 @@ def test_scores_are_kept_for_their_step_until_the_weights_change(llama: Path) ->
 
 def test_changes_within_rounding_count_as_none() -> None:
     """Mean changes 0.4, -0.2 and 0 of rows with 4 tokens; the last row was not scored. The sum of their
-    squares is 0.2. Rounding of 0.4 a token has a variance of 0.04 in a mean, 0.12 in three rows, so 0.4
-    of every change is kept."""
+    squares is 0.2. Rounding of 0.1 a token has a variance of 0.0025 in a mean, 0.0075 in three rows; the
+    bound is 1.5 (1 + 3 sqrt(2 / 3)) = 5.174 times that, 0.0388. So 1 - 0.0388 / 0.2 = 0.806 is kept."""
     found = [[0.4] * 4, [-0.4, 0.0, -0.4, 0.0], [0.0] * 4, [0.7] * 4]
     batch = batch_of(found, old=[*[[0.0] * 4] * 3, [float("nan")] * 4])
     found_BT = batch.logprobs_BT
     seen: list[torch.Tensor] = []
-    for noise in (0.4, 9.0, inf):  # more rounding than change: nothing is kept
+    for noise in (0.1, 9.0, inf):  # more rounding than change: nothing is kept
         found_BT.grad = None
         loss = WithoutRounding(
             lambda b, _: seen.append(b.logprobs_BT) or b.logprobs_BT.sum(), noise
         )
         loss(batch, Update(0, 0.8, "own", ())).backward()
         assert found_BT.grad.tolist() == [[1.0] * 4] * 4
-    assert seen[0].mean(1).tolist() == pytest.approx([0.16, -0.08, 0.0, 0.7])
-    assert seen[0][1].tolist() == pytest.approx([-0.16, 0.0, -0.16, 0.0])
+    assert seen[0].mean(1).tolist() == pytest.approx([0.3224, -0.1612, 0.0, 0.7], abs=1e-4)
+    assert seen[0][1].tolist() == pytest.approx([-0.3224, 0.0, -0.3224, 0.0], abs=1e-4)
     for other in seen[1:]:
         assert other.mean(1).tolist() == pytest.approx([0.0, 0.0, 0.0, 0.7], abs=1e-7)
 
@@ -154,3 +154,23 @@ def test_an_update_after_the_first_ignores_rounding(llama: Path) -> None:
             report = p.update(batch, WithoutRounding(loss, noise), update)
             found.append(outside([r for r in report.ratios if r is not None]))
     assert found[0] > 0 and found[1] == 0
+
+
+@pytest.mark.parametrize("rows", [1, 16, 512])
+def test_rounding_of_the_expected_size_is_never_clipped(rows: int) -> None:
+    """Rounding of 0.01 in the mean of a row is 30 times the clip range. With rows that changed by
+    rounding alone at most 2 % are outside the clip; changes 5 times as large keep their decisions."""
+    drawn = torch.Generator().manual_seed(0)
+    clipped, moved = [], []
+    for _ in range(2048 // rows):
+        noise = 0.1 * torch.randn(rows, 100, generator=drawn)  # 0.01 in the mean of 100 tokens
+        for size, found in ((0.0, clipped), (0.05, moved)):
+            change = noise + size * torch.randn(rows, 1, generator=drawn).sign()
+            batch = batch_of(change.tolist(), old=[[0.0] * 100] * rows)
+            seen: list[torch.Tensor] = []
+            WithoutRounding(lambda b, _, seen=seen: seen.append(b.mean_logprob_B), 0.1)(
+                batch, Update(0, 0.8, "own", ())
+            )
+            found += seen[0].exp().tolist()
+    assert outside(clipped) <= 0.02 * len(clipped)
+    assert outside(moved) >= 0.95 * len(moved)

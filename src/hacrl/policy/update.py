@@ -9,6 +9,8 @@ from hacrl.types import LossOutput, MicroBatch, Update
 
 Loss = Callable[[MicroBatch, Update], LossOutput]
 T = TypeVar("T")
+SAFETY = 1.5
+"""The measured rounding may be too small: its mean square may be this many times as large."""
 
 
 class Sums(NamedTuple):
@@ -51,22 +53,25 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class WithoutRounding:
-    """A loss for half precision. It removes most of what rounding does to its ratios.
+    """A loss for half precision. Rounding does not change its ratios.
 
     In half precision, one changed bit of one weight changes the rounding of the whole forward pass. The
     mean log-probability of a sequence then moves by more than GSPO's clip range, although the policy is
-    practically the same. So each change since scoring is multiplied by a factor, `kept`. It is the
-    fraction of the mean square change that rounding does not explain (a Wiener filter over the rows of
-    the micro-batch):
+    practically the same. So each change since scoring is multiplied by `kept`, the fraction of the mean
+    square change in the micro-batch that rounding cannot explain:
 
-        kept = max(0, 1 - mean of rounding^2 / mean of change^2),   rounding = noise / sqrt(tokens)
+        kept  = max(0, 1 - bound / mean of change^2)
+        bound = SAFETY * (1 + 3 * sqrt(2 / n)) * mean of rounding^2,    rounding = noise / sqrt(tokens)
 
-    At the weights that scored, `noise` is infinite: the whole change is rounding, and kept = 0. Rows
-    without scores keep their log-probabilities. Only values are shifted: the gradient is that of the
-    forward pass. The log-probabilities at the start weights get the same shift, so the KL term does not
-    change.
+    The mean square of n normal values has a relative standard deviation of sqrt(2 / n), so rounding alone
+    exceeds the bound in well under 1 % of the micro-batches, and then only a little of it is kept. n
+    counts rows by the weight of their rounding. At the weights that scored, `noise` is infinite: the
+    whole change is rounding, and kept = 0. Rows without scores keep their log-probabilities. Only values
+    are shifted: the gradient is that of the forward pass. The log-probabilities at the start weights get
+    the same shift, so the KL term does not change.
 
-    Example: changes of 0.4 and -0.2 in rows of 4 tokens, noise 0.4: kept = 1 - 0.04 / 0.1 = 0.6
+    Example: changes of 0.4 and -0.2 in rows of 4 tokens, noise 0.1: n = 2, bound = 1.5 * 4 * 0.0025, so
+    kept = 1 - 0.015 / 0.1 = 0.85
     """
 
     loss: Loss
@@ -79,8 +84,10 @@ class WithoutRounding:
             gap_BT = (scored_BT - found_BT.detach()).nan_to_num(0.0)
             tokens_B = batch.mask_BT.sum(1)
             change_B = (gap_BT * batch.mask_BT).sum(1) / tokens_B
-            rounding_B = (self.noise**2 / tokens_B).where(has_scores_B, 0.0)
-            explained = rounding_B.sum() / change_B.square().sum()
+            per_row_B = (1 / tokens_B).where(has_scores_B, 0.0)
+            rows = per_row_B.sum().square() / per_row_B.square().sum()
+            bound = SAFETY * (1 + 3 * (2 / rows).sqrt()) * self.noise**2 * per_row_B.sum()
+            explained = bound / change_B.square().sum()
             # nan: no change, or no row with scores
             shift_BT = gap_BT * explained.nan_to_num(1.0).clamp(max=1.0)
             start_BT = batch.ref_logprobs_BT
