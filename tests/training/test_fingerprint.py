@@ -274,3 +274,25 @@ def test_an_accepted_change_of_the_data_samples_the_steps_after_the_checkpoint_a
     assert first.read_bytes() == old[0]
     assert second.read_bytes() != old[1]
     assert run.steps_done() == 3
+
+
+QUICK = {"evaluation": {"problems": 0}, "steps": 3}
+
+
+def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path: Path) -> None:
+    """Verdicts and standings of steps that are sampled again belong to other replies."""
+    trust = {"judge_again": True, "quarantine": True}
+    settings = {**QUICK, "trust": trust, "checkpoint": {"every": 1, "keep": 3}}
+    run = hacrl.train(team(member("wren"), member("finch"), **settings), tmp_path / "run")
+    journal = run.journal("wren")
+    kept = {path: path.read_bytes() for path in journal.glob("*-000000.*")}
+    before = {path: path.read_bytes() for path in journal.glob("*-000002.*")}
+    for name in ("wren", "finch"):
+        for step in (2, 3):
+            shutil.rmtree(run.checkpoints(name) / f"step-00000{step}")
+    with pytest.warns(UserWarning, match=r"learning_rate.*from step 2 on"):
+        hacrl.resume(run.path, ["agents.0.learning_rate=1e-3"], accept_changed=True)
+    assert len(kept) == len(before) == 3  # rollouts, verdicts, standings
+    assert all(path.read_bytes() == old for path, old in kept.items())
+    assert all(path.read_bytes() != old for path, old in before.items())
+    assert run.steps_done() == 3
