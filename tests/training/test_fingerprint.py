@@ -296,3 +296,17 @@ def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path
     assert all(path.read_bytes() == old for path, old in kept.items())
     assert all(path.read_bytes() != old for path, old in before.items())
     assert run.steps_done() == 3
+
+
+def test_an_agent_may_leave_the_team(tmp_path: Path) -> None:
+    """The steps before, in which it took part, are still read for the capability of the others."""
+    three = [member("wren"), member("finch"), member("heron")]
+    run = hacrl.train(team(*three, **{**QUICK, "steps": 2}), tmp_path / "run")
+    config = run.config()
+    run.set_config(config.model_copy(update={"agents": config.agents[:2]}))
+    with pytest.warns(UserWarning, match=r"agents: .*heron"):
+        hacrl.resume(run.path, ["steps=3"], accept_changed=True)
+    rewards = [row["reward"] for row in run.metric_rows("train", "finch")]
+    last = run.metric_rows("train", "wren")[-1]
+    assert last["capability/finch"] == pytest.approx(sum(rewards) / 3)
+    assert last["peers/samples"] == 24 and last["samples/drop/invalid"] == 0
