@@ -310,3 +310,13 @@ def test_an_agent_may_leave_the_team(tmp_path: Path) -> None:
     last = run.metric_rows("train", "wren")[-1]
     assert last["capability/finch"] == pytest.approx(sum(rewards) / 3)
     assert last["peers/samples"] == 24 and last["samples/drop/invalid"] == 0
+
+
+def test_the_task_of_an_agent_that_withholds_replies_may_change(tmp_path: Path) -> None:
+    """Its own replies of earlier steps are read from its journal; their problems are unknown now."""
+    agents = [member("wren", publish="successes"), member("finch")]
+    run = hacrl.train(team(*agents, **{**QUICK, "steps": 2}), tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"seed: 3 -> 4"):
+        hacrl.resume(run.path, ["seed=4", "steps=3"], accept_changed=True)
+    last = run.metric_rows("train", "wren")[-1]
+    assert last["capability/wren"] == last["reward"] and last["own/samples"] == 24
