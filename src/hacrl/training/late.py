@@ -18,7 +18,7 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.view import LateStep, View, read_verdicts
-from hacrl.types import Problem, Sample, Snapshot
+from hacrl.types import Problem, Rollout, Sample, Snapshot
 
 if TYPE_CHECKING:
     from hacrl.training.samples import SampleMaker
@@ -31,7 +31,7 @@ Problems = Mapping[str, Problem]
 class LateBatches:
     """Chooses late batches for one learner.
 
-    Example: LateBatches(config, pool, view, journal, problems_of).at(7)
+    Example: LateBatches(config, pool, view, journal, problems_of).at(7, maker, rollouts)
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class LateBatches:
         self.most = config.late_samples
         self.pool, self.view, self.journal, self.problems_of = pool, view, journal, problems_of
 
-    def at(self, step: int, maker: SampleMaker) -> list[LateStep]:
-        """The late batches to use in a step, from the journal or chosen, judged and journalled now."""
+    def at(self, step: int, maker: SampleMaker, own: Sequence[Rollout]) -> list[LateStep]:
+        """The late batches to use in a step, from the journal or chosen, judged and journalled now.
+        `own` are the learner's rollouts of the step: late replies get the end token of these."""
         if not self.staleness:
             return []
         digest = self.pool.digest(step)
@@ -64,7 +65,7 @@ class LateBatches:
             problems = self.problems_of(at)
             rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
             seen = self.view.with_late(at, problems, rows, verdicts)
-            samples, _ = maker.make(seen.snapshot.groups, [], problems, only=names)
+            samples, _ = maker.make(seen.snapshot.groups, own, problems, only=names)
             found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
 
