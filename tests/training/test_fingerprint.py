@@ -320,3 +320,36 @@ def test_the_task_of_an_agent_that_withholds_replies_may_change(tmp_path: Path) 
         hacrl.resume(run.path, ["seed=4", "steps=3"], accept_changed=True)
     last = run.metric_rows("train", "wren")[-1]
     assert last["capability/wren"] == last["reward"] and last["own/samples"] == 24
+
+
+def test_a_change_and_a_corrupted_checkpoint_sample_again_from_the_older_one(
+    tmp_path: Path,
+) -> None:
+    """The change is accepted at step 3, but the checkpoint of step 3 is corrupted, so training goes back
+    to step 1. Step 3 then has other weights than those that wrote the replies in its journal."""
+    settings = {**QUICK, "minibatch_samples": 24, "checkpoint": {"every": 1, "keep": 3}}
+    run = hacrl.train(team(member("wren"), **settings), tmp_path / "run")
+    for step in (2, 3):
+        path = run.checkpoints("wren") / f"step-00000{step}" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    change = {"agents.0.learning_rate": 1e-3, "steps": 4}
+    with pytest.warns(UserWarning, match="replies from step 2 on are sampled again"):
+        hacrl.resume(run.path, change, accept_changed=True)
+    for step in range(4):
+        found = [row["ratio"] for row in run.sample_rows(step, "wren")]
+        ratios = [ratio for ratio in found if ratio is not None]
+        assert ratios and ratios == pytest.approx([1.0] * len(ratios), abs=1e-4)
+    assert [entry["step"] for entry in history(run)] == [0, 1]
+    before = run.metrics_path.read_bytes()
+    shutil.rmtree(run.checkpoints("wren") / "step-000004")
+    hacrl.resume(run.path)  # the replies belong to the weights now
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_an_accepted_change_removes_checkpoints_that_only_some_agents_have(tmp_path: Path) -> None:
+    """Otherwise wren's could count as soon as finch has saved step 2, too, with the new inputs."""
+    run = hacrl.train(team(member("wren"), member("finch"), **QUICK), tmp_path / "run")
+    saved = [run.checkpoints(name) / "step-000003" for name in ("wren", "finch")]
+    shutil.rmtree(saved[1])
+    run.forget_from(2)
+    assert not saved[0].exists() and saved[0].with_name("step-000002").exists()

@@ -75,12 +75,13 @@ class RunDirectory(RunReader):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def forget_from(self, step: int) -> None:
-        """Remove rollouts, verdicts, batches, samples and evaluations made after `step` steps. They come
-        from other inputs."""
-        places = ("journal/*/*", "pool/*", "samples/*/*", "diagnostics/*/*", "evaluation/*")
-        for place in places:
-            # An evaluation folder has the number of steps done, the others that of the step.
-            first = step + 1 if place == "evaluation/*" and step else step
+        """Remove rollouts, verdicts, batches, samples, evaluations and checkpoints made after `step`
+        steps. They come from other inputs."""
+        after = step + 1 if step else 0  # names of these two have the number of steps done
+        places = {"evaluation/*": after, "checkpoints/*/*": after}
+        for part in ("journal/*/*", "pool/*", "samples/*/*", "diagnostics/*/*"):
+            places[part] = step
+        for place, first in places.items():
             for path in sorted(self.path.glob(place)):
                 found = re.search(r"-(\d{6,})", path.name)
                 if found and int(found[1]) >= first:
