@@ -17,6 +17,7 @@ import hacrl
 from hacrl import runs
 from hacrl.config import Config, parse_config
 from hacrl.config_agent import AgentConfig
+from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 from hacrl.policy.policy import Policy
 from hacrl.store.journal import Journal
@@ -33,14 +34,13 @@ class LatePool(Pool):
 
     def __init__(self, folder: Path, stored: Pool, late: Sequence[int]) -> None:
         super().__init__(folder)
-        self.stored, self.late_steps, self.newest = stored, late, -1
+        self.stored, self.late_steps = stored, late
 
     def team(self, config: Config, step: int) -> Config:
         finch = AgentConfig(name="finch", model="another owner's", learn=False)
         return config.model_copy(update={"agents": [*config.agents, finch]})
 
     def close(self, step: int, members: Sequence[str]) -> None:
-        self.newest = max(self.newest, step)
         if not self.closed(step):
             super().close(
                 step, [*members, *([] if step in self.late_steps else [self.fetch(step)])]
@@ -51,7 +51,7 @@ class LatePool(Pool):
         return "finch"
 
     def late(self, step: int) -> dict[str, list[Trajectory]]:
-        if step not in self.late_steps or step >= self.newest:
+        if step not in self.late_steps or not self.closed(step + 1):
             return {}
         return {self.fetch(step): list(self.rows("finch", step))}
 
@@ -59,14 +59,18 @@ class LatePool(Pool):
 def train(path: Path, late: Sequence[int], wren: dict[str, Any], **settings: Any) -> RunDirectory:
     """Two steps of wren with finch."""
     config = {**NO_EVALUATION, "steps": 2, **settings}
-    stored = hacrl.train(team(member("finch"), **config), path / "stored")
+    hacrl.train(team(member("finch"), **config), path / "stored")
     own = parse_config({**team(wren, **config), "hub": HUB})
-    run = RunDirectory.create(path / "run", own)
+    return go_on(RunDirectory.create(path / "run", own), late)
+
+
+def go_on(run: RunDirectory, late: Sequence[int]) -> RunDirectory:
+    stored = Pool(run.path.parent / "stored" / "pool")
 
     def make_pool(run: RunDirectory, _: Any) -> Pool:
-        return LatePool(run.pool_path, Pool(stored.pool_path), late)
+        return LatePool(run.pool_path, stored, late)
 
-    runs.train_team(own, run, Notes(), Hooks(), make_pool=make_pool)
+    runs.train_team(run.config(), run, Notes(), Hooks(), make_pool=make_pool)
     return run
 
 
@@ -94,3 +98,20 @@ def test_late_replies_end_with_the_token_of_own_replies(
         own = Counter(r.completion.token_ids[-1] for r in found[0])
         assert own[292] > own[2] > 0
     assert ends == {"peers": {292}, "late": {292}}
+
+
+def test_a_late_batch_that_is_damaged_is_copied_again(tmp_path: Path) -> None:
+    run = train(tmp_path, [0], member("wren"), trust={"judge_again": True})
+    before = run.metrics_path.read_bytes()
+    [row] = [row for row in run.metric_rows("train") if row["step"] == 1]
+    assert row["late/batches"] == 1 and row["late/samples"] > 0
+    place = run.pool_path / "step-000000" / "finch"
+    [batch] = place.iterdir()
+    for damage in (lambda: shutil.rmtree(place), lambda: batch.write_bytes(b"")):
+        damage()
+        shutil.rmtree(run.checkpoints("wren") / "step-000002")
+        assert go_on(run, [0]).metrics_path.read_bytes() == before
+    shutil.rmtree(place)
+    shutil.rmtree(run.checkpoints("wren") / "step-000002")
+    with pytest.raises(UserError, match="batch of 'finch' of step 1, which came late, is missing"):
+        go_on(run, [])

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from hacrl.config import Config
+from hacrl.store.files import changed
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.view import LateStep, View, read_verdicts
-from hacrl.types import Problem, Rollout, Sample, Snapshot
+from hacrl.types import Problem, Rollout, Sample, Snapshot, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.training.samples import SampleMaker
@@ -63,11 +64,18 @@ class LateBatches:
         found = []
         for at, names in sorted(sources.items()):
             problems = self.problems_of(at)
-            rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
+            rows = [t for name in sorted(names) for t in self._rows(at, name)]
             seen = self.view.with_late(at, problems, rows, verdicts)
             samples, _ = maker.make(seen.snapshot.groups, own, problems, only=names)
             found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
+
+    def _rows(self, at: int, name: str) -> list[Trajectory]:
+        """The rows of a late batch; copied again if its file is damaged or gone."""
+        if not self.pool.whole(at, name) and name not in self.pool.late(at):
+            what = f"the batch of {name!r} of step {at + 1}, which came late, is missing"
+            raise changed(self.pool.folder, what)
+        return list(self.pool.rows(name, at))
 
     def _choose(self, step: int) -> dict[str, Any]:
         """New late batches, oldest first, up to the configured number of rows, and verdicts on them."""
