@@ -3,7 +3,8 @@
 RUN/fingerprint.json keeps them, and `hacrl resume` compares them with those it finds:
 
     inputs      the current inputs
-    history     [{"step": 0, "digest": ...}, {"step": 20, "digest": ..., "changes": [...]}]
+    history     [{"step": 0, "digest": ...}, {"step": 20, "digest": ..., "changes": [...]}]; with
+                "sampled_again" where replies of later steps were removed
 
 The manifest of a checkpoint has the digest of the inputs that the checkpoint was trained with.
 """
@@ -93,11 +94,12 @@ def check_inputs(
         )
     elif not stored and run.journalled():
         note("the run has no fingerprint.json, so changed data or models cannot be detected.")
-    if any(kind == "results" for kind, _ in found):
+    sampled_again = any(kind == "results" for kind, _ in found)
+    if sampled_again:
         run.forget_from(step)
     if noted or not history:
         entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
-        history = [*history, entry]
+        history = [*history, entry | ({"sampled_again": True} if sampled_again else {})]
     run.set_fingerprint({"inputs": new, "history": history})
 
 

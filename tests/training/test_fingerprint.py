@@ -274,3 +274,82 @@ def test_an_accepted_change_of_the_data_samples_the_steps_after_the_checkpoint_a
     assert first.read_bytes() == old[0]
     assert second.read_bytes() != old[1]
     assert run.steps_done() == 3
+
+
+QUICK = {"evaluation": {"problems": 0}, "steps": 3}
+
+
+def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path: Path) -> None:
+    """Verdicts and standings of steps that are sampled again belong to other replies."""
+    trust = {"judge_again": True, "quarantine": True}
+    settings = {**QUICK, "trust": trust, "checkpoint": {"every": 1, "keep": 3}}
+    run = hacrl.train(team(member("wren"), member("finch"), **settings), tmp_path / "run")
+    journal = run.journal("wren")
+    kept = {path: path.read_bytes() for path in journal.glob("*-000000.*")}
+    before = {path: path.read_bytes() for path in journal.glob("*-000002.*")}
+    for name in ("wren", "finch"):
+        for step in (2, 3):
+            shutil.rmtree(run.checkpoints(name) / f"step-00000{step}")
+    with pytest.warns(UserWarning, match=r"learning_rate.*from step 2 on"):
+        hacrl.resume(run.path, ["agents.0.learning_rate=1e-3"], accept_changed=True)
+    assert len(kept) == len(before) == 3  # rollouts, verdicts, standings
+    assert all(path.read_bytes() == old for path, old in kept.items())
+    assert all(path.read_bytes() != old for path, old in before.items())
+    assert run.steps_done() == 3
+
+
+def test_an_agent_may_leave_the_team(tmp_path: Path) -> None:
+    """The steps before, in which it took part, are still read for the capability of the others."""
+    three = [member("wren"), member("finch"), member("heron")]
+    run = hacrl.train(team(*three, **{**QUICK, "steps": 2}), tmp_path / "run")
+    config = run.config()
+    run.set_config(config.model_copy(update={"agents": config.agents[:2]}))
+    with pytest.warns(UserWarning, match=r"agents: .*heron"):
+        hacrl.resume(run.path, ["steps=3"], accept_changed=True)
+    rewards = [row["reward"] for row in run.metric_rows("train", "finch")]
+    last = run.metric_rows("train", "wren")[-1]
+    assert last["capability/finch"] == pytest.approx(sum(rewards) / 3)
+    assert last["peers/samples"] == 24 and last["samples/drop/invalid"] == 0
+
+
+def test_the_task_of_an_agent_that_withholds_replies_may_change(tmp_path: Path) -> None:
+    """Its own replies of earlier steps are read from its journal; their problems are unknown now."""
+    agents = [member("wren", publish="successes"), member("finch")]
+    run = hacrl.train(team(*agents, **{**QUICK, "steps": 2}), tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"seed: 3 -> 4"):
+        hacrl.resume(run.path, ["seed=4", "steps=3"], accept_changed=True)
+    last = run.metric_rows("train", "wren")[-1]
+    assert last["capability/wren"] == last["reward"] and last["own/samples"] == 24
+
+
+def test_a_change_and_a_corrupted_checkpoint_sample_again_from_the_older_one(
+    tmp_path: Path,
+) -> None:
+    """The change is accepted at step 3, but the checkpoint of step 3 is corrupted, so training goes back
+    to step 1. Step 3 then has other weights than those that wrote the replies in its journal."""
+    settings = {**QUICK, "minibatch_samples": 24, "checkpoint": {"every": 1, "keep": 3}}
+    run = hacrl.train(team(member("wren"), **settings), tmp_path / "run")
+    for step in (2, 3):
+        path = run.checkpoints("wren") / f"step-00000{step}" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    change = {"agents.0.learning_rate": 1e-3, "steps": 4}
+    with pytest.warns(UserWarning, match="replies from step 2 on are sampled again"):
+        hacrl.resume(run.path, change, accept_changed=True)
+    for step in range(4):
+        found = [row["ratio"] for row in run.sample_rows(step, "wren")]
+        ratios = [ratio for ratio in found if ratio is not None]
+        assert ratios and ratios == pytest.approx([1.0] * len(ratios), abs=1e-4)
+    assert [entry["step"] for entry in history(run)] == [0, 1]
+    before = run.metrics_path.read_bytes()
+    shutil.rmtree(run.checkpoints("wren") / "step-000004")
+    hacrl.resume(run.path)  # the replies belong to the weights now
+    assert run.metrics_path.read_bytes() == before
+
+
+def test_an_accepted_change_removes_checkpoints_that_only_some_agents_have(tmp_path: Path) -> None:
+    """Otherwise wren's could count as soon as finch has saved step 2, too, with the new inputs."""
+    run = hacrl.train(team(member("wren"), member("finch"), **QUICK), tmp_path / "run")
+    saved = [run.checkpoints(name) / "step-000003" for name in ("wren", "finch")]
+    shutil.rmtree(saved[1])
+    run.forget_from(2)
+    assert not saved[0].exists() and saved[0].with_name("step-000002").exists()

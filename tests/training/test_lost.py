@@ -148,14 +148,16 @@ def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
         train(Losing, TEAM, tmp_path / "run", lose=Always("finch"))
 
 
-def test_a_late_member_is_not_waited_for_and_catches_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("publish", ["all", "successes"])
+def test_a_late_member_is_not_waited_for_and_catches_up(publish: str, tmp_path: Path) -> None:
     """finch's step 1 comes when steps 1 and 2 are closed without it: its rows are kept as late, it
     learns both snapshots from wren's rows alone, and takes part in step 3."""
 
     def held(executor: LocalExecutor, name: str, method: str, args: tuple) -> bool:
         return (name, method, args) == ("finch", "rollout", (1,)) and not executor.pool.closed(2)
 
-    settings = {**TEAM, "runtime": GO_ON, "evaluation": {"problems": 0}}
+    agents = [member("wren"), member("finch", publish=publish)]
+    settings = {**TEAM, "agents": agents, "runtime": GO_ON, "evaluation": {"problems": 0}}
     run, notes = train(Holding, settings, tmp_path / "run", held=held)
     pool = Pool(run.pool_path, read_only=True)
     members = [pool.snapshot(step).members for step in range(4)]

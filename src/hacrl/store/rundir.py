@@ -75,13 +75,15 @@ class RunDirectory(RunReader):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def forget_from(self, step: int) -> None:
-        """Remove rollouts, batches, samples and evaluations made after `step` steps, which come from
-        other inputs."""
-        for part in ("journal", "pool", "samples", "diagnostics", "evaluation"):
-            # An evaluation folder has the number of steps done, the others that of the step.
-            first = step + 1 if part == "evaluation" and step else step
-            for path in sorted((self.path / part).rglob("*step-*")):
-                found = re.search(r"step-(\d{6,})", path.name)
+        """Remove rollouts, verdicts, batches, samples, evaluations and checkpoints made after `step`
+        steps. They come from other inputs."""
+        after = step + 1 if step else 0  # names of these two have the number of steps done
+        places = {"evaluation/*": after, "checkpoints/*/*": after}
+        for part in ("journal/*/*", "pool/*", "samples/*/*", "diagnostics/*/*"):
+            places[part] = step
+        for place, first in places.items():
+            for path in sorted(self.path.glob(place)):
+                found = re.search(r"-(\d{6,})", path.name)
                 if found and int(found[1]) >= first:
                     remove_whole(path) if path.is_dir() else path.unlink(missing_ok=True)
 

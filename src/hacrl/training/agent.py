@@ -197,7 +197,11 @@ class Agent:
         """The complete rows of a journalled step."""
         if (entry := self.journal.read(step)) is None:
             return None
-        return make_trajectories(self, step, entry[0], *self._prompts(step))
+        problems, prompts = self._prompts(step)
+        # After an accepted change of the task, an older step has other problems than it had.
+        known = {p.id for p in problems}
+        rollouts = [r for r in entry[0] if r.problem_id in known]
+        return make_trajectories(self, step, rollouts, problems, prompts)
 
     def _minibatches(
         self, step: int, plan: Plan, given: StepSamples

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from hacrl.config import Config
+from hacrl.store.files import changed
 from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 from hacrl.trust.defence import Defence
 from hacrl.trust.view import LateStep, View, read_verdicts
-from hacrl.types import Problem, Sample, Snapshot
+from hacrl.types import Problem, Rollout, Sample, Snapshot, Trajectory
 
 if TYPE_CHECKING:
     from hacrl.training.samples import SampleMaker
@@ -31,7 +32,7 @@ Problems = Mapping[str, Problem]
 class LateBatches:
     """Chooses late batches for one learner.
 
-    Example: LateBatches(config, pool, view, journal, problems_of).at(7)
+    Example: LateBatches(config, pool, view, journal, problems_of).at(7, maker, rollouts)
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class LateBatches:
         self.most = config.late_samples
         self.pool, self.view, self.journal, self.problems_of = pool, view, journal, problems_of
 
-    def at(self, step: int, maker: SampleMaker) -> list[LateStep]:
-        """The late batches to use in a step, from the journal or chosen, judged and journalled now."""
+    def at(self, step: int, maker: SampleMaker, own: Sequence[Rollout]) -> list[LateStep]:
+        """The late batches to use in a step, from the journal or chosen, judged and journalled now.
+        `own` are the learner's rollouts of the step: late replies get the end token of these."""
         if not self.staleness:
             return []
         digest = self.pool.digest(step)
@@ -62,11 +64,18 @@ class LateBatches:
         found = []
         for at, names in sorted(sources.items()):
             problems = self.problems_of(at)
-            rows = [t for name in sorted(names) for t in self.pool.rows(name, at)]
+            rows = [t for name in sorted(names) for t in self._rows(at, name)]
             seen = self.view.with_late(at, problems, rows, verdicts)
-            samples, _ = maker.make(seen.snapshot.groups, [], problems, only=names)
+            samples, _ = maker.make(seen.snapshot.groups, own, problems, only=names)
             found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
+
+    def _rows(self, at: int, name: str) -> list[Trajectory]:
+        """The rows of a late batch; copied again if its file is damaged or gone."""
+        if not self.pool.whole(at, name) and name not in self.pool.late(at):
+            what = f"the batch of {name!r} of step {at + 1}, which came late, is missing"
+            raise changed(self.pool.folder, what)
+        return list(self.pool.rows(name, at))
 
     def _choose(self, step: int) -> dict[str, Any]:
         """New late batches, oldest first, up to the configured number of rows, and verdicts on them."""

@@ -37,6 +37,7 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
             "there is no complete checkpoint yet: training starts again at step 1. Replies in the "
             "journals are not sampled again."
         )
+    _forget_other_inputs(run, first, note)
     run.rewind(first)
     for name, own in checkpoints.items():
         evaluations = run.metric_rows("evaluation", name)
@@ -44,6 +45,26 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
         if error := own.repair_best(scores):
             note(f"{error}. This is done.")
     return first
+
+
+def _forget_other_inputs(run: RunDirectory, first: int, note: Note) -> None:
+    """Replies of a step belong to the weights that sampled it. If the run goes back to a step before an
+    accepted change of the inputs, the weights will be others, so later steps are sampled again."""
+    content = run.fingerprint()
+    after = [
+        entry
+        for entry in content.get("history", ())
+        if entry.get("sampled_again") and entry["step"] > first
+    ]
+    if after:
+        note(
+            f"the run goes back to a step before a change of its inputs: replies from step {first + 1} "
+            "on are sampled again."
+        )
+        run.forget_from(first)
+        for entry in after:
+            entry["step"] = first
+        run.set_fingerprint(content)
 
 
 def damaged_batches(

@@ -63,9 +63,10 @@ def agreement(
 def recall_scores(policy: Policy, journal: Journal, step: int) -> None:
     """Half precision: if this process did not score the step's replies, take the rounding of their
     scores from the journal. Relearned weights are those that scored: a resume with changed inputs
-    samples again."""
+    samples again. A step that was closed without the agent has the rounding of the step before."""
     if policy.half and not policy.has_scored(step):
-        facts = (journal.read(step) or ([], {}))[1]
+        newest = max((s for s in journal.steps() if s <= step), default=step)
+        facts = (journal.read(newest) or ([], {}))[1]
         if ROUNDING in facts:
             policy.mark_scored(step, facts[ROUNDING])
 

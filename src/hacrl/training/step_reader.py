@@ -142,7 +142,8 @@ class StepReader:
     def _came_late(self, step: int) -> list[LateStep]:
         """The late batches to use in a step. Their samples are scored if `[trust]` needs that."""
         with self.clock("late"):
-            steps = self.late.at(step, self.maker)
+            entry = self.journal.read(step)
+            steps = self.late.at(step, self.maker, entry[0] if entry else [])
         if not self.config.trust.scores_peers:
             return steps
         return [replace(late, samples=self._scored(late.samples)) for late in steps]

@@ -36,8 +36,8 @@ class Invalid:
 
     agent: str  # the agent that published it
     kind: str
-    """For metrics: unreadable, problem, index, verdict, verifier, temperature, length, logprob, reward
-    or tokens."""
+    """For metrics: unreadable, agent, problem, index, verdict, verifier, temperature, length, logprob,
+    reward or tokens."""
     detail: str
 
 
@@ -119,6 +119,8 @@ class Checker:
 
     def _fault(self, t: Trajectory, problem: Problem | None) -> tuple[str, str] | None:
         """What is wrong with a row by itself: kind and detail."""
+        if t.agent not in self.samples:  # it left the team after this step
+            return "agent", f"the team has no agent {t.agent!r}"
         if problem is None or t.task != problem.task:
             what = "is not in this step" if problem is None else f"is not of task {t.task!r}"
             return "problem", f"its problem {what}"

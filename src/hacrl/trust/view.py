@@ -107,7 +107,9 @@ class View:
         team = self.pool.team(self.config, step)
         self.checker.expect(team)
         snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
-        if self.replaces_own and (rows := self.own_rows(step)) is not None:
+        # A step that was closed without this agent has no replies of it, whatever it publishes.
+        replaces = self.replaces_own and self.name in snapshot.members
+        if replaces and (rows := self.own_rows(step)) is not None:
             peers = [t for t in snapshot.rows if t.agent != self.name]
             snapshot = replace(snapshot, groups=make_groups([*peers, *rows]))
         if self.trust.reciprocity:
