@@ -63,7 +63,7 @@ class WithoutRounding:
         kept  = max(0, 1 - bound / mean of change^2)
         bound = SAFETY * (1 + 3 * sqrt(2 / n)) * mean of rounding^2,    rounding = noise / sqrt(tokens)
 
-    The mean square of n normal values has a relative standard deviation of sqrt(2 / n), so rounding alone
+    The mean square of n normal values has a relative standard deviation of sqrt(2 / n), so rounding
     exceeds the bound in well under 1 % of the micro-batches, and then only a little of it is kept. n
     counts rows by the weight of their rounding. At the weights that scored, `noise` is infinite: the
     whole change is rounding, and kept = 0. Rows without scores keep their log-probabilities. Only values
