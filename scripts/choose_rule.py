@@ -1,22 +1,18 @@
-"""Rank the sharing rules of a development suite, and print the rule that its criterion chooses.
+"""Rank the arms of configs/suites/open-development.toml and print the rule that its criterion chooses.
 
-    python scripts/choose_rule.py open-development    # from docs/results/open-development.jsonl
-    python scripts/choose_rule.py candidates
+    python scripts/choose_rule.py    # from docs/results/open-development.jsonl
 
-The criteria were written before the suites were run. Accuracy is the mean over the evaluations after the
+The criterion was written before the suite was run. Accuracy is the mean over the evaluations after the
 start.
 
 1. Gap of an arm for an agent of a team: its mean accuracy minus the larger of naive's and overlap's.
    Score of an arm: the mean gap over all agents of all teams; worst: its smallest gap.
-2. candidates: the arm with the largest score is reported on fresh seeds if it is above naive's and
-   overlap's.
-3. open-development: of open and right take the one whose three arms have the larger mean score; of
-   level, level-first and wins the one whose two arms have. Together they name one arm. That arm,
-   overlap-open, overlap-first and hacpo-open are the finalists. The largest score wins; within 0.5
-   points of it, the largest worst gap.
+2. Of open and right take the one whose three arms have the larger mean score; of level, level-first and
+   wins the one whose two arms have. Together they name one arm.
+3. That arm, overlap-open, overlap-first and hacpo-open are the finalists. The largest score wins; within
+   0.5 points of it, the largest worst gap.
 """
 
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -61,7 +57,7 @@ def choose(gap: dict[str, dict[str, float]]) -> tuple[str, dict[str, float]]:
 
 
 def main() -> None:
-    (suite,) = sys.argv[1:]
+    suite = "open-development"
     gap = gaps(accuracies(suite, ROOT / "docs" / "results" / f"{suite}.jsonl"))
     names = ("arm", "score", "worst", *next(iter(gap.values())))
     print("|", " | ".join(names), "|")
@@ -69,10 +65,9 @@ def main() -> None:
     for arm, found in sorted(gap.items(), key=lambda item: -mean(item[1].values())):
         cells = (mean(found.values()), min(found.values()), *found.values())
         print(f"| {arm} |", " | ".join(f"{c:+.1f}" for c in cells), "|")
-    if suite == "open-development":
-        chosen, settings = choose(gap)
-        print("settings:", ", ".join(f"{name} {score:+.2f}" for name, score in settings.items()))
-        print("chosen:", chosen)
+    chosen, settings = choose(gap)
+    print("settings:", ", ".join(f"{name} {score:+.2f}" for name, score in settings.items()))
+    print("chosen:", chosen)
 
 
 if __name__ == "__main__":
