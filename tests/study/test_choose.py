@@ -30,7 +30,7 @@ def test_settings_are_chosen_by_all_their_arms_and_a_tie_by_the_worst_agent() ->
 
 
 def test_learning_rates() -> None:
-    """Every agent has its best rate. Floor 0.5 has a mean of 42 and 30 = 36, floor 0.2 of 41 and 33 = 37."""
+    """Every agent has its best rate. Floor 0.5: mean of 42 and 30 = 36; floor 0.2: of 41 and 33 = 37."""
     naive = {"smollm2": "1e-5", "gemma3": "5e-6"}
     hacpo = {"smollm2": "5e-6", "gemma3": "5e-6"}
     assert chosen(RATES) == {"naive": naive, "hacpo": hacpo, "hacpo-floor-0.2": naive}

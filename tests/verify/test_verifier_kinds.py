@@ -247,7 +247,7 @@ def test_function_that_is_not_there(path: str, words: str) -> None:
     [
         ({"kind": "nubmer"}, "unknown: choose one of exact, number"),
         ({"kind": "number", "options": {"which": "middle"}}, "which"),
-        ({"kind": "number", "options": {"whcih": "last"}}, "whcih"),
+        ({"kind": "number", "options": {"whcih": "last"}}, "whcih: unknown option; options: which"),
         ({"kind": "number", "options": {"tolerance": -0.1}}, "tolerance: .* greater than"),
         ({"kind": "choice", "options": {"letters": "abcd"}}, "letters: .*got 'abcd'"),
         ({"kind": "function"}, "path"),
