@@ -211,9 +211,7 @@ def _arm(override: str, folder: Path) -> Path:
     if not name or Path(name).name != name or not path.is_file():
         there = sorted(p.stem for p in (folder / ARMS).glob("*.toml"))
         known = (
-            f"there are: {', '.join('+' + n for n in there)}"
-            if there
-            else "there are no others"
+            f"there are: {', '.join('+' + n for n in there)}" if there else "there are no others"
         )
         raise UserError(f"override {override!r}: there is no file {path}; {known}")
     return path
