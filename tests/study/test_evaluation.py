@@ -50,6 +50,8 @@ def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path)
     )
     assert result.reply_tokens == 1
     assert notes == ["wren: 4 problems x 1 replies"]
+    evaluate_held_out(str(own_data / "run"), out=tmp_path, report=notes.append)
+    assert notes[1] == f"replaces the evaluation of wren in {tmp_path}; --out FOLDER keeps both"
     with pytest.raises(UserError, match="key=value instead of --config"):
         evaluate_held_out(str(own_data / "run"), config=own_data / "run" / "config.toml")
 

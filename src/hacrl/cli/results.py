@@ -20,6 +20,7 @@ from hacrl.cli.terminal import (
     program,
 )
 from hacrl.errors import UserError
+from hacrl.safe_text import printable
 
 commands = typer.Typer()
 
@@ -37,7 +38,8 @@ def show(
         from hacrl.study.plots import reward_lines, run_figure
         from hacrl.study.tables import console, notes_text, summary_table
 
-        summary = inspect.summarise(RunDirectory.open(run))
+        directory = RunDirectory.open(run)
+        summary = inspect.summarise(directory)
         if as_json:
             print_json(inspect.as_json(summary))
         else:
@@ -48,6 +50,9 @@ def show(
             if summary.state in ("stopped", "failed"):
                 join = f"the same `{program()} join` command"
                 again = join if summary.config.hub else f"`{program()} resume {run}`"
+                if summary.state == "failed":
+                    error = directory.error_path.read_text(encoding="utf-8", errors="replace")
+                    typer.echo(f"failed: {printable(error.strip())}")
                 typer.echo(f"{summary.state}; continue with {again}")
         if png is not None:
             run_figure(summary).savefig(png, dpi=150, format="png")

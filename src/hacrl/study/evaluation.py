@@ -203,6 +203,8 @@ def evaluate_held_out(
     if not config:
         _check_problems(run, settings, problems, report)
     out, results = out or output_folder(target, "eval"), []
+    if earlier := [c.agent.name for c in found if (out / "held_out" / c.agent.name).exists()]:
+        report(f"replaces the evaluation of {', '.join(earlier)} in {out}; --out FOLDER keeps both")
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
         verifier.report = report
