@@ -56,6 +56,15 @@ def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path)
         evaluate_held_out(str(own_data / "run"), config=own_data / "run" / "config.toml")
 
 
+def test_paths_in_overrides_of_a_run_start_at_the_current_folder(
+    own_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_data)
+    changes, notes = ["task.held_out=mixed.jsonl"], []
+    evaluate_held_out(str(own_data / "run"), changes, out=tmp_path, report=notes.append)
+    assert notes[-1] == "wren: 3 problems x 1 replies"
+
+
 def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
     """`samples` does not show a question that the replies do not answer."""
     copy = shutil.copytree(own_data / "run", tmp_path / "run")

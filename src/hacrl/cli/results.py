@@ -198,11 +198,10 @@ def evaluate(
 
 def _evaluate(target: str, overrides: list[str], **given: Any) -> tuple[Any, Any, Path]:
     """Plain data and table of an evaluation on held-out problems, and the folder with the replies."""
-    from hacrl.config import load_config
-    from hacrl.study.evaluation import evaluate_held_out, evaluation_table
+    from hacrl.study.evaluation import config_of, evaluate_held_out, evaluation_table
 
     results, folder = evaluate_held_out(target, overrides, **given)
-    used = load_config(given["config"] or Path(target) / "config.toml", overrides)
+    used = config_of(target, given["config"], overrides)
     found = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
     return found, evaluation_table(results, used.verifier.kind), folder
 
