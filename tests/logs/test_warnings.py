@@ -53,7 +53,8 @@ def test_samples_count_not_steps(run: RunDirectory) -> None:
     assert len(warnings(run, [peers(0, 3 / 40, n=40), *others])) == 1
 
 
-DROPS = {"samples__drop__too_long": 4, "samples__drop__empty": 1, "samples__drop__empty__cow": 1}
+DROPS = {"samples__drop__empty": 10, "samples__drop__empty__ant": 9, "samples__drop__empty__cow": 1}
+DROPS |= {"samples__drop__too_long": 4, "samples__drop__too_long__cow": 4}
 NO_SIGNAL = {"own__samples": 8, "reward": 0.0}
 IDLE = {"updates": 0, "updates_skipped": 0, "verdict__timeout": 1, "rollouts": 99}
 CASES = [

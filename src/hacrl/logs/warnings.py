@@ -67,7 +67,10 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
         return None
     reasons = Counter[str]()
     for row in rows:
-        reasons.update({k: n for k, n in row.items() if re.fullmatch("samples/drop/[^/]+", k)})
+        for key, n in row.items():
+            found = re.fullmatch("(samples/drop/[^/]+)/(.+)", key)
+            if found and found[2] != agent:  # own samples may be dropped, too
+                reasons[found[1]] += n
     (reason, count), *_ = reasons.most_common(1)
     way = "Raise max_response_tokens, or set too_long = 'truncate'" if "too_long" in reason else ""
     return (
