@@ -27,6 +27,10 @@ HEAD = """# Reference: every key of a config
 
 Look up a key, its values and its default here. This page is generated from the config classes
 (`scripts/make_reference.py`). `hacrl schema` prints the same as JSON schema for editors.
+
+Relative paths start at the folder of the config file, also in overrides (`hacrl train CONFIG
+task.train=FILE`). In overrides of a stored run (`hacrl resume RUN`, `hacrl eval RUN`) they start at the
+current folder.
 """
 
 

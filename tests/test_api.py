@@ -164,6 +164,12 @@ def test_a_callback_that_would_never_be_called_is_refused(tmp_path: Path, callba
         hacrl.train(config(), tmp_path / "run", reward=points, callbacks=[callback])
 
 
+def test_callbacks_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"give one, e.g. callbacks=\[FUNCTION\]"):
+        hacrl.train(config(), tmp_path / "run", reward=points, callbacks=print)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_callback_that_raises_stops_the_run(tmp_path: Path) -> None:
     def stop(step: int, rows: Any) -> None:
         raise KeyError(step)

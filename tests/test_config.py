@@ -106,7 +106,18 @@ def test_paths_are_relative_to_the_file_or_begin_at_home(
         ("algorithm.name=json:loads", ["json:loads' is not an algorithm"]),
         ("a." * 2000 + "=1", ["levels of tables"]),
         ("x=" + "[" * 3000, ["override x=...", "...: x: unknown key"]),
-        ('task.gym=[{name="a", lable="b"}]', ["lable: unknown key; did you mean 'label'"]),
+        (
+            'task.gym=[{name="a", lable="b"}]',
+            ["task.gym.0.lable: unknown key; did you mean 'label'"],
+        ),
+        ("evaluation.problems=no", ["evaluation.problems: Input should be 'all' (given: 'no')"]),
+        (
+            "agents.0.lora=true",
+            ["agents.0.lora: must be a table, e.g. { key = value } (given: True)"],
+        ),
+        ('agents={name="a"}', ["agents: must be a list of tables: write [[agents]]"]),
+        ("agents.0.frozen=true", ["agents.0.frozen: unknown key; write learn = false"]),
+        ("agents.0.name=finch", ["agents.0.name=finch: agents: the name"]),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> None:
@@ -114,6 +125,14 @@ def test_what_is_wrong_is_named(path: Path, override: str, words: list[str]) -> 
         load_config(path, [override])
     for word in words:
         assert word in str(error.value)
+
+
+def test_the_known_keys_of_a_table_are_listed_once(path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(path, ["agents.*.xx=1", "evaluation.yy=1"])
+    text = str(error.value)
+    assert text.count("known keys: name, model") == text.count("known keys: every, problems") == 1
+    assert "agents.1.xx: unknown key" in text
 
 
 def test_a_mistake_in_the_file_names_the_file(path: Path) -> None:

@@ -272,6 +272,8 @@ def _shown(observer: Observer | None, callbacks: Sequence[Callback]) -> Iterator
 
     from hacrl.cli.progress import ProgressLine
 
+    if not isinstance(callbacks, Sequence):
+        raise UserError("callbacks is not a list; give one, e.g. callbacks=[FUNCTION]")
     methods = [name for name in vars(Observer) if not name.startswith("_")]
     for callback in callbacks:
         if not callable(callback) and not any(hasattr(callback, name) for name in methods):

@@ -312,6 +312,16 @@ def parse_config(
     return resolve_paths(config, base)
 
 
+def change_config(config: Config, overrides: Overrides) -> Config:
+    """Return the config with overrides, as on the command line or as a mapping of dotted keys to
+    values. Paths in them start at the current folder."""
+    if not overrides:
+        return config
+    tree = config.model_dump(mode="json", exclude_none=True)
+    apply_overrides(tree, overrides, Path.cwd())
+    return parse_config(tree, overrides=overrides)
+
+
 def dump_config(config: Config) -> str:
     """Return the whole config as TOML, including defaults."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

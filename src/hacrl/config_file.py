@@ -42,6 +42,7 @@ RENAMED: dict[str, str] = {
     "algorithm.overlap_power": "write algorithm.power",
     "algorithm.overlap_tokens": "write algorithm.ratio_tokens",
     "algorithm.overlap_follow": "write algorithm.follow",
+    "agents.frozen": "unknown key; write learn = false",
     "agents.away": "no longer exists; delete the key",
     "agents.learn_steps": "no longer exists; delete the key",
     "sampler.behaviour": "no longer exists: scores are always the trainer's; delete the key",
@@ -51,15 +52,15 @@ RENAMED: dict[str, str] = {
     "trust.false_alarm_steps": "no longer exists: it is 10000; delete the key",
     "trust.quarantine_steps": "no longer exists: it is 20; delete the key",
 }
-"""Dotted name of a key that was renamed or removed -> what to write instead. Numbers in the name of
-a key, such as agents.0, are left out."""
+"""Dotted name of a key that was renamed or removed, or is often guessed -> what to write instead.
+Numbers in the name of a key, such as agents.0, are left out."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file in UTF-8, with or without a byte order mark."""
     if not path.is_file():
         problem = "is a directory" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {problem}. Give a TOML file; `hacrl init` writes one.")
+        raise UserError(f"{path} {problem}. Give a TOML file; `hacrl init` writes a config.")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -209,7 +210,9 @@ def _arm(override: str, folder: Path) -> Path:
     path = folder / ARMS / f"{name}.toml"
     if not name or Path(name).name != name or not path.is_file():
         there = sorted(p.stem for p in (folder / ARMS).glob("*.toml"))
-        known = f"there are: {', '.join('+' + n for n in there)}" if there else "there are none"
+        known = (
+            f"there are: {', '.join('+' + n for n in there)}" if there else "there are no others"
+        )
         raise UserError(f"override {override!r}: there is no file {path}; {known}")
     return path
 
@@ -257,18 +260,37 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
 
 def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
     """Return one clause per problem: the place, the problem and the way out."""
-    clauses = []
+    clauses, listed = [], set[str]()
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"]) or "the file"
+        where = ".".join(str(part) for part in _place(item["loc"], tree))
         message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
+        given = item["input"]
+        if item["type"] == "model_type":
+            message = "must be a table, e.g. { key = value }"
+        elif item["type"] == "list_type" and isinstance(given, dict):
+            message = f"must be a list of tables: write [[{where}]]"
         if item["type"] == "extra_forbidden":
-            message = _unknown_key(item["loc"], table, tree)
+            message, _, keys = _unknown_key(item["loc"], table, tree).partition("; known keys: ")
+            message += f"; known keys: {keys}" if keys and keys not in listed else ""
+            listed.add(keys)
         elif item["type"] == "missing":
             message = "missing; add it"
-        elif not isinstance(item["input"], (dict, list, BaseModel)):
-            message += f" (given: {mask(item['input'], where)!r})"
+        elif not isinstance(given, (dict, list, BaseModel)):
+            message += f" (given: {mask(given, where)!r})"
         clauses.append(message if message.startswith(where) else f"{where}: {message}")
     return "; ".join(clauses)
+
+
+def _place(location: Sequence[int | str], tree: Any) -> Iterator[int | str]:
+    """The part of an error's location that is in the file: pydantic also names variants of a union."""
+    for i, part in enumerate(location):
+        if isinstance(tree, dict) and (part in tree or i == len(location) - 1):
+            tree = tree.get(part)
+        elif isinstance(tree, list) and isinstance(part, int):
+            tree = tree[part]
+        else:
+            continue
+        yield part
 
 
 def _unknown_key(location: Sequence[int | str], table: type[BaseModel], tree: Any) -> str:

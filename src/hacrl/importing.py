@@ -214,9 +214,11 @@ def import_object(path: str, field: str) -> Any:
             _import_package(module_name.partition(".")[0], folder)
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
+        way_out = "Install it, or put it into the folder of the config file."
+        if module_name.endswith(".py"):
+            way_out = f"Write the module without .py: {module_name.removesuffix('.py')}:{name}"
         raise UserError(
-            f"{field} = {path!r}: cannot import {module_name!r} ({describe(error)}). Install it, or "
-            "put it into the folder of the config file."
+            f"{field} = {path!r}: cannot import {module_name!r} ({describe(error)}). {way_out}"
         ) from error
     file = getattr(module, "__file__", None) or ""
     if folder and not Path(file).resolve().is_relative_to(Path(folder).resolve()):

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hacrl.config import Config, load_config, parse_config
-from hacrl.config_file import Overrides, apply_overrides
+from hacrl.config import Config, change_config, load_config, parse_config
+from hacrl.config_file import Overrides
 from hacrl.errors import Terminated, UserError
 from hacrl.fingerprint import check_inputs
 from hacrl.importing import import_object
@@ -44,7 +44,7 @@ def start(
 ) -> RunDirectory:
     """Train from the first step in a new run directory, and return it."""
     config, name = read_config(config)
-    config = _changed(config, overrides)
+    config = change_config(config, overrides)
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
         try:
@@ -86,7 +86,7 @@ def resume(
                 f"{run} is finished and wrote no checkpoints (checkpoint.save = false), so it "
                 "cannot be resumed. Start a new run."
             )
-        config = _changed(old, overrides)
+        config = change_config(old, overrides)
         if config.steps < done:
             raise UserError(f"steps={config.steps}, but {run} has done {done} steps already.")
         args = (config, directory, observer or Observer(), hooks or Hooks())
@@ -220,13 +220,3 @@ def free_name(path: Path) -> Path:
         n += 1
         candidate = path.with_name(f"{path.name}-{n}")
     return candidate
-
-
-def _changed(config: Config, overrides: Overrides) -> Config:
-    """Return the config with overrides, as on the command line or as a mapping of dotted keys to
-    values. Paths in them start at the current folder."""
-    if not overrides:
-        return config
-    tree = config.model_dump(mode="json", exclude_none=True)
-    apply_overrides(tree, overrides, Path.cwd())
-    return parse_config(tree, overrides=overrides)

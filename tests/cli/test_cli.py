@@ -71,6 +71,16 @@ def test_replies_that_are_not_judged_are_on_every_screen(tmp_path: Path) -> None
     assert len(re.findall(rf"50.0±0.0 {count}", out)) == 2
 
 
+def test_show_names_the_error_that_ended_a_run(tmp_path: Path) -> None:
+    config, run = write(tmp_path / "team.toml"), tmp_path / "run"
+    assert hacrl("train", config, "max_prompt_tokens=1", "--run", run)[0] == 2
+    out, _ = accepted("show", run)
+    assert re.search(
+        r"\nfailed: UserError: agent 'wren': every prompt of the first \d+ problems", out
+    )
+    assert out.splitlines()[-1].startswith("failed; continue with `")
+
+
 def test_samples_of_what_is_not_there(run: Path) -> None:
     """A run may be read-only: nothing is written."""
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

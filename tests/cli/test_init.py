@@ -82,9 +82,34 @@ def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
     small = ["steps=1", "evaluation.problems=0", "verifier.timeout=300", "checkpoint.save=false"]
     _, err = accepted("train", config, *small, "--run", tmp_path / "run")
     assert "failed" not in err
+    (tmp_path / "rewards.py").write_text("def score(completion, answer):\n    return 0\n")
+    out, _ = accepted("doctor", config, "--trust-code")
+    assert "gets reward 0, the smallest one" in " ".join(out.split())
     (tmp_path / "rewards.py").write_text("def score(completion, answer):\n    return 1 / 0\n")
     code, out, _ = hacrl("doctor", config, "--trust-code")
     assert code == 2 and "no  verifier: function does not judge" in out and "ZeroDivision" in out
+
+
+def test_a_reward_that_exists_is_used_and_no_other_is_written(tmp_path: Path) -> None:
+    """A file in the folder would come before an installed package of the same name."""
+    data = write_rows(tmp_path / "sums.jsonl", SUMS)
+    flags = (*POCKET, "--data", data, "--reward")
+    wrong = refused("init", tmp_path / "a.toml", *flags, "scores.py:near")
+    assert "scores.py does not exist; `--reward own` writes one" in wrong
+    accepted("init", tmp_path / "b.toml", *flags, "installed.rewards:score")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.toml", "sums.jsonl"]
+    (tmp_path / "scores.py").write_text("def near(completion): return 1.0\n")
+    out, _ = accepted("init", tmp_path / "c.toml", *flags, "scores.py:near")
+    assert f"near of {tmp_path / 'scores.py'}, which exists" in out
+
+
+def test_the_smallest_team_has_a_plan(tmp_path: Path) -> None:
+    """A step of one problem: the minibatch holds its whole group."""
+    data, config = write_rows(tmp_path / "three.jsonl", SUMS[:3]), tmp_path / "team.toml"
+    accepted("init", config, *POCKET, "--data", data)
+    settings = load_config(config)
+    assert settings.minibatch_samples == settings.samples_per_prompt
+    accepted("doctor", config)
 
 
 def test_a_person_is_asked(tmp_path: Path) -> None:
@@ -146,6 +171,7 @@ def test_columns_with_other_names_are_asked_for(tmp_path: Path) -> None:
         ([{"question": "x " * 400, "answer": "1"}], (), "reads at most 512"),
         ([{"messages": [], "answer": "1"}], (), "must be a list of messages {role, content}"),
         ([{"messages": [{"role": "user", "content": "1?"}]}], (), "give --answer COLUMN"),
+        ([{"question": "x", "answer": "1"}], ("--model", "./no"), "the model folder ./no does not"),
         ([], (), "the file is empty"),
     ],
 )
@@ -156,6 +182,18 @@ def test_bad_data_is_one_sentence(
     config = tmp_path / "team.toml"
     assert message in refused("init", config, *POCKET, "--data", data, *flags)
     assert not config.exists()
+
+
+def test_doctor_counts_prompts_that_are_too_long(tmp_path: Path) -> None:
+    """A run without a prompt stops after its first evaluation."""
+    long = {"problem": "+".join(["11"] * 9), "solution": 99}
+    data, config = write_rows(tmp_path / "sums.jsonl", [*SUMS, long]), tmp_path / "team.toml"
+    accepted("init", config, *POCKET, "--data", data)
+    fractions = ["task.held_out_fraction=0", "evaluation.problems=0"]
+    out, _ = accepted("doctor", config, *fractions, "max_prompt_tokens=16")
+    assert "; 1 of 37 prompts longer than max_prompt_tokens = 16 (the" in " ".join(out.split())
+    code, out, _ = hacrl("doctor", config, *fractions, "max_prompt_tokens=2")
+    assert code == 2 and "agent wren: 37 of 37 prompts" in out and "Raise it" in out
 
 
 def test_doctor_checks_the_context_length(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def test_samples_count_not_steps(run: RunDirectory) -> None:
     assert len(warnings(run, [peers(0, 3 / 40, n=40), *others])) == 1
 
 
-DROPS = {"samples__drop__too_long": 4, "samples__drop__empty": 1, "samples__drop__empty__cow": 1}
+DROPS = {"samples__drop__empty": 10, "samples__drop__empty__ant": 9, "samples__drop__empty__cow": 1}
+DROPS |= {"samples__drop__too_long": 4, "samples__drop__too_long__cow": 4}
 NO_SIGNAL = {"own__samples": 8, "reward": 0.0}
 IDLE = {"updates": 0, "updates_skipped": 0, "verdict__timeout": 1, "rollouts": 99}
 CASES = [
@@ -182,3 +183,18 @@ def test_replies_that_are_not_judged_are_named_at_most_thrice(run: RunDirectory)
     assert "(1 error, 1 timeout; first error: Value\\x1b[1mError: boom)" in notes[0]
     run.add_metrics(rows)
     assert VerifierWatch(run).look([judged(6, 99)]) == []
+
+
+def test_a_run_of_fewer_steps_is_warned_at_its_end(tmp_path: Path) -> None:
+    """A trial of two steps with a reward that is always 0 says so. Peers need five steps."""
+    tree: dict[str, Any] = {
+        "steps": 2,
+        "task": {"kind": "arithmetic"},
+        "verifier": {"kind": "number"},
+    }
+    config = parse_config({**tree, "agents": [{"name": "ant", "model": "pocket:wren"}]})
+    run = RunDirectory.create(tmp_path / "run", config)
+    rows = [train(s, **NO_SIGNAL, own__advantage_zero=1.0) for s in range(2)]
+    (sentence,) = warnings(run, rows)
+    assert sentence.startswith("agent 'ant' had no training signal in the 2 steps up to step 2: ")
+    assert warnings(run, [peers(s, 0.0) for s in range(2)]) == []

@@ -50,8 +50,19 @@ def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path)
     )
     assert result.reply_tokens == 1
     assert notes == ["wren: 4 problems x 1 replies"]
+    evaluate_held_out(str(own_data / "run"), out=tmp_path, report=notes.append)
+    assert notes[1] == f"replaces the evaluation of wren in {tmp_path}; --out FOLDER keeps both"
     with pytest.raises(UserError, match="key=value instead of --config"):
         evaluate_held_out(str(own_data / "run"), config=own_data / "run" / "config.toml")
+
+
+def test_paths_in_overrides_of_a_run_start_at_the_current_folder(
+    own_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_data)
+    changes, notes = ["task.held_out=mixed.jsonl"], []
+    evaluate_held_out(str(own_data / "run"), changes, out=tmp_path, report=notes.append)
+    assert notes[-1] == "wren: 3 problems x 1 replies"
 
 
 def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:

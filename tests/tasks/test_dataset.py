@@ -236,6 +236,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "open.csv").write_text('question,answer\n"a,1\n')
     (tmp_path / "twice.csv").write_text("question,question\n")
     (tmp_path / "head.csv").write_text("question,answer\n")
+    (tmp_path / "semicolon.csv").write_text("question;answer\n1+1;2\n")
     (tmp_path / "bad.parquet").write_text("PAR0")
     for name, message in {
         "none.jsonl": "no such file",
@@ -247,6 +248,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         "open.csv": "line 2: not CSV: unexpected end of data",
         "twice.csv": "line 1: the header must name every column once",
         "head.csv": "the file is empty",
+        "semicolon.csv": "line 1: the header has no comma but ';'; save the file with commas",
         ".": "is a folder",
     }.items():
         with pytest.raises(UserError, match=message):

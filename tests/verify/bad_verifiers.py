@@ -226,6 +226,10 @@ def plain(completion: str, answer: str) -> bool:
 NOT_CALLABLE = 3
 
 
+def needs_city(completion: str, city: str) -> float:
+    return 1.0
+
+
 def by_name(completion: str, problem: str = "", solution: object = None) -> float:
     return 1.0 if problem == "6 * 7?" and completion == str(solution) else 0.0
 

@@ -233,9 +233,24 @@ def test_a_wrong_reward_is_named_with_the_way_out(reply: str, words: list[str]) 
 
 
 @pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(("name", "lacking"), [("needs_city", "'city'"), ("trl", "'level'")])
+def test_a_column_that_the_function_needs_is_named(name: str, lacking: str) -> None:
+    """Not the whole TypeError, but the name and the columns that there are."""
+    (verdict,) = judge_by(name, ("42", Problem("p", (), "42", "t", {"country": "France"})))
+    assert not verdict.judged
+    assert f"needs {lacking}, which is no column of the row" in verdict.detail
+    assert "answer, " in verdict.detail and "country" in verdict.detail
+
+
+@pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("nowhere:f", "nowhere"), ("bad_verifiers:NOT_CALLABLE", "int"), ("bad_verifiers", "path")],
+    [
+        ("bad_verifiers.py:score", "without .py: bad_verifiers:score"),
+        ("nowhere:f", "nowhere"),
+        ("bad_verifiers:NOT_CALLABLE", "int"),
+        ("bad_verifiers", "path"),
+    ],
 )
 def test_function_that_is_not_there(path: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
@@ -247,7 +262,7 @@ def test_function_that_is_not_there(path: str, words: str) -> None:
     [
         ({"kind": "nubmer"}, "unknown: choose one of exact, number"),
         ({"kind": "number", "options": {"which": "middle"}}, "which"),
-        ({"kind": "number", "options": {"whcih": "last"}}, "whcih"),
+        ({"kind": "number", "options": {"whcih": "last"}}, "whcih: unknown option; options: which"),
         ({"kind": "number", "options": {"tolerance": -0.1}}, "tolerance: .* greater than"),
         ({"kind": "choice", "options": {"letters": "abcd"}}, "letters: .*got 'abcd'"),
         ({"kind": "function"}, "path"),

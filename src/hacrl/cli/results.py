@@ -20,6 +20,7 @@ from hacrl.cli.terminal import (
     program,
 )
 from hacrl.errors import UserError
+from hacrl.safe_text import printable
 
 commands = typer.Typer()
 
@@ -37,7 +38,8 @@ def show(
         from hacrl.study.plots import reward_lines, run_figure
         from hacrl.study.tables import console, notes_text, summary_table
 
-        summary = inspect.summarise(RunDirectory.open(run))
+        directory = RunDirectory.open(run)
+        summary = inspect.summarise(directory)
         if as_json:
             print_json(inspect.as_json(summary))
         else:
@@ -48,6 +50,9 @@ def show(
             if summary.state in ("stopped", "failed"):
                 join = f"the same `{program()} join` command"
                 again = join if summary.config.hub else f"`{program()} resume {run}`"
+                if summary.state == "failed":
+                    error = directory.error_path.read_text(encoding="utf-8", errors="replace")
+                    typer.echo(f"failed: {printable(error.strip())}")
                 typer.echo(f"{summary.state}; continue with {again}")
         if png is not None:
             run_figure(summary).savefig(png, dpi=150, format="png")
@@ -193,11 +198,10 @@ def evaluate(
 
 def _evaluate(target: str, overrides: list[str], **given: Any) -> tuple[Any, Any, Path]:
     """Plain data and table of an evaluation on held-out problems, and the folder with the replies."""
-    from hacrl.config import load_config
-    from hacrl.study.evaluation import evaluate_held_out, evaluation_table
+    from hacrl.study.evaluation import config_of, evaluate_held_out, evaluation_table
 
     results, folder = evaluate_held_out(target, overrides, **given)
-    used = load_config(given["config"] or Path(target) / "config.toml", overrides)
+    used = config_of(target, given["config"], overrides)
     found = [{"agent": c.agent.name, "step": c.step, **asdict(r)} for c, r in results]
     return found, evaluation_table(results, used.verifier.kind), folder
 

@@ -46,7 +46,7 @@ def idle(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
 def unused_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """Nearly no peer sample had a gradient."""
     used, below = _mean(rows, "peers/used"), _mean(rows, "peers/below_floor")
-    if used >= NEARLY_NONE:
+    if used >= NEARLY_NONE or len(rows) < STEPS:
         return None
     text = (
         f"{agent} learns almost nothing from its peers: only {100 * used:.1f} % of their samples "
@@ -67,7 +67,10 @@ def dropped_peers(config: Config, agent: str, rows: Sequence[Row]) -> str | None
         return None
     reasons = Counter[str]()
     for row in rows:
-        reasons.update({k: n for k, n in row.items() if re.fullmatch("samples/drop/[^/]+", k)})
+        for key, n in row.items():
+            found = re.fullmatch("(samples/drop/[^/]+)/(.+)", key)
+            if found and found[2] != agent:  # own samples may be dropped, too
+                reasons[found[1]] += n
     (reason, count), *_ = reasons.most_common(1)
     way = "Raise max_response_tokens, or set too_long = 'truncate'" if "too_long" in reason else ""
     return (
@@ -179,7 +182,7 @@ def collapse(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
 @dataclass(frozen=True)
 class Rule:
     """A warning about an agent. `text` gets the agent's last `steps` rows of a kind for which `counts`
-    is true (0: all of them) and returns None for no warning.
+    is true (0: all of them; a run of fewer steps: those that it has) and returns None for no warning.
 
     Example: Rule("train", lambda row: row.get("peers/forwarded"), 5, unused_peers)
     """
@@ -225,7 +228,8 @@ class AgentWatch:
             return None
         last = self._rows.setdefault(key, deque(maxlen=rule.steps or None))
         last.append(row)
-        text = rule.text(self.config, row["agent"], last) if len(last) >= rule.steps else None
+        enough = len(last) >= min(rule.steps, self.config.steps)
+        text = rule.text(self.config, row["agent"], last) if enough else None
         if text:
             self._warned.add(key)
         return text
@@ -260,7 +264,8 @@ WATCHES = (VerifierWatch, AgentWatch)
 
 
 def _span(rows: Sequence[Row]) -> str:
-    return f"the {len(rows)} steps up to step {rows[-1]['step'] + 1}"
+    last = f"step {rows[-1]['step'] + 1}"
+    return last if len(rows) == 1 else f"the {len(rows)} steps up to {last}"
 
 
 def _of_peers(row: Row) -> tuple[float, float]:

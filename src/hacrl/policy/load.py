@@ -57,7 +57,7 @@ def model_source(model: str, agent: str) -> str:
                 "Give a folder written by save_pretrained."
             )
         return str(folder)
-    if folder.is_absolute() or model.count("/") != 1:
+    if folder.is_absolute() or model.startswith(".") or model.count("/") != 1:
         raise UserError(
             f"agent {agent!r}: the model folder {model} does not exist. Give an existing folder, "
             "a hub name like Qwen/Qwen3-1.7B-Base, or pocket:NAME."

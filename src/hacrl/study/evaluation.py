@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.table import Table
 
-from hacrl.config import AgentConfig, Config, load_config
+from hacrl.config import AgentConfig, Config, change_config, load_config
 from hacrl.config_file import explain, set_key
 from hacrl.errors import UserError
 from hacrl.fingerprint import problems_changed
@@ -155,7 +155,7 @@ def find_candidates(
     """The agents of the run `target`, or the model `target`. Overrides are keys of the run's config
     (runtime.device=cpu), or of an agent's table for a model (template=plain)."""
     if is_run(target):
-        config = load_config(Path(target) / "config.toml", overrides)
+        config = config_of(target, None, overrides)
         run = RunReader(Path(target))
         return candidates_of_run(run, config, agent=agent, step=step, best=best, report=report)
     if agent is not None or step is not None or best:
@@ -164,6 +164,14 @@ def find_candidates(
     for override in overrides:
         set_key(settings, override)
     return [candidate_of_model(target, settings)]
+
+
+def config_of(target: str, config: Path | None, overrides: Sequence[str]) -> Config:
+    """The given config, or that of the run, with overrides. Paths in overrides start at the folder of
+    the given config; for a run at the current folder, as in `hacrl resume`."""
+    if config:
+        return load_config(config, overrides)
+    return change_config(load_config(Path(target) / "config.toml"), overrides)
 
 
 def evaluate_held_out(
@@ -187,7 +195,7 @@ def evaluate_held_out(
             else f"{target} is not a run directory. For a model give the config with the problems: "
             "--config FILE.toml"
         )
-    settings = load_config(config or Path(target) / "config.toml", overrides)
+    settings = config_of(target, config, overrides)
     if not settings.evaluation.problems:
         raise UserError("evaluation.problems = 0: give a number, e.g. evaluation.problems=200")
     if config:
@@ -203,6 +211,8 @@ def evaluate_held_out(
     if not config:
         _check_problems(run, settings, problems, report)
     out, results = out or output_folder(target, "eval"), []
+    if earlier := [c.agent.name for c in found if (out / "held_out" / c.agent.name).exists()]:
+        report(f"replaces the evaluation of {', '.join(earlier)} in {out}; --out FOLDER keeps both")
     with VerifierPool(settings.verifier) as verifier:
         verifier.wait_ready()  # a verifier that cannot start is reported before a model is loaded
         verifier.report = report

@@ -102,6 +102,11 @@ def _csv(path: Path) -> Iterator[Row]:
                 raise UserError(
                     f"{path}, line 1: the header must name every column once, not {names}"
                 )
+            if len(names) == 1 and (found := set(names[0]) & {";", "\t"}):
+                raise UserError(
+                    f"{path}, line 1: the header has no comma but {found.pop()!r}; save the file with "
+                    "commas between the cells"
+                )
             line, number = reader.line_num + 1, 0
             for cells in reader:
                 where, line = f"{path}, line {line}", reader.line_num + 1

@@ -71,10 +71,22 @@ class FunctionVerifier:
         if is_trl:
             question = problem.messages[-1].content if problem.messages else ""
             columns |= {"prompts": question, "completions": reply}
+        first = next(iter(self._parameters), "")
+        lacking = [
+            name
+            for name, p in self._parameters.items()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty
+            if name not in columns and (is_trl or name != first)
+        ]
+        if lacking:
+            return failed(
+                f"the function needs {', '.join(map(repr, lacking))}, which is no column of the row; "
+                f"the columns are: {', '.join(sorted(columns))}"
+            )
         if not any(p.kind is p.VAR_KEYWORD for p in self._parameters.values()):
             columns = {name: columns[name] for name in self._parameters if name in columns}
         if not is_trl:
-            columns.pop(next(iter(self._parameters), ""), None)
+            columns.pop(first, None)
             return self._verdict(self._function(reply, **columns))
         try:
             rewards = self._function(**{name: [value] for name, value in columns.items()})

@@ -7,6 +7,7 @@ worker.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -152,7 +153,12 @@ def _make(config: VerifierConfig | RewardConfig) -> Verifier:
             return adapter.validate_python(options)
         except ValidationError as error:
             found = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+                f"{'.'.join(map(str, e['loc']))}: "
+                + (
+                    f"unknown option; options: {_options(VERIFIERS[kind])}"
+                    if e["type"] == "unexpected_keyword_argument"
+                    else f"{e['msg']} (got {e['input']!r})"
+                )
                 for e in error.errors()
             )
             raise UserError(f"verifier.options do not fit kind {kind!r}: {found}") from error
@@ -170,6 +176,10 @@ def _make(config: VerifierConfig | RewardConfig) -> Verifier:
             f"{', '.join(missing)}: see hacrl.verify.protocol.Verifier"
         )
     return verifier
+
+
+def _options(kind: Callable[..., Verifier]) -> str:
+    return ", ".join(inspect.signature(kind).parameters) or "none"
 
 
 def _check_kind(config: VerifierConfig | RewardConfig, field: str) -> None:

@@ -147,7 +147,7 @@ def test_the_report_has_the_rates() -> None:
         | {"arms": [*alone, {"name": "team"}, {"name": "top"}]}
     )
     rows = make_rows(suite, [*chain(*ALONE), *together], "x1", Path("out"))
-    found = Results(suite, "x1", (), tuple(rows), (), 100, 1, {})
+    found = Results(suite, "x1", (), tuple(rows), ("pair/x4/seed-9",), 100, 1, {})
     stored = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"]
     assert [row["exchange"] and row["exchange"]["parity"] for row in stored] == [
         *[None] * 3,
@@ -164,6 +164,7 @@ def test_the_report_has_the_rates() -> None:
     with (terminal := console()).capture() as captured:
         terminal.print(*tables(found))
     assert "2.83 [" in captured.get() and "f >= n" in captured.get()
+    assert "Not finished and left out: 1 run" in captured.get()
 
 
 @pytest.mark.parametrize(

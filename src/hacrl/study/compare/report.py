@@ -113,6 +113,8 @@ def tables(results: Results) -> Iterator[rich.table.Table]:
         f"minus {results.reference}: difference paired by seed and problem"
         + ("" if seeds > 1 else "\nOne seed allows no verdict: the interval covers problems only.")
     )
+    if results.missing:
+        scores += f"\nNot finished and left out: {plural(len(results.missing), 'run')}"
     published = "in brackets: published figures" if results.suite.published else None
     accuracies = [_accuracy_line(results, row) for row in results.rows]
     exchange = [_exchange_line(row, row.exchange) for row in results.rows if row.exchange]

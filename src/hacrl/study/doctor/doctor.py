@@ -55,6 +55,7 @@ EXTRAS = {
 }
 """Extra -> (package that shows whether it is installed, what needs it)."""
 
+PROMPTS = 1000  # training prompts whose length is checked
 FITS = 0.95
 """Usable fraction of a device's memory; torch, the driver and fragmentation take the rest."""
 
@@ -151,7 +152,7 @@ def _task(config: Config) -> str:
 def _verifier(config: Config) -> str:
     """Judge the reference answer of the first problem, in a worker process."""
     kind = config.verifier.kind
-    make_verifier(config.verifier)
+    lowest = make_verifier(config.verifier).reward_range[0]
     try:
         problem = make_task(config.task, config.seed, Path.cwd()).batch(0, 1)[0]
     except UserError:  # the check of the task reports it
@@ -164,6 +165,10 @@ def _verifier(config: Config) -> str:
             f"{kind} does not judge {reply[:60]!r}, the answer of the first problem: {verdict.detail}"
         )
     text = f"{kind}; a reply with the answer of the first problem gets reward {verdict.reward:g}"
+    if verdict.reward <= lowest:
+        text += (
+            ", the smallest one. If such a reply is right, the verifier does not fit the answers"
+        )
     if again.judged and again.reward != verdict.reward:
         text += f", and {again.reward:g} when it is judged again: such a run cannot be repeated"
     return text
@@ -203,7 +208,30 @@ def _agent(config: Config, agent: AgentConfig) -> str:
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
     renderer, context = make_renderer(agent, source)
     check_context(agent, config, context)
-    return f"{source} on {device}, vocabulary of {len(renderer.tokenizer):,} tokens"
+    vocabulary = f"{source} on {device}, vocabulary of {len(renderer.tokenizer):,} tokens"
+    return vocabulary + _long_prompts(config, agent, renderer)
+
+
+def _long_prompts(config: Config, agent: AgentConfig, renderer: Renderer) -> str:
+    """How many prompts are too long for the agent; UserError if all are."""
+    try:
+        task = make_task(config.task, config.seed, Path.cwd())
+        problems = [*getattr(task, "train", ())][:PROMPTS] or task.batch(
+            0, config.problems_per_step
+        )
+    except (ValueError, OSError, ImportError):  # the check of the task reports it
+        return ""
+    limit = config.prompt_limit(agent)
+    longest = [length for p in problems if (length := len(renderer.prompt(p.messages))) > limit]
+    if not longest:
+        return ""
+    found = (
+        f"{len(longest)} of {plural(len(problems), 'prompt')} longer than max_prompt_tokens = {limit} "
+        f"(the longest has {max(longest)} tokens)"
+    )
+    if len(longest) == len(problems):
+        raise UserError(f"{found}. Raise it, or check the agent's template and tokenizer")
+    return f"; {found}, left out of training"
 
 
 def make_renderer(agent: AgentConfig, source: str) -> tuple[Renderer, int | None]:

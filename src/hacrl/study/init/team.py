@@ -59,7 +59,7 @@ def start_team(
             f"data: {plural(len(data.rows), 'row')}; question: column {data.question!r}, answer: "
             f"{data.answer_source}"
         )
-    kind, function = _reward(reward, data, ask, report)
+    wanted, kind, function = _reward(reward, data, ask, report)
     pocket = all(model.startswith(POCKET) for model in models)
     prompt = "{question}" if pocket else PROMPTS.get(kind, "{question}")
     agents = _make_agents(models, data, prompt, config.parent)
@@ -68,7 +68,13 @@ def start_team(
     if function and data:
         module, _, name = function.partition(":")
         code = config.parent / f"{module.replace('.', '/')}.py"
-        if not code.exists():
+        if code.exists():
+            report(f"reward: {name} of {code}, which exists")
+        elif ".py:" in wanted:
+            raise UserError(
+                f"--reward {wanted}: {code} does not exist; `--reward {OWN}` writes one"
+            )
+        elif wanted == OWN:
             numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
             files[code] = render("init/rewards.py.j2", name=name, data=data, numbers=numbers)
     config.parent.mkdir(parents=True, exist_ok=True)
@@ -79,25 +85,27 @@ def start_team(
 
 def _reward(
     wanted: str | None, data: Data | None, ask: Ask, report: Callable[[str], None]
-) -> tuple[str, str | None]:
-    """The kind of verifier, given or fitting the answers, and the import path of a reward function."""
+) -> tuple[str, str, str | None]:
+    """What is wanted, the kind of verifier, given or fitting the answers, and the import path of a
+    reward function."""
     if data is None:
-        return "number", None
+        return "number", "number", None
     known = ", ".join(kind for kind in VERIFIERS if kind != "function")
     if wanted is None:
         kind, reason = guess_verifier(data.answers)
         report(f"reward: {kind} fits, because {reason}")
         question = f"Reward: {known}, FILE.py:FUNCTION, or `{OWN}` to write a function"
         wanted = ask("--reward", question, kind)
-    wanted = "rewards.py:score" if wanted == OWN else wanted
+    if wanted == OWN:
+        return wanted, "function", "rewards:score"
     if ":" in wanted:
         module, _, name = wanted.partition(":")
-        return "function", f"{module.removesuffix('.py')}:{name}"
+        return wanted, "function", f"{module.removesuffix('.py')}:{name}"
     if wanted not in VERIFIERS or wanted == "function":
         raise UserError(
             f"--reward {wanted}: choose one of {known}, {OWN}, or FILE.py:FUNCTION for your own"
         )
-    return wanted, None
+    return wanted, wanted, None
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ def _config_text(
         "prompts": prompts,
         "samples": samples,
         "evaluated": "all" if rows * fraction <= 200 else 200,
-        "minibatch": max(1, prompts * samples // 2),
+        "minibatch": max(samples, prompts * samples // 2),
         "small": all(a.learning_rate > 1e-6 for a in agents),
         "epoch": -(-usable // prompts),
     }
