@@ -5,7 +5,6 @@
     python scripts/publish_results.py baselines ablations
     python scripts/publish_results.py cosines ablations
     python scripts/publish_results.py curves stability
-    python scripts/publish_results.py savings long
     python scripts/publish_results.py stored
     python scripts/publish_results.py sizes
     python scripts/publish_results.py exchange equal-updates-three
@@ -16,7 +15,6 @@ print a table:
 
     baselines, cosines    the checks in docs/results/theory.md
     curves                accuracy at every evaluation
-    savings               own rollouts until an accuracy is reached
     stored                what live and stored peers add
     sizes                 what a fourth and a fifth agent add
     exchange              exchange rates of suites at equal updates beside those of teams.toml
@@ -29,10 +27,8 @@ import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from itertools import pairwise
-from math import exp, log, sqrt
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -42,7 +38,6 @@ from matplotlib import pyplot as plt
 
 from hacrl.statistics import LEVEL, Estimate, holm, t_interval
 from hacrl.study.compare import compare
-from hacrl.study.compare.exchange import isotonic
 from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.reading import AgentRun
 from hacrl.study.compare.results import Difference, Results, difference
@@ -51,7 +46,6 @@ from hacrl.study.compare.suite import load_suite, make_runs
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Runs",)
-TARGETS = 60, 70, 75, 80, 85
 KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three", "-four")}
 """The files of kept runs of a suite that uses runs of another one (default: its own file)."""
 COLOURS = {
@@ -147,48 +141,6 @@ def curves(name: str) -> str:
         bands = [f"{100 * b.mean:.1f} ({100 * b.low:.1f} to {100 * b.high:.1f})" for b in row.curve]
         lines.append(f"| {' | '.join((row.name, row.arm, str(len(row.seeds)), *bands))} |")
     return "\n".join(lines)
-
-
-def savings(name: str) -> str:
-    """Own rollouts until held-out accuracy first reaches a target, and how many times as many GSPO with
-    equal rollouts per step needs; geometric means over the seeds that reach it in both arms."""
-    runs: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
-    for line in (DOCS / "results" / f"{name}.jsonl").read_text().splitlines():
-        if "run" in (kept := json.loads(line)):
-            _, arm, seed = kept["run"].split("/")
-            for agent, run in kept["agents"].items():
-                runs[agent][arm][seed] = run["curve"]
-    arms = sorted({arm for by_arm in runs.values() for arm in by_arm})
-    lines = [f"| agent | percent | {' | '.join(arms)} |", "|---" * (2 + len(arms)) + "|"]
-    for agent, by_arm in runs.items():
-        for target in TARGETS:
-            first = {
-                arm: {s: n for s, c in found.items() if (n := _first(c, target / 100))}
-                for arm, found in by_arm.items()
-            }
-            if not all(first.values()):
-                continue
-            cells = []
-            for arm in arms:
-                mine, alone = first[arm], first["gspo"]
-                times = t_interval([log(alone[s] / mine[s]) for s in mine if s in alone])
-                text = f"{exp(fmean(map(log, mine.values()))):,.0f}"
-                if arm != "gspo":
-                    text += f", {exp(times.mean):.2f} [{exp(times.low):.2f}, {exp(times.high):.2f}]"
-                missed = len(by_arm[arm]) - len(mine)
-                cells.append(text + (f" ({missed} missed)" if missed else ""))
-            lines.append(f"| {agent} | {target} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _first(curve: list[dict[str, Any]], target: float) -> float | None:
-    """Own rollouts at which the isotonic fit of a learning curve first reaches the target."""
-    [heights] = isotonic([[point["accuracy"] for point in curve]])
-    points = [(p["rollouts"], h) for p, h in zip(curve, heights, strict=True)]
-    for (n0, h0), (n1, h1) in pairwise(points):
-        if h0 < target <= h1:
-            return n0 + (n1 - n0) * (target - h0) / (h1 - h0)
-    return None
 
 
 def stored() -> str:
@@ -381,7 +333,7 @@ if __name__ == "__main__":
         for given in sys.argv[2:]:
             write_page(given)
     elif sys.argv[1:2] in (
-        [table.__name__] for table in (baselines, cosines, curves, savings, stored, sizes, exchange)
+        [table.__name__] for table in (baselines, cosines, curves, stored, sizes, exchange)
     ):
         print(globals()[sys.argv[1]](*sys.argv[2:]))
     else:

@@ -1,0 +1,117 @@
+"""How many own rollouts an agent needs alone and with peers, from the kept runs of long.toml.
+
+    python scripts/long_runs.py    # prints the table of docs/results/long.md, draws docs/images/long.svg
+
+A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
+the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. Means are geometric, over the
+seeds that reach the target in both arms; the interval is Student's t over seeds.
+"""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+
+from hacrl.statistics import t_interval
+from hacrl.study.compare.exchange import isotonic
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+TARGETS = 60, 70, 75, 80, 85
+LINES = {
+    "gspo": ("black", "-"),
+    "gspo-half": ("black", ":"),
+    "gspo_x2": ("grey", "--"),
+    "hacpo": ("C3", "-"),
+    "naive": ("C0", "-"),
+    "overlap": ("C2", "-"),
+}
+
+Curve = list[dict[str, Any]]  # evaluations with own rollouts and accuracy
+
+
+def read_curves() -> dict[tuple[str, str, str], dict[str, Curve]]:
+    """Learning curves: (agent, team, arm) -> seed -> curve."""
+    found: dict[tuple[str, str, str], dict[str, Curve]] = defaultdict(dict)
+    for line in (DOCS / "results" / "long.jsonl").read_text().splitlines():
+        if "run" in (kept := json.loads(line)):
+            team, arm, seed = kept["run"].split("/")
+            for agent, run in kept["agents"].items():
+                found[agent, team, arm][seed] = run["curve"]
+    return found
+
+
+def first(curve: Curve, target: float) -> float | None:
+    """Own rollouts at which the isotonic fit of a learning curve first reaches the target.
+
+    Example: first([{"rollouts": 0, "accuracy": 0.2}, {"rollouts": 256, "accuracy": 0.6}], 0.4) == 128
+    """
+    [heights] = isotonic([[point["accuracy"] for point in curve]])
+    points = [(p["rollouts"], h) for p, h in zip(curve, heights, strict=True)]
+    for (n0, h0), (n1, h1) in pairwise(points):
+        if h0 < target <= h1:
+            return n0 + (n1 - n0) * (target - h0) / (h1 - h0)
+    return None
+
+
+def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
+    """Own rollouts, and the factor to learning alone. One seed may miss the target."""
+    mine, theirs = (
+        {seed: n for seed, curve in curves.items() if (n := first(curve, target))}
+        for curves in (runs, alone)
+    )
+    if len(mine) < max(2, len(runs) - 1):
+        return f"{len(mine)} of {len(runs)} seeds" if runs else ""
+    text = f"{exp(fmean(map(log, mine.values()))):,.0f}"
+    both = [log(theirs[seed] / n) for seed, n in mine.items() if seed in theirs]
+    if runs is not alone and len(both) > 1:
+        times = t_interval(both)
+        text += f", {exp(times.mean):.2f} [{exp(times.low):.2f}, {exp(times.high):.2f}]"
+    return text
+
+
+def table(found: dict[tuple[str, str, str], dict[str, Curve]]) -> str:
+    lines = []
+    for name in dict.fromkeys(agent for agent, *_ in found):
+        arms = [(team, arm) for agent, team, arm in found if agent == name]
+        [alone] = [found[name, team, arm] for team, arm in arms if arm == "gspo"]
+        columns = [f"{arm}{' in three' if team == 'three' else ''}" for team, arm in arms]
+        lines += ["", f"| {name}, percent | {' | '.join(columns)} |"]
+        lines.append("|---" * (1 + len(arms)) + "|")
+        for target in TARGETS:
+            cells = [cell(found[name, *arm], alone, target / 100) for arm in arms]
+            lines.append(f"| {target} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(found: dict[tuple[str, str, str], dict[str, Curve]]) -> None:
+    """Learning curves of team two over own rollouts, means over seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
+    for axis, agent in zip(axes, ("wren", "finch"), strict=True):
+        for arm, (colour, style) in LINES.items():
+            curves = list(found[agent, "two", arm].values())
+            points = zip(*curves, strict=True)  # the same evaluation of all seeds
+            heights = [100 * fmean(p["accuracy"] for p in same) for same in points]
+            rollouts = [p["rollouts"] for p in curves[0]]
+            axis.plot(rollouts, heights, style, color=colour, linewidth=1.2, label=arm)
+        axis.set(title=agent, xlabel="own rollouts", xlim=(0, 19_200))
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("held-out accuracy, percent")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncol=len(names), fontsize=8, frameon=False)
+    matplotlib.rcParams["svg.hashsalt"] = "hacrl"
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(DOCS / "images" / "long.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    curves = read_curves()
+    print(table(curves))
+    draw(curves)

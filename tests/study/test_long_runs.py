@@ -1,0 +1,24 @@
+"""scripts/long_runs.py: rollouts until an accuracy is reached, by hand."""
+
+import pytest
+from long_runs import cell, first
+
+
+def curve(*accuracies: float) -> list[dict[str, float]]:
+    return [{"rollouts": 100 * i, "accuracy": a} for i, a in enumerate(accuracies)]
+
+
+def test_where_a_curve_first_reaches_a_target() -> None:
+    """0.3 and 0.2 become their mean 0.25. From there to 0.65, 0.45 is halfway: 250 rollouts."""
+    assert first(curve(0.0, 0.3, 0.2, 0.65), 0.45) == pytest.approx(250)
+    assert first(curve(0.0, 0.3, 0.2, 0.65), 0.7) is None
+
+
+def test_the_factor_is_a_geometric_mean_over_seeds() -> None:
+    """Alone 0.4 takes 200 rollouts; in the team 100 and 50: factors 2 and 4, mean sqrt(8) = 2.83, and
+    sqrt(100 * 50) = 71 rollouts. A third seed that misses the target is left out."""
+    alone = dict.fromkeys("123", curve(0.0, 0.2, 0.4))
+    team = {"1": curve(0.0, 0.4), "2": curve(0.0, 0.8), "3": curve(0.0, 0.1)}
+    assert cell(team, alone, 0.4).startswith("71, 2.83 [")
+    assert cell(alone, alone, 0.4) == "200"
+    assert cell(team, alone, 0.9) == "0 of 3 seeds"
