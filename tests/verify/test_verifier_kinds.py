@@ -117,6 +117,10 @@ def test_number_is_quick_on_hostile_text(text: str) -> None:
         ("Answer: c", "C"),
         ("I choose option D because A is false", "D"),
         ("the answer is **E**", "E"),
+        ("To answer a question like this, look at the map. (C)", "C"),  # an article
+        ("The best choice is a balanced diet, so (C).", "C"),
+        ("The answer is A because it is", "A"),
+        ("answer: a", "A"),
         ("Some thoughts about C.\nB", "B"),  # rule 3
         ("**D**", "D"),
         ("A. Rome\nlater: (C)", "C"),  # rule 4 before rule 5
