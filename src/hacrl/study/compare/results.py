@@ -227,6 +227,7 @@ def _alone_elsewhere(
 def _row(mine: Sequence[AgentRun], factor: float, out: Path) -> Row:
     """One agent under one arm, from its runs, without comparisons."""
     first = mine[0]
+    verifier = first.run.config.verifier.kind
     keys = sorted({key for r in mine for key in r.metrics})
     return Row(
         team=first.run.team,
@@ -234,8 +235,8 @@ def _row(mine: Sequence[AgentRun], factor: float, out: Path) -> Row:
         arm=first.run.arm,
         factor=factor,
         seeds=tuple(r.run.seed for r in mine),
-        before=_accuracy([r.curve[0].accuracy for r in mine]),
-        after=_accuracy([r.last.accuracy for r in mine]),
+        before=_score([r.curve[0].accuracy for r in mine], verifier),
+        after=_score([r.last.accuracy for r in mine], verifier),
         accuracies=tuple(r.last.accuracy for r in mine),
         judged=(_judged([r.curve[0] for r in mine]), _judged([r.last for r in mine])),
         failure=next((r.failure for r in mine if r.failure), ""),
@@ -277,10 +278,11 @@ def difference(mine: Sequence[AgentRun], against: Sequence[AgentRun]) -> Differe
     )
 
 
-def _accuracy(values: Sequence[float]) -> Estimate:
-    """Mean over seeds; the interval is clipped to [0, 1]."""
+def _score(values: Sequence[float], verifier_kind: str) -> Estimate:
+    """Mean over seeds; the interval of an accuracy is clipped to [0, 1]."""
     e = t_interval(values)
-    return e if e.count < 2 else replace(e, low=max(0.0, e.low), high=min(1.0, e.high))
+    clipped = e.count > 1 and score_name(verifier_kind)[1]
+    return replace(e, low=max(0.0, e.low), high=min(1.0, e.high)) if clipped else e
 
 
 def _judged(points: Sequence[Point]) -> str:
