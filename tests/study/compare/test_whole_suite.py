@@ -310,12 +310,13 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, line: str) -> Non
 
 def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
     """gspo is trained in team a only. Team b has finch with the same settings, and takes its runs from
-    there; c has it with another rate, and heron was never trained."""
+    there; c has it with another rate, d other prompts per step, and heron was never trained."""
     finch = {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4}
     teams = [
         {"name": "a", "agents": ["wren", "finch"]},
         {"name": "b", "agents": ["finch", "heron"]},
         {"name": "c", "agents": [finch | {"learning_rate": 1e-3}]},
+        {"name": "d", "agents": ["finch"], "overrides": ["prompts_per_step=8"]},
     ]
     arms = [{**SUITE["arms"][1], "teams": ["a"]}, {"name": "hacpo"}]
     suite = load_suite(write_suite(tmp_path, teams=teams, arms=arms, seeds=[1]))
