@@ -185,6 +185,12 @@ def test_secrets_do_not_reach_the_reports() -> None:
         assert "hunter2" not in text and "https://***@host/data" in text
 
 
+def test_runs_of_another_team_are_linked_where_they_are() -> None:
+    run = agent_run("alone", 1, 0, 1)
+    text = render(results(replace(run, run=replace(run.run, team="three"))), "../")
+    assert "three / ant / alone: [seed 1](../runs/pair/alone/seed-1)" in text
+
+
 def test_metrics_are_means_over_steps() -> None:
     """Effective fraction 6/12 and 2/8: mean 0.375. Null values do not count; other metrics are not
     shown."""
