@@ -19,13 +19,14 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.compare import compare
+from hacrl.study.compare.benchmarks import evaluate_runs
 from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, verdicts
 from hacrl.study.compare.results import _alone_elsewhere
 from hacrl.study.compare.runner import SuiteProgress, _start
-from hacrl.study.compare.suite import Run, load_suite, make_runs
+from hacrl.study.compare.suite import Run, SuiteBenchmarks, load_suite, make_runs
 
 SMALL = """steps=2 prompts_per_step=4 samples_per_prompt=4 minibatch_samples=8 max_response_tokens=16
 evaluation.every=1 evaluation.problems=10 evaluation.samples=1 verifier.workers=0 checkpoint.save=false
@@ -269,6 +270,15 @@ def test_only_the_runs_that_are_not_in_the_file_are_trained(kept: Path, tmp_path
     problems, *runs = (json.loads(line) for line in both.read_text().splitlines())
     assert len(problems["problems"]) == 10
     assert [run["run"] for run in runs] == ["team/gspo/seed-1", "team/gspo/seed-2"]
+
+
+def test_benchmarks_leave_out_a_run_that_is_only_in_the_file(kept: Path, tmp_path: Path) -> None:
+    suite, said = load_suite(write_suite(tmp_path, **ALONE)), list[str]()
+    runs = FinishedRuns(kept).with_results(make_runs(suite, tmp_path / "out"))
+    evaluate_runs(SuiteBenchmarks(names="math500"), runs, said.append)
+    assert said == [
+        "benchmarks: team/gspo/seed-1 is left out: only its line in --kept FILE is here"
+    ]
 
 
 def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path) -> None:
