@@ -357,15 +357,12 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     """The run that replays is the first of the suite and starts after the one that it replays."""
     wren = {"name": "wren", "model": "pocket:wren"}
     old = {"name": "old", "replay": "{runs}/alone/gspo/seed-{seed}"}
-    suite = write_suite(
-        tmp_path,
-        seeds=[1],
-        teams=[{"name": "stored", "agents": [wren, old]}, {"name": "alone", "agents": [wren]}],
-        arms=[
-            {"name": "hacpo", "teams": ["stored"]},
-            {"name": "gspo", "overrides": ["algorithm.name=gspo"], "teams": ["alone"]},
-        ],
-    )
+    teams = [{"name": "stored", "agents": [wren, old]}, {"name": "alone", "agents": [wren]}]
+    arms = [
+        {"name": "hacpo", "teams": ["stored"]},
+        {"name": "gspo", "overrides": ["algorithm.name=gspo"], "teams": ["alone"]},
+    ]
+    suite = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
     changes = ["steps=1", "evaluation.problems=2"]
     results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")
     assert {(row.team, row.agent, row.arm) for row in results.rows} == {
@@ -378,3 +375,11 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     options = {"report_only": True, "kept": tmp_path / "kept.jsonl"}
     moved = compare(suite, tmp_path / "elsewhere", changes, **options)
     assert [row.after for row in moved.rows] == [row.after for row in results.rows]
+
+    old["replay"] = "{runs}/alone/other/seed-{seed}"
+    other = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
+    with pytest.raises(UserError, match="'alone/gspo/seed-1' there and 'alone/other/"):
+        compare(other, tmp_path / "elsewhere", changes, **options)
+    lines = options["kept"].read_text()
+    options["kept"].write_text(lines.replace('"alone/gspo/seed-1"', '"seed-1"'))  # of an old file
+    compare(other, tmp_path / "elsewhere", changes, **options)
