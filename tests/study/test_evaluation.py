@@ -42,6 +42,19 @@ def test_eval_says_how_many_problems_were_trained_on(own_data: Path, tmp_path: P
     assert sum(note.startswith(trained_on) for note in notes) == 2
 
 
+def test_eval_of_a_gym_says_how_many_problems_were_trained_on(tmp_path: Path) -> None:
+    """With a fraction of 0.9 in place of 0.2, most of the held-out problems were trained on."""
+    pytest.importorskip("reasoning_gym")
+    gym = [{"name": "gcd", "draws": 50, "prompt": "gcd {numbers[0]} {numbers[1]}"}]
+    task = {"kind": "gym", "gym": gym, "held_out_fraction": 0.2}
+    start(team(member("wren"), steps=1, prompts_per_step=2, task=task), tmp_path / "run")
+    notes: list[str] = []
+    evaluate_held_out(
+        str(tmp_path / "run"), ["task.held_out_fraction=0.9"], out=tmp_path, report=notes.append
+    )
+    assert any("are training problems of" in note for note in notes)
+
+
 def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path) -> None:
     """One token a reply. A run has its own config."""
     changes, notes = ["agents.wren.max_response_tokens=1"], []
