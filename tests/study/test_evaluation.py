@@ -12,6 +12,9 @@ from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.evaluation import evaluate_held_out
 from hacrl.study.inspect.samples import find_samples
+from hacrl.view.source import Source
+
+CHANGED = "the data has changed since the run was trained"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path)
 
 
 def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
-    """`samples` does not show a question that the replies do not answer."""
+    """`samples` and `view` do not show a question that the replies do not answer."""
     copy = shutil.copytree(own_data / "run", tmp_path / "run")
     write_questions(tmp_path / "train.jsonl", {i: i + 31 for i in range(12)})
     config = (copy / "config.toml").read_text()
@@ -77,5 +80,7 @@ def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
     for run in (RunDirectory.open(own_data / "run"), RunDirectory.open(copy)):
         found = find_samples(run, None, None, None, notes.append)
         assert bool(found.problems) is (run.path != copy)
+        (known, why) = Source(run.path).problems({"id": "run"}, 0)
+        assert (bool(known), why) == (run.path != copy, "" if run.path != copy else CHANGED)
     evaluate_held_out(str(copy), out=tmp_path / "eval", report=notes.append)
     assert len(notes) == 3 and all("changed since" in text for text in notes[:2])
