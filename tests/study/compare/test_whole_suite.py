@@ -364,6 +364,8 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     ]
     suite = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
     changes = ["steps=1", "evaluation.problems=2"]
+    plan = make_plan(suite, tmp_path / "out", changes)
+    assert {(row.arm, row.rollouts) for row in plan} == {("hacpo", 16), ("gspo", 16)}
     results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")
     assert {(row.team, row.agent, row.arm) for row in results.rows} == {
         ("stored", "wren", "hacpo"),
