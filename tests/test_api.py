@@ -198,6 +198,9 @@ overrides = ["algorithm.name=gspo"]
     )
     assert len(found.rows) == 6 and set(found.rows["arm"]) == {"together", "alone"}
     assert found.report.is_file() and found.verdicts[0] in repr(found)
+    rows = found.rows.pivot(index="agent", columns="arm")
+    gains = rows["after"]["together"] - rows["after"]["alone"]  # one seed, all replies judged
+    assert rows["difference"]["together"].tolist() == pytest.approx(gains.tolist(), abs=1e-9)
 
 
 def test_the_notebook_runs() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -13,7 +14,7 @@ from team import member, rows, team
 
 import hacrl
 from hacrl.config import parse_config
-from hacrl.logs.loggers import ALIASES, COLUMNS, _markdown, numbers
+from hacrl.logs.loggers import ALIASES, COLUMNS, _markdown, numbers, wandb_id
 from hacrl.store.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +118,17 @@ def test_wandb_offline(run: RunDirectory) -> None:
     assert len(stored) == 3
     wanted = [list(row.values()) for row in table(run, 0)]
     assert any(json.loads(path.read_text())["data"] == wanted for path in stored)
+
+
+def test_a_new_run_at_the_path_of_an_old_one_has_another_id(tmp_path: Path) -> None:
+    """W&B continues a run with a known id."""
+    run = RunDirectory.create(tmp_path / "run", parse_config(team(member("wren"))))
+    first = wandb_id(run)
+    run.add_metrics([{"kind": "train", "step": 0, "agent": "wren"}])
+    assert wandb_id(run) == first
+    shutil.rmtree(run.path)
+    run = RunDirectory.create(tmp_path / "run", parse_config(team(member("wren"))))
+    assert wandb_id(run) != first
 
 
 def test_trackio_in_a_local_folder(run: RunDirectory) -> None:

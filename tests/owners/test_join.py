@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tomli_w
 from cli_helpers import hacrl as command
@@ -239,3 +240,19 @@ def test_one_protocol_version_apart(make_hub: MakeHub, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, *sign], check=True, capture_output=True)
     code, _, message = command("hub", hub.charter, "--key", hub.folder / "hub.key")
     assert code == 2 and "is of protocol version 2, but this hacrl knows 1" in message
+
+
+def test_a_member_comes_back_with_another_level(make_hub: MakeHub) -> None:
+    """It publishes rewards in the first two steps, then it leaves and joins again with all replies. The
+    amendments are there before the first step."""
+    hub = make_hub(names=("ant",), levels={"ant": "rewards"}, **TEAM)
+    team, back = hub.team, {"kind": "join", "key": hub.keys["ant"].public, "publish": "all"}
+    for change in ({"kind": "leave"}, back):
+        signed = team.amend(hub.keys["founder"], member="ant", step=2, **change)
+        team = team.amended(signed)
+        httpx.post(f"{hub.url}/v1/amendments", content=signed.encode()).raise_for_status()
+    code, _, err = command(*alone(hub))
+    assert code == 0, err
+    files = sorted((hub.folder / "run" / "hub" / "envelopes").iterdir())
+    published = [json.loads(file.read_text())["content"]["published"] for file in files]
+    assert published == [0, 0, 24, 24]

@@ -180,6 +180,18 @@ def test_finished_benchmarks_are_not_run_again(done: tuple[Summary, Path], data:
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("re*.json*")}
 
 
+def test_other_weights_of_rewards_are_refused(data: Path, tmp_path: Path) -> None:
+    def run(weight: float, agent: Candidate) -> Summary:
+        rewards = [{"kind": "number"}, {"kind": "exact", "weight": weight}]
+        verifier = VerifierConfig.model_validate({"kind": "sum", "rewards": rewards, "workers": 0})
+        settings = SETTINGS.model_copy(update={"verifier": verifier, "problems": 1})
+        return evaluate_benchmarks([agent], SUMS[:1], data, tmp_path, settings)
+
+    assert run(0.5, pocket("wren")) == run(0.5, never("wren"))
+    with pytest.raises(UserError, match=r"weight is 0\.5 there and 2\.0 here"):
+        run(2.0, never("wren"))
+
+
 def test_an_interrupted_benchmark_continues(
     done: tuple[Summary, Path], data: Path, tmp_path: Path
 ) -> None:

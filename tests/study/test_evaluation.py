@@ -12,6 +12,9 @@ from hacrl.runs import start
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.evaluation import evaluate_held_out
 from hacrl.study.inspect.samples import find_samples
+from hacrl.view.source import Source
+
+CHANGED = "the data has changed since the run was trained"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,19 @@ def test_eval_says_how_many_problems_were_trained_on(own_data: Path, tmp_path: P
     assert sum(note.startswith(trained_on) for note in notes) == 2
 
 
+def test_eval_of_a_gym_says_how_many_problems_were_trained_on(tmp_path: Path) -> None:
+    """With a fraction of 0.9 in place of 0.2, most of the held-out problems were trained on."""
+    pytest.importorskip("reasoning_gym")
+    gym = [{"name": "gcd", "draws": 50, "prompt": "gcd {numbers[0]} {numbers[1]}"}]
+    task = {"kind": "gym", "gym": gym, "held_out_fraction": 0.2}
+    start(team(member("wren"), steps=1, prompts_per_step=2, task=task), tmp_path / "run")
+    notes: list[str] = []
+    evaluate_held_out(
+        str(tmp_path / "run"), ["task.held_out_fraction=0.9"], out=tmp_path, report=notes.append
+    )
+    assert any("are training problems of" in note for note in notes)
+
+
 def test_eval_uses_overrides_of_the_run_s_agents(own_data: Path, tmp_path: Path) -> None:
     """One token a reply. A run has its own config."""
     changes, notes = ["agents.wren.max_response_tokens=1"], []
@@ -66,7 +82,7 @@ def test_paths_in_overrides_of_a_run_start_at_the_current_folder(
 
 
 def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
-    """`samples` does not show a question that the replies do not answer."""
+    """`samples` and `view` do not show a question that the replies do not answer."""
     copy = shutil.copytree(own_data / "run", tmp_path / "run")
     write_questions(tmp_path / "train.jsonl", {i: i + 31 for i in range(12)})
     config = (copy / "config.toml").read_text()
@@ -75,5 +91,7 @@ def test_changed_data_is_named(own_data: Path, tmp_path: Path) -> None:
     for run in (RunDirectory.open(own_data / "run"), RunDirectory.open(copy)):
         found = find_samples(run, None, None, None, notes.append)
         assert bool(found.problems) is (run.path != copy)
+        (known, why) = Source(run.path).problems({"id": "run"}, 0)
+        assert (bool(known), why) == (run.path != copy, "" if run.path != copy else CHANGED)
     evaluate_held_out(str(copy), out=tmp_path / "eval", report=notes.append)
     assert len(notes) == 3 and all("changed since" in text for text in notes[:2])

@@ -31,12 +31,14 @@ from hacrl.study.tables import (
 )
 
 
-def write_run(path: Path, rewards: list[float], scores: dict[int, list[float]]) -> RunDirectory:
+def write_run(
+    path: Path, rewards: list[float], scores: dict[int, list[float]], **settings: Any
+) -> RunDirectory:
     """A run of one agent "a": its rewards by step, its scores by evaluation step and problem."""
     path.mkdir()
     write_object(path / "environment.json", {"layout": LAYOUT})
     run = RunDirectory(path)
-    run.set_config(parse_config(team(member("a", "wren"), steps=len(rewards))))
+    run.set_config(parse_config(team(member("a", "wren"), steps=len(rewards), **settings)))
     rows: list[dict[str, Any]] = [
         {"kind": "train", "step": i, "agent": "a", "reward": reward, "rollouts": 8, "updates": 3}
         | {"peers/forwarded": 10 * (i + 1), "peers/used": 0.2 if i else 0.5}
@@ -77,6 +79,14 @@ def test_summary_by_hand(tmp_path: Path) -> None:
     (agent,) = summarise(write_run(tmp_path / "begun", [0.5], {0: [0.0, 1.0]})).agents
     assert agent.after is None and agent.gain is None
     assert agent.best is not None and agent.best.step == 0
+
+
+def test_prompts_of_dynamic_sampling_are_those_of_its_lists(tmp_path: Path) -> None:
+    """Prompts that are too long are counted among 2 lists of 3 x 6 problems."""
+    algorithm = {"name": "gspo-dynamic", "list_factor": 3}
+    run = write_run(tmp_path / "run", [0.5, 0.5], {}, algorithm=algorithm, prompts_per_step=6)
+    (agent,) = summarise(run).agents
+    assert agent.prompts == 36
 
 
 def printed(table: Table, width: int) -> str:

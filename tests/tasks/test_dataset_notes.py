@@ -30,6 +30,14 @@ def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     assert note.endswith("The first: '1+1' has 2 and 3")
 
 
+def test_a_held_out_problem_that_is_there_several_times_is_named(tmp_path: Path) -> None:
+    """Some benchmark files have every problem 32 times."""
+    held_out = [{"id": i, "question": "2 + 2?", "answer": "4"} for i in range(3)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    (note,) = task_of(tmp_path, rows(2), held_out="test.jsonl").notes
+    assert note.startswith("2 rows of 3 in test.jsonl: the same prompt as another row")
+
+
 def test_a_whole_number_from_a_spreadsheet_is_written_as_one(tmp_path: Path) -> None:
     answers = [42.0, 0.5, "42.0", -3.0, 7]
     data = [{"id": i, "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]

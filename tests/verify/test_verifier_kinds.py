@@ -20,11 +20,14 @@ def judge(kind: str, reply: str, answer: str, **options: object) -> Verdict:
 
 def test_a_number_that_is_read_as_another_is_named() -> None:
     """Worked solutions are not named: their last number is meant."""
-    for answer, read in {"3,5": "5", "1 000": "000", "10^6": "6", "2024-01-15": "15"}.items():
+    wrong = {"3,5": "5", "1 000": "000", "10^6": "6", "2024-01-15": "15"}
+    wrong |= {"-$1,200": "1,200", "- 5": "5", "\u20135": "5", "1 1/2": "1/2"}
+    for answer, read in wrong.items():
         assert f"misreads 1 reference answer: {answer!r} as {read}." in misread(
             ["42", f" {answer} "]
         )
     plain = ["42", "-7", "3.5", "1,234,567.25", "3/4", "6e23", "5 kg", "2+3=5\n#### 5", "a"]
+    plain += ["-1,234.50", "\u22123", "$-5", "-3/4", "-5.", "$18"]
     assert misread(plain) == ""
 
 
@@ -117,6 +120,10 @@ def test_number_is_quick_on_hostile_text(text: str) -> None:
         ("Answer: c", "C"),
         ("I choose option D because A is false", "D"),
         ("the answer is **E**", "E"),
+        ("To answer a question like this, look at the map. (C)", "C"),  # an article
+        ("The best choice is a balanced diet, so (C).", "C"),
+        ("The answer is A because it is", "A"),
+        ("answer: a", "A"),
         ("Some thoughts about C.\nB", "B"),  # rule 3
         ("**D**", "D"),
         ("A. Rome\nlater: (C)", "C"),  # rule 4 before rule 5

@@ -6,12 +6,14 @@ import html
 import importlib
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hacrl.config import Config
 from hacrl.errors import UserError, first_line
 from hacrl.safe_text import mask, printable
+from hacrl.store.files import write_atomic
 from hacrl.store.reader import read_replies
 from hacrl.store.rundir import RunDirectory
 
@@ -154,7 +156,7 @@ class WeightsAndBiases(Tracker):
 
     def start(self, run: RunDirectory, **options: Any) -> Any:
         place = {"name": run.path.name, "dir": str(run.path)}
-        made = self.module.init(**options, **place, resume="allow", id=_id(run))
+        made = self.module.init(**options, **place, resume="allow", id=wandb_id(run))
         made.define_metric("*", step_metric="step")
         return made
 
@@ -177,9 +179,18 @@ class Trackio(Tracker):
         self.run.log(self.values(row, replies), step=row["step"])
 
 
-def _id(run: RunDirectory) -> str:
-    """The same for every resume of a run directory."""
-    return hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
+def wandb_id(run: RunDirectory) -> str:
+    """The same for every resume of a run directory. A new run at the same path, after the old one was
+    deleted or on another machine, has another id: else W&B would add its rows to the old run."""
+    path = run.path / "wandb" / "hacrl_id"
+    if not path.is_file() and not run.metric_rows():  # a run of an older version has none
+        write_atomic(path, uuid.uuid4().hex)
+    return _id(run, path.read_text() if path.is_file() else "")
+
+
+def _id(run: RunDirectory, mark: str = "") -> str:
+    """The same for every resume of a run directory with this mark."""
+    return hashlib.blake2b(f"{run.path.resolve()}{mark}".encode(), digest_size=8).hexdigest()
 
 
 def open_loggers(run: RunDirectory, config: Config) -> list[Logger]:

@@ -150,7 +150,9 @@ class HubPool(Pool):
         """The batch with the envelope that was signed first, so that it is sent with the same bytes."""
         client, path = self.client, self._envelope(step)
         author = (client.key, client.team.id, client.name)
-        batch = Batch.build(*author, step, trajectories, self.level, client.head)
+        member = client.team.roster(step).get(client.name)  # it may join again with another level
+        level = member.publish if member else self.level
+        batch = Batch.build(*author, step, trajectories, level, client.head)
         if not path.exists():
             write_atomic(path, batch.envelope.encode())
             return batch

@@ -240,7 +240,9 @@ def _check_problems(
         task = make_task(config.task, config.seed, run.path)
     except UserError:  # the data of the run is not here
         return
-    trained = {_question(problem, config) for problem in getattr(task, "train", ())}
+    pools = getattr(task, "pools", (task,))  # of a gym mixture
+    known = (problem for pool in pools for problem in getattr(pool, "train", ()))
+    trained = {_question(problem, config) for problem in known}
     if seen := sum(_question(problem, settings) in trained for problem in problems):
         report(
             f"{seen} of the {len(problems)} problems are training problems of {run.path}: this is no "

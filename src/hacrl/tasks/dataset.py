@@ -127,6 +127,12 @@ def _build(
         notes.append(
             f"of the {len(train)} rows of {config.train} these are left out: " + ", ".join(lost)
         )
+    if held_out is not None and (repeated := len(kept_out) - len({p.messages for p in kept_out})):
+        place = config.held_out or "the held-out split"
+        notes.append(
+            f"{plural(repeated, 'row')} of {len(kept_out)} in {place}: the same prompt as another row; "
+            "each counts as a problem, so intervals are too narrow"
+        )
     if config.exclude and not facts["left_out_by_exclude"]:
         notes.append(
             f"task.exclude leaves nothing out: no training problem has an id of {config.exclude}; an id "

@@ -7,7 +7,8 @@ The letter of a reply is found by the first rule that matches; within a rule the
     4. a letter in brackets: (B)
     5. the beginning of the reply: "B) Paris", "B. Paris"
     6. a capital letter that stands alone, but not "A" before a lower-case word (an article)
-Lower-case letters count in rules 1 to 5. A reply without a letter is UNPARSED.
+Lower-case letters count in rules 1 to 5, but not "a" before a lower-case word in rule 2 ("to answer a
+question"). A reply without a letter is UNPARSED.
 """
 
 import re
@@ -33,7 +34,7 @@ class ChoiceVerifier:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: ClassVar[str] = "choice"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     letters: Annotated[str, Field(pattern="^[A-Z]+$")] = "ABCDE"
@@ -51,8 +52,9 @@ class ChoiceVerifier:
 
     def _find(self, reply: str, letter: str) -> str | None:
         found = re.match(_WRAP + letter, last_box(reply) or "")
+        said = r"\b(?i:answer|option|choice)(?:\s+(?i:is)|\s*:|\s*=)?\s*:?"
         for pattern, flags in (
-            (rf"\b(?:answer|option|choice)(?:\s+is|\s*:|\s*=)?\s*:?{_WRAP}{letter}", re.IGNORECASE),
+            (rf"{said}{_WRAP}(?!a\s+[a-z]){letter}", 0),
             (rf"^[\s*(\[]*{letter}[\s*)\].:]*$", re.MULTILINE),
             (rf"\(\s*{letter}\s*\)", 0),
             (rf"\A[\s*]*{letter}[*).:]+\s", 0),

@@ -33,7 +33,10 @@ _NUMBER = re.compile(
     rf"(?<![A-Za-z_0-9])(?<![0-9]\.)(?:(?<![\w)\]}}])[+\-])?(?P<top>{_UNSIGNED})"
     rf"(?:/(?P<bottom>-?(?:{_UNSIGNED}))(?!/))?"
 )
-_LOOKS_LIKE_ONE = re.compile(r"[+\-]?[0-9]+(?:[ \u00a0\u202f_.,:^'\u2019-][0-9]+)+")
+_LOOKS_LIKE_ONE = re.compile(
+    r"[+\-]?[0-9]+(?:[ \u00a0\u202f_.,:^'\u2019-][0-9]+)+|[0-9]+ [0-9]+/[0-9]+"
+    r"|[-\u2013]\s?\\?[$\u00a3\u20ac]?\s?[0-9](?:[0-9.,]*[0-9])?"
+)
 _TOO_LONG = 1000
 """Characters; exact arithmetic on longer numbers would be slow."""
 
@@ -74,7 +77,7 @@ def misread(answers: Iterable[str]) -> str:
         return ""
     return (
         f"the verifier `number` misreads {plural(len(wrong), 'reference answer')}: "
-        f"{wrong[0]!r} as {last(number_texts(wrong[0]))}. Write numbers like 3.5, 1000 or 1,000"
+        f"{wrong[0]!r} as {last(number_texts(wrong[0]))}. Write numbers like 3.5, -1000 or 1,000"
     )
 
 

@@ -136,6 +136,7 @@ class Source:
 
     def problems(self, query: Query, step: int) -> tuple[dict[str, Problem], str]:
         """The problems of a step by id, or why they cannot be read. No code of a config is run."""
+        from hacrl.fingerprint import problems_changed
         from hacrl.tasks import make_task
 
         run, name = self.run(query), query["id"]
@@ -143,7 +144,10 @@ class Source:
         try:
             with self._lock:
                 if name not in self._tasks:
-                    self._tasks[name] = make_task(config.task, config.seed, run.path)
+                    task = make_task(config.task, config.seed, run.path)
+                    if problems_changed(run, config, task):
+                        raise UserError("the data has changed since the run was trained")
+                    self._tasks[name] = task
                 batch = self._tasks[name].batch(step, config.problems_per_step)
                 return {problem.id: problem for problem in batch}, ""
         except (UserError, OSError) as error:

@@ -18,6 +18,7 @@ from hacrl.study.compare.report import as_json, render, render_page, verdicts
 from hacrl.study.compare.results import Difference, Results, difference, make_rows
 from hacrl.study.compare.suite import Run, Suite
 
+LENGTH = {"kind": "function", "options": {"path": "rewards:length"}}
 CONFIG = parse_config(team(member("ant", "wren"), member("bee", "wren", learn=False), steps=9))
 
 
@@ -53,6 +54,18 @@ def test_differences_are_paired_by_seed_and_problem() -> None:
     assert difference(mine, [agent_run("alone", 9, 1)]) is None
     found = difference([agent_run("team", 1, 1, 1, 1)], [agent_run("alone", 1, 0, 1)])
     assert found.seeds.mean == 0.5  # p2 is in one of the two only
+
+
+def test_the_interval_of_a_mean_reward_is_not_cut_at_1() -> None:
+    """Rewards up to 1.2: 1.05 and 1.15, mean 1.1, half 12.7062 x 0.05."""
+    runs = [agent_run("team", seed, score) for seed, score in ((1, 1.05), (2, 1.15))]
+    [accuracy] = results(*runs, reference="team").rows
+    assert accuracy.after.high == 1.0  # of an accuracy
+    reward = parse_config(CONFIG.model_dump() | {"verifier": LENGTH})
+    runs = [replace(r, run=replace(r.run, config=reward)) for r in runs]
+    [row] = results(*runs, reference="team").rows
+    assert row.after.low == pytest.approx(1.1 - 0.63531, abs=1e-5)
+    assert row.after.high == pytest.approx(1.1 + 0.63531, abs=1e-5)
 
 
 def test_replies_that_are_not_judged_are_in_the_report() -> None:
@@ -170,6 +183,12 @@ def test_secrets_do_not_reach_the_reports() -> None:
     texts = [render_page(found), render(found), json.dumps(as_json(found))]
     for text in texts:
         assert "hunter2" not in text and "https://***@host/data" in text
+
+
+def test_runs_of_another_team_are_linked_where_they_are() -> None:
+    run = agent_run("alone", 1, 0, 1)
+    text = render(results(replace(run, run=replace(run.run, team="three"))), "../")
+    assert "three / ant / alone: [seed 1](../runs/pair/alone/seed-1)" in text
 
 
 def test_metrics_are_means_over_steps() -> None:

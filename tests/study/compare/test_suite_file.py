@@ -95,6 +95,7 @@ ODD = {"name": "odd", "overrides": ["samples_per_prompt=5"]}
 DYNAMIC = {"name": "dynamic", "overrides": ["algorithm.name=gspo-dynamic"]}
 FEWER = {"name": "fewer", "overrides": ["evaluation.problems=50"]}
 NEAR = {"name": "near", "overrides": ["verifier.options={tolerance=0.5}"]}
+SUMS = {"name": "sums", "overrides": ['task.operations=["add"]']}
 OFTEN = {"name": "often", "overrides": ["evaluation.every=1"]}
 
 
@@ -136,6 +137,10 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
         ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
         ({"arms": [*ARMS, FEWER]}, "evaluation.problems is 200 there and 50 here"),
         ({"arms": [*ARMS, NEAR]}, "verifier.options.tolerance is None there and 0.5 here"),
+        (
+            {"arms": [*ARMS, SUMS]},
+            "task.operations is ['add', 'sub', 'mul'] there and ['add'] here",
+        ),
         ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
         ({"overrides": ["agents=3"]}, "agents: Input should be a valid list"),
     ],

@@ -19,13 +19,14 @@ from hacrl.errors import UserError
 from hacrl.pocket import POCKET_CONFIG
 from hacrl.store.rundir import RunDirectory
 from hacrl.study.compare import compare
+from hacrl.study.compare.benchmarks import evaluate_runs
 from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.reading import AgentRun, Point
 from hacrl.study.compare.report import as_json, verdicts
 from hacrl.study.compare.results import _alone_elsewhere
 from hacrl.study.compare.runner import SuiteProgress, _start
-from hacrl.study.compare.suite import Run, load_suite, make_runs
+from hacrl.study.compare.suite import Run, SuiteBenchmarks, load_suite, make_runs
 
 SMALL = """steps=2 prompts_per_step=4 samples_per_prompt=4 minibatch_samples=8 max_response_tokens=16
 evaluation.every=1 evaluation.problems=10 evaluation.samples=1 verifier.workers=0 checkpoint.save=false
@@ -271,6 +272,15 @@ def test_only_the_runs_that_are_not_in_the_file_are_trained(kept: Path, tmp_path
     assert [run["run"] for run in runs] == ["team/gspo/seed-1", "team/gspo/seed-2"]
 
 
+def test_benchmarks_leave_out_a_run_that_is_only_in_the_file(kept: Path, tmp_path: Path) -> None:
+    suite, said = load_suite(write_suite(tmp_path, **ALONE)), list[str]()
+    runs = FinishedRuns(kept).with_results(make_runs(suite, tmp_path / "out"))
+    evaluate_runs(SuiteBenchmarks(names="math500"), runs, said.append)
+    assert said == [
+        "benchmarks: team/gspo/seed-1 is left out: only its line in --kept FILE is here"
+    ]
+
+
 def test_two_commands_add_a_run_to_one_file_once(finished: Path, tmp_path: Path) -> None:
     """Both commands have read the empty file before either adds the run."""
     path = tmp_path / "runs.jsonl"
@@ -310,12 +320,13 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, line: str) -> Non
 
 def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
     """gspo is trained in team a only. Team b has finch with the same settings, and takes its runs from
-    there; c has it with another rate, and heron was never trained."""
+    there; c has it with another rate, d other prompts per step, and heron was never trained."""
     finch = {"name": "finch", "model": "pocket:finch", "learning_rate": 2e-4}
     teams = [
         {"name": "a", "agents": ["wren", "finch"]},
         {"name": "b", "agents": ["finch", "heron"]},
         {"name": "c", "agents": [finch | {"learning_rate": 1e-3}]},
+        {"name": "d", "agents": ["finch"], "overrides": ["prompts_per_step=8"]},
     ]
     arms = [{**SUITE["arms"][1], "teams": ["a"]}, {"name": "hacpo"}]
     suite = load_suite(write_suite(tmp_path, teams=teams, arms=arms, seeds=[1]))
@@ -346,16 +357,15 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     """The run that replays is the first of the suite and starts after the one that it replays."""
     wren = {"name": "wren", "model": "pocket:wren"}
     old = {"name": "old", "replay": "{runs}/alone/gspo/seed-{seed}"}
-    suite = write_suite(
-        tmp_path,
-        seeds=[1],
-        teams=[{"name": "stored", "agents": [wren, old]}, {"name": "alone", "agents": [wren]}],
-        arms=[
-            {"name": "hacpo", "teams": ["stored"]},
-            {"name": "gspo", "overrides": ["algorithm.name=gspo"], "teams": ["alone"]},
-        ],
-    )
+    teams = [{"name": "stored", "agents": [wren, old]}, {"name": "alone", "agents": [wren]}]
+    arms = [
+        {"name": "hacpo", "teams": ["stored"]},
+        {"name": "gspo", "overrides": ["algorithm.name=gspo"], "teams": ["alone"]},
+    ]
+    suite = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
     changes = ["steps=1", "evaluation.problems=2"]
+    plan = make_plan(suite, tmp_path / "out", changes)
+    assert {(row.arm, row.rollouts) for row in plan} == {("hacpo", 16), ("gspo", 16)}
     results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")
     assert {(row.team, row.agent, row.arm) for row in results.rows} == {
         ("stored", "wren", "hacpo"),
@@ -367,3 +377,11 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     options = {"report_only": True, "kept": tmp_path / "kept.jsonl"}
     moved = compare(suite, tmp_path / "elsewhere", changes, **options)
     assert [row.after for row in moved.rows] == [row.after for row in results.rows]
+
+    old["replay"] = "{runs}/alone/other/seed-{seed}"
+    other = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
+    with pytest.raises(UserError, match="'alone/gspo/seed-1' there and 'alone/other/"):
+        compare(other, tmp_path / "elsewhere", changes, **options)
+    lines = options["kept"].read_text()
+    options["kept"].write_text(lines.replace('"alone/gspo/seed-1"', '"seed-1"'))  # of an old file
+    compare(other, tmp_path / "elsewhere", changes, **options)

@@ -119,6 +119,8 @@ def _job(
         "verifier": settings.verifier.kind,
         "verifier_options": settings.verifier.options,
     }
+    if rewards := settings.verifier.rewards:
+        wanted["verifier_rewards"] = [reward.model_dump() for reward in rewards]
     wanted = json.loads(json.dumps(wanted))  # as it comes back from settings.json
     folder = out / benchmark.name / agent.name
     path = folder / "settings.json"

@@ -36,12 +36,15 @@ def check_data(settings: SuiteBenchmarks) -> None:
 def evaluate_runs(
     settings: SuiteBenchmarks, runs: Sequence[Run], report: Callable[[str], None]
 ) -> None:
-    """Evaluate the agents of every finished run; finished benchmarks are not run again."""
+    """Evaluate the agents of every finished run whose directory is here; finished benchmarks are not run
+    again."""
     from hacrl.study.benchmarks.run import evaluate_benchmarks
     from hacrl.study.evaluation import find_candidates
 
     for run in runs:
-        if run.finished:
+        if run.finished and not run.reader.config_path.is_file():
+            report(f"benchmarks: {run.name} is left out: only its line in --kept FILE is here")
+        elif run.finished:
             report(f"benchmarks: {run.name}")
             found = [find_candidates(str(run.folder), agent=agent)[0] for agent in run.learners]
             out = run.folder / FOLDER

@@ -112,6 +112,9 @@ class FinishedRuns:
         # A run from before a setting existed is a run with its default.
         then = {k: v for k, v in row["settings"].items() if not _removed(k, v)}
         now = {k: v for k, v in settings(run.config).items() if k in then or k in given}
+        for key in then.keys() & now.keys():
+            if key.endswith(".replay") and "/" not in then[key]:  # older files have seed-N only
+                now[key] = Path(now[key]).name
         if changed := first_difference(then, now):
             raise UserError(
                 f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
@@ -160,12 +163,15 @@ def _digest(files: tuple[Path, ...]) -> str:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The settings that change results, by dotted key. Models, stored runs and reward functions
-    count by their names, because their places differ between machines."""
+    """The settings that change results, by dotted key. Models and reward functions count by
+    their names, stored runs by team, arm and seed, because their places differ between machines."""
     found = {k: v for k, v in config_by_key(config).items() if change_kind(k) == "results"}
     for key, value in found.items():
-        if value and key.endswith((".model", ".replay", ".options.path")):
+        if value and key.endswith((".model", ".options.path")):
             found[key] = Path(value).name
+        if value and key.endswith(".replay"):
+            parts = Path(value).parts  # .../TEAM/ARM/seed-N if it is a run of a suite
+            found[key] = "/".join(parts[-3 if parts[-1].startswith("seed-") else -1 :])
     found |= {"steps": config.steps, "evaluation.every": config.evaluation.every}
     return dict(json.loads(json.dumps(found)))
 

@@ -62,7 +62,8 @@ def make_plan(
 def _row(suite: Suite, team: str, arm: str, runs: Sequence[Run]) -> PlanRow:
     config, count = runs[0].config, len(runs)
     seconds = run_seconds(suite, config)
-    rollouts = sum(map(config.samples_of, config.agents)) * config.prompts_per_step
+    drawn = sum(config.samples_of(a) for a in config.agents if not a.replay)
+    rollouts = drawn * config.prompts_per_step
     memory = [finding.detail.partition(",")[0] for finding in memory_findings(config)]
     return PlanRow(
         team,
@@ -90,7 +91,7 @@ def run_seconds(suite: Suite, config: Config) -> float | None:
             problems = min(settings.problems or SOURCES[b.name].rows, SOURCES[b.name].rows)
             asked += problems * settings.samples.get(b.name, b.samples)
     total = 0.0
-    for agent in config.agents:
+    for agent in (a for a in config.agents if not a.replay):
         need = agent_need(config, agent)  # None if the model folder is not here
         size = need.parameters if need else named_parameters(agent.model or "")
         if size is None:

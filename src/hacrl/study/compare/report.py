@@ -20,7 +20,7 @@ from hacrl.statistics import LEVEL
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.benchmarks import table_lines
 from hacrl.study.compare.exchange import Exchange, Parity
-from hacrl.study.compare.results import Results, Row
+from hacrl.study.compare.results import Difference, Results, Row
 from hacrl.study.tables import duration, percent, plain_table, points_text
 from hacrl.study.templates import render as render_template
 from hacrl.view.suite import report_page
@@ -69,6 +69,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "benchmarks": [asdict(row) for row in results.benchmarks],
         "rows": [
             asdict(row)
+            | ({"difference": _difference_json(row.difference)} if row.difference else {})
             | {"verdict": row.difference.verdict if row.difference else None}
             | ({"exchange": _exchange_json(row.exchange)} if row.exchange else {})
             for row in results.rows
@@ -205,6 +206,10 @@ def _accuracy_line(results: Results, row: Row) -> Line:
         "p (Holm)": f"{found.p:.2g} ({found.corrected:.2g})" if found and found.testable else "",
         "verdict": "reference" if row.arm == results.reference else found.verdict if found else "",
     }
+
+
+def _difference_json(found: Difference) -> dict[str, Any]:
+    return asdict(found) | {"interval": asdict(found.interval)}
 
 
 def _exchange_json(found: Exchange) -> dict[str, Any]:

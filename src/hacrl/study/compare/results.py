@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from hacrl.config import Config
 from hacrl.errors import UserError
 from hacrl.replies import judged_text, score_name
 from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
 from hacrl.study.compare.exchange import Exchange, exchange_rate
+from hacrl.study.compare.finished import settings
 from hacrl.study.compare.reading import CHECKS, AgentRun, Point, mean_metrics, read_run
 from hacrl.study.compare.suite import Run, Suite, make_config, uses_peers
 
@@ -207,26 +209,41 @@ def _alone_elsewhere(
     suite: Suite, found: Sequence[AgentRun], changes: Sequence[str]
 ) -> list[AgentRun]:
     """Runs of agents that learn alone, for the teams in which their arm is not trained: those of another
-    team with the same agent."""
+    team with the same agent and the same settings."""
     borrowed: list[AgentRun] = []
     trained = {r.run.team for r in found}
+    teams = {team.name: team for team in suite.all_teams}
     for arm, team in product(suite.arms, suite.all_teams):
         if arm.teams is None or team.name in arm.teams or team.name not in trained:
             continue
-        config = make_config(suite, team, arm, suite.seeds[0], changes)
+        # Compared before the budget sets the steps, which are those of the run then.
+        configs = {
+            name: make_config(suite, teams[name], arm, suite.seeds[0], changes)
+            for name in {team.name, *(r.run.team for r in found if r.run.arm == arm.name)}
+        }
+        config = configs[team.name]
         agents = {agent.name: agent for agent in config.agents}
+        alike = {n for n, other in configs.items() if _common(other) == _common(config)}
         same = {
             (r.agent, r.run.seed): replace(r, run=replace(r.run, team=team.name))
             for r in found
-            if r.run.arm == arm.name and agents.get(r.agent) in r.run.config.agents
+            if r.run.arm == arm.name
+            and r.run.team in alike
+            and agents.get(r.agent) in r.run.config.agents
         }
         borrowed += same.values() if not uses_peers(config) else ()
     return borrowed
 
 
+def _common(config: Config) -> dict[str, Any]:
+    """The settings that change results, without those of single agents."""
+    return {k: v for k, v in settings(config).items() if k.partition(".")[0] != "agents"}
+
+
 def _row(mine: Sequence[AgentRun], factor: float, out: Path) -> Row:
     """One agent under one arm, from its runs, without comparisons."""
     first = mine[0]
+    verifier = first.run.config.verifier.kind
     keys = sorted({key for r in mine for key in r.metrics})
     return Row(
         team=first.run.team,
@@ -234,8 +251,8 @@ def _row(mine: Sequence[AgentRun], factor: float, out: Path) -> Row:
         arm=first.run.arm,
         factor=factor,
         seeds=tuple(r.run.seed for r in mine),
-        before=_accuracy([r.curve[0].accuracy for r in mine]),
-        after=_accuracy([r.last.accuracy for r in mine]),
+        before=_score([r.curve[0].accuracy for r in mine], verifier),
+        after=_score([r.last.accuracy for r in mine], verifier),
         accuracies=tuple(r.last.accuracy for r in mine),
         judged=(_judged([r.curve[0] for r in mine]), _judged([r.last for r in mine])),
         failure=next((r.failure for r in mine if r.failure), ""),
@@ -277,10 +294,11 @@ def difference(mine: Sequence[AgentRun], against: Sequence[AgentRun]) -> Differe
     )
 
 
-def _accuracy(values: Sequence[float]) -> Estimate:
-    """Mean over seeds; the interval is clipped to [0, 1]."""
+def _score(values: Sequence[float], verifier_kind: str) -> Estimate:
+    """Mean over seeds; the interval of an accuracy is clipped to [0, 1]."""
     e = t_interval(values)
-    return e if e.count < 2 else replace(e, low=max(0.0, e.low), high=min(1.0, e.high))
+    clipped = e.count > 1 and score_name(verifier_kind)[1]
+    return replace(e, low=max(0.0, e.low), high=min(1.0, e.high)) if clipped else e
 
 
 def _judged(points: Sequence[Point]) -> str:

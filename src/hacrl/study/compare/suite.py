@@ -337,6 +337,7 @@ def _with_stored_run(agent: AgentConfig, out: Path, seed: int) -> AgentConfig:
 def _measured(config: Config) -> dict[str, Any]:
     """The settings that decide about held-out problems and how their replies are judged."""
     keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards", "task.held_out"]
+    keys += ["task.kind", "task.operations", "task.gym"]
     keys += [] if config.task.held_out or config.task.held_out_split else ["task.train"]
     found = config_by_key(config)
     return {k: v for k, v in found.items() if k.startswith(tuple(keys)) and k != "evaluation.every"}

@@ -92,7 +92,7 @@ class RunSummary:
 def summarise(run: RunReader) -> RunSummary:
     """Read a run's metrics, times and evaluations."""
     config = run.config()
-    agents = tuple(_agent(run, agent, config.prompts_per_step) for agent in config.agents)
+    agents = tuple(_agent(run, agent, config.problems_per_step) for agent in config.agents)
     notes = tuple((row["step"], row["text"]) for row in run.notes())
     done = run.steps_done()
     if run.config_changed():

@@ -28,7 +28,8 @@ export async function suiteView(params, page) {
   const arms = [...new Set(results.rows.map((r) => r.arm))], color = (arm) => arms.indexOf(arm) % 8;
   const known = new Set(runs);  // a file has none: its links lead to folders
   const run = (path) => exported ? base + path : known.has(base + path) ? link("run", { id: base + path }) : "";
-  const href = (row, seed) => run(`runs/${row.team}/${row.arm}/seed-${seed}`);
+  // An agent that learns alone may have its runs in the folder of another team.
+  const href = (row, seed) => run(row.files[row.seeds.indexOf(seed)].split("/").slice(0, 4).join("/"));
   const all = (row) => together(row.seeds.map((seed) => href(row, seed)));
   const plots = [...byAgent(results.rows)].map(([name, rows]) => h("section", {}, h("h3", {}, name),
     h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, results, color, all))));
