@@ -141,5 +141,5 @@ def test_an_unknown_arm_is_told(small: Path) -> None:
         with pytest.raises(UserError, match=r"there is no file .*; there are: \+long"):
             load_config(small, [wrong])
     rmtree(small.parent / "arms")
-    with pytest.raises(UserError, match=r"there is no file .*; there are none"):
+    with pytest.raises(UserError, match=r"there is no file .*; there are no others"):
         load_config(small, ["+long"])
