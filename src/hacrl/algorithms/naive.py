@@ -4,8 +4,8 @@
     J    = GSPO's, with s against the source's log-probability, for every source
 
 Unlike hacpo: no capability, no weight, no floor. GSPO's clip drops a peer's success only above
-1 + epsilon and a failure only below 1 - epsilon. In docs/results.md naive sharing is at or above
-learning alone in every suite; the paper reports it below.
+1 + epsilon and a failure only below 1 - epsilon. The paper reports it below learning alone, which
+docs/results.md does not confirm.
 """
 
 from hacrl.algorithms.base import Needs, PeerSettings, Step
