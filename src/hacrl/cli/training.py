@@ -157,16 +157,16 @@ def compare(
 
 
 def _print_results(results: Results, out: Path, against: str = "") -> None:
-    """Print the table of a suite, its report, and the command that shows its first run."""
+    """Print the table of a suite, its report, and the command that shows its first run that is here."""
     from hacrl.study.compare.report import tables
     from hacrl.study.tables import console
 
     console().print(*tables(results))
     report = out / "against" / against if against else out
     typer.echo(f"\nreport: {report / 'report.html'} (also report.md and results.json)")
-    row = results.rows[0]
-    run = out / "runs" / row.team / row.arm / f"seed-{row.seeds[0]}"
-    typer.echo(f"  {program()} show {run}")
+    runs = (out / Path(file).parents[2] for row in results.rows for file in row.files)
+    if run := next(filter(Path.is_dir, runs), None):  # --kept FILE has results without directories
+        typer.echo(f"  {program()} show {run}")
 
 
 def print_summary(run: Path) -> None:

@@ -53,7 +53,7 @@ class UpdateReport:
 
 @dataclass(frozen=True)
 class WithoutRounding:
-    """A loss for half precision. Rounding does not change its ratios.
+    """A loss for half precision. Its ratios change by what rounding cannot explain.
 
     In half precision, one changed bit of one weight changes the rounding of the whole forward pass. The
     mean log-probability of a sequence then moves by more than GSPO's clip range, although the policy is
@@ -63,12 +63,12 @@ class WithoutRounding:
         kept  = max(0, 1 - bound / mean of change^2)
         bound = SAFETY * (1 + 3 * sqrt(2 / n)) * mean of rounding^2,    rounding = noise / sqrt(tokens)
 
-    The mean square of n normal values has a relative standard deviation of sqrt(2 / n), so rounding
-    exceeds the bound in well under 1 % of the micro-batches, and then only a little of it is kept. n
-    counts rows by the weight of their rounding. At the weights that scored, `noise` is infinite: the
-    whole change is rounding, and kept = 0. Rows without scores keep their log-probabilities. Only values
-    are shifted: the gradient is that of the forward pass. The log-probabilities at the start weights get
-    the same shift, so the KL term does not change.
+    The mean square of n normal values has a relative standard deviation of sqrt(2 / n), so normal
+    rounding rarely exceeds the bound, and then little of it is kept. docs/models.md has figures for a
+    pretrained model. n counts rows by the weight of their rounding. At the weights that scored, `noise`
+    is infinite: the whole change is rounding, and kept = 0. Rows without scores keep their
+    log-probabilities. Only values are shifted: the gradient is that of the forward pass. The
+    log-probabilities at the start weights get the same shift, so the KL term does not change.
 
     Example: changes of 0.4 and -0.2 in rows of 4 tokens, noise 0.1: n = 2, bound = 1.5 * 4 * 0.0025, so
     kept = 1 - 0.015 / 0.1 = 0.85

@@ -77,7 +77,7 @@ class RunDirectory(RunReader):
     def forget_from(self, step: int) -> None:
         """Remove rollouts, verdicts, batches, samples, evaluations and checkpoints made after `step`
         steps. They come from other inputs."""
-        after = step + 1 if step else 0  # names of these two have the number of steps done
+        after = step + 1 if step else 0  # names in evaluation/ and checkpoints/ count steps done
         places = {"evaluation/*": after, "checkpoints/*/*": after}
         for part in ("journal/*/*", "pool/*", "samples/*/*", "diagnostics/*/*"):
             places[part] = step

@@ -49,7 +49,7 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
 
 def _forget_other_inputs(run: RunDirectory, first: int, note: Note) -> None:
     """Replies of a step belong to the weights that sampled it. If the run goes back to a step before an
-    accepted change of the inputs, the weights will be others, so later steps are sampled again."""
+    accepted change of the inputs, the weights differ from then on, so later steps are sampled again."""
     content = run.fingerprint()
     after = [
         entry

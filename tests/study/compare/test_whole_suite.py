@@ -134,6 +134,14 @@ def test_finished_runs_are_never_trained_again(finished: Path, tmp_path: Path) -
     done = subprocess.run(command(tmp_path, "--report"), capture_output=True, text=True, check=True)
     assert "+0.0 [+0.0, +0.0]" in done.stdout and "started" not in done.stderr
     assert content(copy) == before
+    assert f"show {copy / 'runs' / 'team' / 'hacpo' / 'seed-1'}\n" in done.stdout
+
+
+def test_no_command_is_shown_for_a_run_that_is_only_in_the_file(kept: Path, tmp_path: Path) -> None:
+    write_suite(tmp_path, **ALONE)
+    options = "--report", "--kept", kept
+    done = subprocess.run(command(tmp_path, *options), capture_output=True, text=True, check=True)
+    assert "report: " in done.stdout and " show " not in done.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -152,7 +152,8 @@ def verdicts(results: Results) -> Iterator[str]:
 
 
 def _arm_points(row: Row) -> str:
-    """An arm with its difference in points, e.g. "naive +2.8". A star: see report.md.j2."""
+    """An arm with its difference in points, e.g. "naive +2.8". A star: the interval excludes
+    zero, but not after the correction."""
     if (found := row.difference) is None:
         return row.arm
     star = "*" if found.testable and found.verdict == "open" and found.side != "open" else ""
