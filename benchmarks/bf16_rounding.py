@@ -81,7 +81,9 @@ def load(what: str, device: torch.device) -> tuple[Policy, list[tuple[int, ...]]
     if not Path(what).is_dir():
         trace = make_trace("short", 64, vocabulary_of(what))
         return make_policy(what, device, **fields), list(trace.prompts)
-    agent = AgentConfig(name="bench", model=what, learning_rate=1e-30, **fields)
+    agent = AgentConfig(
+        name="bench", model=what, learning_rate=1e-30, template="plain", **fields
+    )  # prompts are not rendered, and a base model has no template
     policy = Policy(agent, device=str(device), temperature=1.0, beta=0.0)
     texts = [f"Question: What is {3 * i % 17} + {5 * i % 23}?\nAnswer:" for i in range(64)]
     ids = (policy.renderer.tokenizer(text).input_ids for text in texts)
