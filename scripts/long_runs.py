@@ -1,12 +1,14 @@
-"""How many own rollouts an agent needs alone and with peers, from the kept runs of long.toml.
+"""How many own rollouts an agent needs alone and with peers, from the kept runs of a suite.
 
-    python scripts/long_runs.py    # prints the table of docs/results/long.md, draws docs/images/long.svg
+    python scripts/long_runs.py              # the table of docs/results/long.md, and docs/images/long.svg
+    python scripts/long_runs.py real-pair    # the table of docs/results/real-pair.md, and its figure
 
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
 the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. Means are geometric, over the
 seeds that reach the target in both arms; the interval is Student's t over seeds.
 """
 
+import argparse
 import json
 from collections import defaultdict
 from itertools import pairwise
@@ -24,7 +26,9 @@ from hacrl.statistics import t_interval
 from hacrl.study.compare.exchange import isotonic
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-TARGETS = 60, 70, 75, 80, 85
+TARGETS = {"long": (60, 70, 75, 80, 85), "real-pair": (25, 30, 35, 40, 45)}
+PAIR = {"long": "two", "real-pair": "team"}
+"""The team of the figure."""
 LINES = {
     "gspo": ("black", "-"),
     "gspo-half": ("black", ":"),
@@ -37,10 +41,10 @@ LINES = {
 Curve = list[dict[str, Any]]  # evaluations with own rollouts and accuracy
 
 
-def read_curves() -> dict[tuple[str, str, str], dict[str, Curve]]:
+def read_curves(suite: str) -> dict[tuple[str, str, str], dict[str, Curve]]:
     """Learning curves: (agent, team, arm) -> seed -> curve."""
     found: dict[tuple[str, str, str], dict[str, Curve]] = defaultdict(dict)
-    for line in (DOCS / "results" / "long.jsonl").read_text().splitlines():
+    for line in (DOCS / "results" / f"{suite}.jsonl").read_text().splitlines():
         if "run" in (kept := json.loads(line)):
             team, arm, seed = kept["run"].split("/")
             for agent, run in kept["agents"].items():
@@ -77,7 +81,7 @@ def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     return text
 
 
-def table(found: dict[tuple[str, str, str], dict[str, Curve]]) -> str:
+def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]) -> str:
     lines = []
     for name in dict.fromkeys(agent for agent, *_ in found):
         arms = [(team, arm) for agent, team, arm in found if agent == name]
@@ -85,33 +89,41 @@ def table(found: dict[tuple[str, str, str], dict[str, Curve]]) -> str:
         columns = [f"{arm}{' in three' if team == 'three' else ''}" for team, arm in arms]
         lines += ["", f"| {name}, percent | {' | '.join(columns)} |"]
         lines.append("|---" * (1 + len(arms)) + "|")
-        for target in TARGETS:
+        for target in targets:
             cells = [cell(found[name, *arm], alone, target / 100) for arm in arms]
             lines.append(f"| {target} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def draw(found: dict[tuple[str, str, str], dict[str, Curve]]) -> None:
-    """Learning curves of team two over own rollouts, means over seeds."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-    for axis, agent in zip(axes, ("wren", "finch"), strict=True):
+def draw(found: dict[tuple[str, str, str], dict[str, Curve]], suite: str) -> None:
+    """Learning curves of a pair over own rollouts, means over seeds."""
+    names = list(dict.fromkeys(name for name, team, _ in found if team == PAIR[suite]))
+    figure, axes = plt.subplots(1, len(names), figsize=(9, 3.4))
+    for axis, agent in zip(axes, names, strict=True):
+        end = 0.0
         for arm, (colour, style) in LINES.items():
-            curves = list(found[agent, "two", arm].values())
+            curves = list(found.get((agent, PAIR[suite], arm), {}).values())
+            if not curves:
+                continue
             points = zip(*curves, strict=True)  # the same evaluation of all seeds
             heights = [100 * fmean(p["accuracy"] for p in same) for same in points]
             rollouts = [p["rollouts"] for p in curves[0]]
+            end = rollouts[-1] if arm == "gspo" else end
             axis.plot(rollouts, heights, style, color=colour, linewidth=1.2, label=arm)
-        axis.set(title=agent, xlabel="own rollouts", xlim=(0, 19_200))
+        axis.set(title=agent, xlabel="own rollouts", xlim=(0, end))
         axis.tick_params(labelsize=8)
     axes[0].set_ylabel("held-out accuracy, percent")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="lower center", ncol=len(names), fontsize=8, frameon=False)
     matplotlib.rcParams["svg.hashsalt"] = "hacrl"
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(DOCS / "images" / "long.svg", metadata={"Date": None})
+    figure.savefig(DOCS / "images" / f"{suite}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
-    curves = read_curves()
-    print(table(curves))
-    draw(curves)
+    parser = argparse.ArgumentParser(description="Own rollouts until an accuracy is reached.")
+    parser.add_argument("suite", nargs="?", default="long", choices=TARGETS)
+    suite = parser.parse_args().suite
+    curves = read_curves(suite)
+    print(table(curves, TARGETS[suite]))
+    draw(curves, suite)

@@ -271,7 +271,7 @@ def draw_forest() -> None:
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
     apart = 0.6 / len(rules)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.3 * len(agents) + 1), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.22 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
         for agent, rule, reference, (mean, low, high) in rows:
             if reference == against:
@@ -289,7 +289,7 @@ def draw_forest() -> None:
 
 def draw_exchange() -> None:
     """The exchange rate of every agent, by team size and rule, from eight seeds on."""
-    figure, axis = plt.subplots(figsize=(6.5, 3.6))
+    figure, axis = plt.subplots(figsize=(9, 3))
     rows = [r for r in report("teams")[1].rows if r.exchange and not r.exchange.flat]
     rows = [r for r in rows if r.arm in COLOURS and len(r.seeds) >= 8]
     rules = [rule for rule in COLOURS if rule in {r.arm for r in rows}]
