@@ -1,6 +1,6 @@
 """How many own rollouts an agent needs alone and with peers, from the kept runs of a suite.
 
-    python scripts/long_runs.py              # the table of docs/results/long.md, and docs/images/long.svg
+    python scripts/long_runs.py              # the tables of docs/results/long.md, and its figure
     python scripts/long_runs.py real-pair    # the table of docs/results/real-pair.md, and its figure
 
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
