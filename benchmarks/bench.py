@@ -2,6 +2,7 @@
 
     make bench                                                     # the CPU part, a few minutes
     python benchmarks/bench.py gpu --parts rollout,score,update,step --out gpu.json
+    python benchmarks/bench.py gpu --parts rollout --beside 2     # two agents at the same time
     python benchmarks/bench.py gpu --parts vllm --price 3.5 --out vllm.json
     python benchmarks/bench.py gpu --parts joint --out joint.json
     python benchmarks/bench.py gpu --parts pair --out pair.json [--phases rollout-a,rollout-b]
@@ -29,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from speed.alone import StepCase, step
+from speed.beside import beside
 from speed.floor import measure_ceilings
 from speed.measure import Log, free
 from speed.pocket import pocket
@@ -163,7 +165,11 @@ def parts(arguments: argparse.Namespace, setting: Setting) -> dict[str, Callable
     both = {"score", "update"} & set(wanted)
     step_case = replace(cases.step, per_device=arguments.trl_batch or cases.step.per_device)
     works: dict[str, Callable[[], None]] = {
-        "rollout": lambda: rollout(setting, cases.rollout),
+        "rollout": lambda: (
+            rollout(setting, cases.rollout)
+            if arguments.beside == 1
+            else beside(setting, cases.rollout, arguments.beside)
+        ),
         "rollout-long": lambda: rollout(setting, cases.rollout_long),
         "vllm": lambda: vllm(setting, cases.rollout),
         "score": lambda: score_and_update(setting, cases.work, both),
@@ -217,6 +223,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="smallest shapes: a test of the parts")
     parser.add_argument("--few", action="store_true", help="fewer rollouts, a smaller joint case")
     parser.add_argument("--shape", help="`rollout` and `vllm`: only the cases of this shape")
+    parser.add_argument("--beside", type=int, default=1, help="`rollout`: agents at the same time")
     parser.add_argument("--price", type=float, help="of an hour of the device, in any currency")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs, after a warm-up")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")

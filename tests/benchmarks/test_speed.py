@@ -130,6 +130,18 @@ def test_every_part_runs_on_the_smallest_shapes(tmp_path: Path) -> None:
             assert m["facts"]["packs"] and "packed" in m["note"]
 
 
+def test_agents_side_by_side_are_counted_together(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["cpu", "--tiny", "--no-trl", "--no-generate", "--repeats", "1", "--out", str(out)]
+    parts = ["--parts", "rollout", "--shape", "tiny-a", "--beside", "2"]
+    command = [sys.executable, str(BENCHMARKS / "bench.py"), *arguments, *parts]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (row,) = json.loads(out.read_text())["measurements"]
+    assert row["tokens"] == 2 * make_trace("short", 2, 64, length=8).reply_tokens
+    assert row["of_floor"] == pytest.approx(row["facts"]["floor_s"] / row["seconds"])
+
+
 def test_the_price_of_a_million_tokens_by_hand() -> None:
     """3.6 an hour is 0.001 a second: 2 seconds for 500 tokens cost 0.002, a million tokens 4."""
     rows = [
