@@ -3,6 +3,8 @@
     python scripts/long_runs.py              # the tables of docs/results/long.md, and its figure
     python scripts/long_runs.py real-pair    # the table of docs/results/real-pair.md, and its figure
 
+Both draw docs/images/exchange.svg, too.
+
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
 the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. Means are geometric, over the
 seeds that reach the target in both arms; the interval is Student's t over seeds.
@@ -22,13 +24,23 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-from hacrl.statistics import t_interval
+from hacrl.statistics import Estimate, t_interval
 from hacrl.study.compare.exchange import isotonic
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TARGETS = {"long": (60, 70, 75, 80, 85), "real-pair": (25, 30, 35, 40, 45)}
 PAIR = {"long": "two", "real-pair": "team"}
 """The team of the figure."""
+SHOWN = {
+    "wren": ("long", "two", 75),
+    "finch": ("long", "two", 75),
+    "SmolLM2": ("real-pair", "team", 40),
+    "Gemma": ("real-pair", "team", 35),
+    "wren ": ("long", "three", 75),
+    "finch ": ("long", "three", 75),
+    "heron": ("long", "three", 75),
+}
+"""Exchange rates in docs/images/exchange.svg: agent -> suite, team and target in percent."""
 LINES = {
     "gspo": ("black", "-"),
     "gspo-half": ("black", ":"),
@@ -65,19 +77,31 @@ def first(curve: Curve, target: float) -> float | None:
     return None
 
 
+def reached(runs: dict[str, Curve], target: float) -> dict[str, float]:
+    """Own rollouts at the target, of the seeds that reach it."""
+    return {seed: n for seed, curve in runs.items() if (n := first(curve, target))}
+
+
+def exchange_rate(
+    runs: dict[str, Curve], alone: dict[str, Curve], target: float
+) -> Estimate | None:
+    """How many times as many own rollouts the agent needs alone; None without two seeds."""
+    mine, theirs = reached(runs, target), reached(alone, target)
+    both = [log(theirs[seed] / n) for seed, n in mine.items() if seed in theirs]
+    if len(both) < 2:
+        return None
+    e = t_interval(both)
+    return Estimate(exp(e.mean), exp(e.low), exp(e.high), e.count)
+
+
 def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     """Own rollouts, and the factor to learning alone. One seed may miss the target."""
-    mine, theirs = (
-        {seed: n for seed, curve in curves.items() if (n := first(curve, target))}
-        for curves in (runs, alone)
-    )
+    mine = reached(runs, target)
     if len(mine) < max(2, len(runs) - 1):
         return f"{len(mine)} of {len(runs)} seeds" if runs else ""
     text = f"{exp(fmean(map(log, mine.values()))):,.0f}"
-    both = [log(theirs[seed] / n) for seed, n in mine.items() if seed in theirs]
-    if runs is not alone and len(both) > 1:
-        times = t_interval(both)
-        text += f", {exp(times.mean):.2f} [{exp(times.low):.2f}, {exp(times.high):.2f}]"
+    if runs is not alone and (f := exchange_rate(runs, alone, target)):
+        text += f", {f.mean:.2f} [{f.low:.2f}, {f.high:.2f}]"
     return text
 
 
@@ -115,9 +139,42 @@ def draw(found: dict[tuple[str, str, str], dict[str, Curve]], suite: str) -> Non
     axes[0].set_ylabel("held-out accuracy, percent")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="lower center", ncol=len(names), fontsize=8, frameon=False)
+    _save(figure, suite)
+
+
+def draw_exchange() -> None:
+    """Exchange rates at equal accuracy, by agent and rule."""
+    found = {suite: read_curves(suite) for suite in PAIR}
+    stored = {"SmolLM2": "smollm2", "Gemma": "gemma3"}
+    rules = ("hacpo", "naive", "overlap")
+    figure, axis = plt.subplots(figsize=(9, 2.8))
+    for x, (label, (suite, team, target)) in enumerate(SHOWN.items()):
+        agent = stored.get(label, label.strip())
+        [alone] = [
+            r for (name, _, arm), r in found[suite].items() if (name, arm) == (agent, "gspo")
+        ]
+        for i, rule in enumerate(rules):
+            runs = found[suite].get((agent, team, rule), {})
+            if runs and (f := exchange_rate(runs, alone, target / 100)):
+                place = x + 0.15 * (i - 1)
+                axis.plot([place, place], [f.low, f.high], color=LINES[rule][0], linewidth=1.2)
+                axis.plot(place, f.mean, "o", color=LINES[rule][0], markersize=4)
+        n = 3 if team == "three" else 2
+        axis.plot([x - 0.4, x + 0.4], [n, n], "--", color="grey", linewidth=0.8)
+    axis.axhline(1, color="grey", linewidth=0.8)
+    names = [f"{label}\n{team}, {target} %" for label, (_, team, target) in SHOWN.items()]
+    axis.set_xticks(range(len(names)), [name.replace("\nteam", "\npair") for name in names])
+    axis.set(ylabel="exchange rate f", ylim=(0.4, 4))
+    axis.tick_params(labelsize=8)
+    handles = [plt.Line2D([], [], color=LINES[r][0], marker="o", markersize=3) for r in rules]
+    figure.legend(handles, rules, loc="lower center", ncol=3, fontsize=8, frameon=False)
+    _save(figure, "exchange")
+
+
+def _save(figure: Any, name: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "hacrl"
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(DOCS / "images" / f"{suite}.svg", metadata={"Date": None})
+    figure.savefig(DOCS / "images" / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
@@ -127,3 +184,4 @@ if __name__ == "__main__":
     curves = read_curves(suite)
     print(table(curves, TARGETS[suite]))
     draw(curves, suite)
+    draw_exchange()

@@ -1,4 +1,4 @@
-"""Write the generated part of docs/results/NAME.md and the figures of docs/results.md.
+"""Write the generated part of docs/results/NAME.md, and the forest plot of docs/results.md.
 
     python scripts/publish_results.py page teams      # from docs/results/teams.jsonl
     python scripts/publish_results.py figures
@@ -10,8 +10,7 @@
     python scripts/publish_results.py exchange equal-updates-three
 
 `page` builds the report of a suite from its kept runs and puts its tables behind the line MARK; what
-stands before it is written by hand. `figures` draws docs/images/forest.svg and exchange.svg. The others
-print a table:
+stands before it is written by hand. `figures` draws docs/images/forest.svg. The others print a table:
 
     baselines, cosines    the checks in docs/results/theory.md
     curves                accuracy at every evaluation
@@ -59,14 +58,14 @@ COLOURS = {
 CELL = re.compile(r"([+-]\d+\.\d) \[([+-]\d+\.\d), ([+-]\d+\.\d)\]")
 
 
-def report(name: str) -> tuple[str, Results]:
-    """report.md and the results of a suite, from the kept runs."""
+def report(name: str, against: str = "") -> tuple[str, Results]:
+    """report.md and the results of a suite, from the kept runs; `against` is another reference arm."""
     suite = DOCS.parent / "configs" / "suites" / f"{name}.toml"
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "kept.jsonl"
         files = [DOCS / "results" / f"{file}.jsonl" for file in KEPT_BY.get(name, (name,))]
         kept.write_text("".join(file.read_text() for file in files))
-        results = compare(suite, Path(folder), report_only=True, kept=kept)
+        results = compare(suite, Path(folder), report_only=True, kept=kept, against=against)
         return (Path(folder) / "report.md").read_text(), results
 
 
@@ -259,15 +258,16 @@ def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
 
 
 def draw_forest() -> None:
-    """Differences by agent and rule; the pretrained pair, if it has runs of three seeds."""
-    panels = {"gspo-half": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
-    rows = tuned()
-    if (DOCS / "results" / "real-pair.jsonl").is_file():
-        for row in report("real-pair")[1].rows:
-            if row.arm in COLOURS and row.difference and len(row.seeds) > 2:
+    """Differences by agent and rule: tiny models, and the pretrained pair."""
+    panels = {"gspo": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
+    halves = {"gspo-half": "gspo", "gspo_x2": "gspo_x2"}  # tiny models: with as many updates
+    rows = [(*row, halves[against], e) for *row, against, e in tuned() if against in halves]
+    for against in panels:
+        for row in report("real-pair", against)[1].rows:
+            if row.arm in COLOURS and row.difference:
                 e = row.difference.interval
                 interval = (100 * e.mean, 100 * e.low, 100 * e.high)
-                rows.append((f"pretrained / {row.agent}", row.arm, "gspo_x2", interval))
+                rows.append((f"pretrained / {row.agent}", row.arm, against, interval))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
     apart = 0.6 / len(rules)
@@ -285,35 +285,6 @@ def draw_forest() -> None:
     axes[0].set_yticks([-i for i in range(len(agents))], agents)
     _legend(figure, set(rules))
     _save(figure, "forest.svg")
-
-
-def draw_exchange() -> None:
-    """The exchange rate of every agent, by team size and rule, from eight seeds on."""
-    figure, axis = plt.subplots(figsize=(9, 3))
-    rows = [r for r in report("teams")[1].rows if r.exchange and not r.exchange.flat]
-    rows = [r for r in rows if r.arm in COLOURS and len(r.seeds) >= 8]
-    rules = [rule for rule in COLOURS if rule in {r.arm for r in rows}]
-    drawn: Counter[tuple[float, str]] = Counter()
-    for row in rows:
-        found = row.exchange
-        top = 1.1 * found.multiples[-1]  # where censored values are drawn
-        f, low, high = (min(v, top) for v in (found.f, found.low, found.high))
-        count = drawn[found.n, row.arm]  # agents of one rule stand side by side
-        drawn[found.n, row.arm] += 1
-        x = found.n + 0.22 * (rules.index(row.arm) - (len(rules) - 1) / 2) + 0.05 * (count - 1)
-        axis.plot([x, x], [low, high], color=COLOURS[row.arm], linewidth=1, alpha=0.6)
-        axis.plot(x, f, "o", color=COLOURS[row.arm], markersize=4)
-    sizes = sorted({r.exchange.n for r in rows})
-    for n in sizes:
-        axis.plot([n - 0.45, n + 0.45], [n, n], "--", color="grey", linewidth=0.8)
-    axis.axhline(4, color="grey", linewidth=0.5)
-    axis.set(xlabel="agents in the team, n", ylabel="exchange rate f")
-    axis.set_xticks(sizes)
-    axis.set_title(
-        "one line per agent; dashed: f = n; above 4 and below 1: only bounded", fontsize=8
-    )
-    _legend(figure, set(rules))
-    _save(figure, "exchange.svg")
 
 
 def _legend(figure: Any, rules: set[str]) -> None:
@@ -338,5 +309,3 @@ if __name__ == "__main__":
         print(globals()[sys.argv[1]](*sys.argv[2:]))
     else:
         draw_forest()
-        if (DOCS / "results" / "teams.jsonl").is_file():
-            draw_exchange()
