@@ -162,8 +162,11 @@ def draw_exchange() -> None:
         n = 3 if team == "three" else 2
         axis.plot([x - 0.4, x + 0.4], [n, n], "--", color="grey", linewidth=0.8)
     axis.axhline(1, color="grey", linewidth=0.8)
-    names = [f"{label}\n{team}, {target} %" for label, (_, team, target) in SHOWN.items()]
-    axis.set_xticks(range(len(names)), [name.replace("\nteam", "\npair") for name in names])
+    names = [
+        f"{label}\n{'three' if team == 'three' else 'pair'}, {target} %"
+        for label, (_, team, target) in SHOWN.items()
+    ]
+    axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="exchange rate f", ylim=(0.4, 4))
     axis.tick_params(labelsize=8)
     handles = [plt.Line2D([], [], color=LINES[r][0], marker="o", markersize=3) for r in rules]
