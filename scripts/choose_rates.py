@@ -11,6 +11,7 @@ and of hacpo's floors the one with the largest mean over both agents.
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 
@@ -47,14 +48,23 @@ def chosen(found: Found) -> dict[str, dict[str, str]]:
     }
 
 
+def at_the_end(rate: str, rates: Iterable[str]) -> bool:
+    """Whether a rate is the smallest or the largest of several: a better one may lie outside."""
+    values = [float(r) for r in rates]
+    return len(values) > 1 and float(rate) in (min(values), max(values))
+
+
 def print_choice(found: Found) -> None:
-    """Print the accuracies as a table, then the chosen overrides."""
+    """Print the accuracies as a table, then the chosen overrides. A choice at the end of the tried
+    rates is marked."""
     print("| rule | agent | percent, by rate | chosen |\n|---|---|---|---|")
     best = chosen(found)
     for rule, agents in found.items():
         for agent, rates in agents.items():
             cells = ", ".join(f"{rate}: {rates[rate]:.1f}" for rate in sorted(rates, key=float))
-            print(f"| {rule} | {agent} | {cells} | {best.get(rule, {}).get(agent, '')} |")
+            choice = best.get(rule, {}).get(agent, "")
+            mark = " (end of the tried rates)" if choice and at_the_end(choice, rates) else ""
+            print(f"| {rule} | {agent} | {cells} | {choice}{mark} |")
     for rule, choice in best.items():
         print(rule, *(f"agents.{agent}.learning_rate={rate}" for agent, rate in choice.items()))
 

@@ -260,7 +260,7 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
 
 def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
     """Return one clause per problem: the place, the problem and the way out."""
-    clauses, listed = [], set[str]()
+    clauses, listed = [], set[tuple[str, ...]]()
     for item in error.errors():
         where = ".".join(str(part) for part in _place(item["loc"], tree))
         message = re.sub(r"^(Value error|Assertion failed), ", "", item["msg"])
@@ -270,9 +270,10 @@ def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
         elif item["type"] == "list_type" and isinstance(given, dict):
             message = f"must be a list of tables: write [[{where}]]"
         if item["type"] == "extra_forbidden":
-            message, _, keys = _unknown_key(item["loc"], table, tree).partition("; known keys: ")
-            message += f"; known keys: {keys}" if keys and keys not in listed else ""
-            listed.add(keys)
+            message, known = _unknown_key(item["loc"], table, tree)
+            if known and known not in listed:  # list the keys of a table once
+                message += f"; known keys: {', '.join(known)}"
+                listed.add(known)
         elif item["type"] == "missing":
             message = "missing; add it"
         elif not isinstance(given, (dict, list, BaseModel)):
@@ -293,24 +294,27 @@ def _place(location: Sequence[int | str], tree: Any) -> Iterator[int | str]:
         yield part
 
 
-def _unknown_key(location: Sequence[int | str], table: type[BaseModel], tree: Any) -> str:
-    """Say what to write instead of an unknown key."""
+def _unknown_key(
+    location: Sequence[int | str], table: type[BaseModel], tree: Any
+) -> tuple[str, tuple[str, ...]]:
+    """What to write instead of an unknown key; if nothing is similar, the keys that its table knows."""
     *parents, key = (part for part in location if isinstance(part, str))
     if advice := RENAMED.get(".".join([*parents, key])):
-        return advice
+        return advice, ()
     if parents == ["algorithm"]:
         name = tree["algorithm"].get("name", "hacpo")
         owners = [n for n, kind in ALGORITHMS.items() if key in kind.Settings.model_fields]
         if owners:
-            return f"algorithm.{key} belongs to {', '.join(owners)}, not {name}"
+            return f"algorithm.{key} belongs to {', '.join(owners)}, not {name}", ()
         table, parents = algorithm_class(name).Settings, []
     for parent in parents:
         field = table.model_fields.get(parent)  # pydantic also names the variant of a union
         table = next(_tables(field.annotation), table) if field else table
     known = list(table.model_fields)
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown key; {hint}"
+    if near:
+        return f"unknown key; did you mean {near[0]!r}?", ()
+    return "unknown key", tuple(known)
 
 
 def _tables(annotation: Any) -> Iterator[type[BaseModel]]:

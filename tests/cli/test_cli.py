@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -228,6 +229,30 @@ def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     assert code == 2
     assert "no  agent wren" in out
     assert "agent wren" in err
+
+
+def test_doctor_reads_the_data_once(tmp_path: Path) -> None:
+    """The checks of the task, the verifier and three agents share one task."""
+    path, opened = tmp_path / "problems.jsonl", tmp_path / "opened"
+    rows = [{"question": f"{n}+{n}=", "answer": str(2 * n)} for n in range(200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = f"""
+import sys
+from pathlib import Path
+sys.addaudithook(
+    lambda event, args: event == "open" and str(args[0]) == {str(path)!r}
+    and open({str(opened)!r}, "a").write("x")
+)
+from hacrl.config import load_config
+from hacrl.study.doctor.doctor import check
+changes = ["task.kind=jsonl", "task.train={path}"]
+found = list(check(load_config(Path({str(ROOT / "configs/pocket.toml")!r}), changes)))
+print(*found, sep="\\n")
+assert all(f.good for f in found if f.what in ("task", "verifier"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert opened.read_text() == "x"
 
 
 def test_the_demo_compares_both_arms(tmp_path: Path) -> None:

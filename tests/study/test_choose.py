@@ -1,6 +1,6 @@
 """scripts/choose_rule.py and scripts/choose_rates.py: the criteria by hand."""
 
-from choose_rates import chosen
+from choose_rates import at_the_end, chosen
 from choose_rule import choose, gaps
 
 GRID = {"open-level": 1, "open-level-first": 2, "open-wins": 3}
@@ -34,3 +34,10 @@ def test_learning_rates() -> None:
     naive = {"smollm2": "1e-5", "gemma3": "5e-6"}
     hacpo = {"smollm2": "5e-6", "gemma3": "5e-6"}
     assert chosen(RATES) == {"naive": naive, "hacpo": hacpo, "hacpo-floor-0.2": naive}
+
+
+def test_the_ends_of_the_tried_rates() -> None:
+    """As numbers, not as text: 1e-5 lies between 5e-6 and 2e-5."""
+    rates = ("5e-6", "1e-5", "2e-5")
+    assert [at_the_end(rate, rates) for rate in rates] == [True, False, True]
+    assert not at_the_end("1e-5", ["1e-5"])

@@ -214,7 +214,7 @@ def test_a_comparison_and_its_report(tab: Any, runs: Path, tmp_path: Path) -> No
         tab.goto(url)
         tab.get_by_text("Difference to gspo").first.wait_for()
         keep_shots(tab, "suite")
-        assert tab.get_by_text("against gspo: open: hacpo").count() >= 1
+        assert tab.get_by_text("against gspo: open: hacpo").count() == 2  # one per agent
         links = tab.locator("figure svg a, .report a")
         found = {link.get_attribute("href") for link in links.all()}
         assert found == {"#run?id=runs%2Fteam%2Fhacpo%2Fseed-0"}

@@ -210,6 +210,21 @@ def test_a_failed_run_is_reported_with_its_last_line(tmp_path: Path) -> None:
     assert not run.finished
 
 
+def test_runs_that_fail_alike_are_reported_together(tmp_path: Path) -> None:
+    """Two arms with two seeds fail, for a reason each: two sentences."""
+    arms = [
+        {"name": "hacpo", "overrides": [f"agents.0.model={tmp_path / 'nowhere'}"]},
+        {"name": "gspo", "overrides": [f"agents.0.model={tmp_path / 'elsewhere'}"]},
+    ]
+    suite = write_suite(tmp_path, arms=arms)
+    with pytest.raises(UserError, match="no report") as error:
+        compare(suite, tmp_path / "out")
+    text = str(error.value)
+    assert text.count("team/hacpo/seed-1, team/hacpo/seed-2: ") == 1
+    assert text.count("team/gspo/seed-1, team/gspo/seed-2: ") == 1
+    assert text.count("(log: ") == 2
+
+
 def test_dynamic_sampling_is_read_within_the_rollouts_of_the_reference(tmp_path: Path) -> None:
     """gspo draws 4 x 4 x 4 = 64 rollouts in 4 steps. The other arm draws more in as many steps, and
     counts up to its last evaluation within 64."""

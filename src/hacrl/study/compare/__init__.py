@@ -97,4 +97,13 @@ def check_tasks(runs: Sequence[Run]) -> None:
 
 
 def _text(failed: Sequence[Failed]) -> str:
-    return " ".join(f"{name}: {last} (log: {log})." for name, last, log in failed[:3])
+    """One sentence per error message, of at most three, with the first runs that end with it."""
+    runs: dict[str, list[Failed]] = {}
+    for run in failed:
+        runs.setdefault(run[1], []).append(run)
+    sentences = []
+    for last, alike in list(runs.items())[:3]:
+        names = ", ".join(name for name, _, _ in alike[:3])
+        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        sentences.append(f"{names}{more}: {last} (log: {alike[0][2]}).")
+    return " ".join(sentences)

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from hacrl.study.doctor.memory import (
     size_text,
 )
 from hacrl.study.tables import plain_table
-from hacrl.tasks import make_task
+from hacrl.tasks import Task, make_task
 from hacrl.text.render import Renderer
 from hacrl.training.plan import plan_of
 from hacrl.training.samples import check_context
@@ -55,6 +55,7 @@ EXTRAS = {
 }
 """Extra -> (package that shows whether it is installed, what needs it)."""
 
+OpenTask = Callable[[], Task]
 PROMPTS = 1000  # training prompts whose length is checked
 FITS = 0.95
 """Usable fraction of a device's memory; torch, the driver and fragmentation take the rest."""
@@ -122,12 +123,13 @@ def as_json(config: Config | None, findings: Sequence[Finding]) -> dict[str, Any
 
 def check(config: Config) -> Iterator[Finding]:
     """Run all checks that need no loaded model."""
-    yield _try("task", partial(_task, config))
-    yield _try("verifier", partial(_verifier, config))
+    open_task = cache(lambda: make_task(config.task, config.seed, Path.cwd()))  # read once
+    yield _try("task", partial(_task, config, open_task))
+    yield _try("verifier", partial(_verifier, config, open_task))
     yield _try("updates per step", partial(_updates, config))
     yield _try("extras", partial(_extras, config))
     for agent in config.agents:
-        yield _try(f"agent {agent.name}", partial(_agent, config, agent))
+        yield _try(f"agent {agent.name}", partial(_agent, config, agent, open_task))
     yield from memory_findings(config)
 
 
@@ -140,8 +142,8 @@ def _try(what: str, call: Callable[[], str]) -> Finding:
         return Finding(False, what, str(error))
 
 
-def _task(config: Config) -> str:
-    task = make_task(config.task, config.seed, Path.cwd())
+def _task(config: Config, open_task: OpenTask) -> str:
+    task = open_task()
     training = task.batch(0, config.prompts_per_step)
     held_out = task.held_out(config.evaluation.most) if config.evaluation.problems else []
     return (
@@ -149,12 +151,12 @@ def _task(config: Config) -> str:
     )
 
 
-def _verifier(config: Config) -> str:
+def _verifier(config: Config, open_task: OpenTask) -> str:
     """Judge the reference answer of the first problem, in a worker process."""
     kind = config.verifier.kind
     lowest = make_verifier(config.verifier).reward_range[0]
     try:
-        problem = make_task(config.task, config.seed, Path.cwd()).batch(0, 1)[0]
+        problem = open_task().batch(0, 1)[0]
     except UserError:  # the check of the task reports it
         return kind
     reply = f"\\boxed{{{problem.answer}}}" if kind == "math" else problem.answer
@@ -196,7 +198,7 @@ def _extras(config: Config) -> str:
     return ", ".join(names) or "none needed"
 
 
-def _agent(config: Config, agent: AgentConfig) -> str:
+def _agent(config: Config, agent: AgentConfig, open_task: OpenTask) -> str:
     if agent.replay:
         RunReader.open(Path(agent.replay))
         return f"replays the run {agent.replay}"
@@ -209,13 +211,15 @@ def _agent(config: Config, agent: AgentConfig) -> str:
     renderer, context = make_renderer(agent, source)
     check_context(agent, config, context)
     vocabulary = f"{source} on {device}, vocabulary of {len(renderer.tokenizer):,} tokens"
-    return vocabulary + _long_prompts(config, agent, renderer)
+    return vocabulary + _long_prompts(config, agent, renderer, open_task)
 
 
-def _long_prompts(config: Config, agent: AgentConfig, renderer: Renderer) -> str:
+def _long_prompts(
+    config: Config, agent: AgentConfig, renderer: Renderer, open_task: OpenTask
+) -> str:
     """How many prompts are too long for the agent; UserError if all are."""
     try:
-        task = make_task(config.task, config.seed, Path.cwd())
+        task = open_task()
         problems = [*getattr(task, "train", ())][:PROMPTS] or task.batch(
             0, config.problems_per_step
         )

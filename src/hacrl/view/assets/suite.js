@@ -35,13 +35,17 @@ export async function suiteView(params, page) {
     h("div", { class: "grid2" }, forest(rows, results, color, href), curves(rows, results, color, all))));
   const rates = results.rows.filter((r) => r.exchange).map((r) => ({ label: `${r.agent}, ${r.arm}`, color: color(r.arm), href: all(r), ...r.exchange }));
   const text = markdown(report || "", (path) => exported ? path : path.startsWith("runs/") ? run(path) : "");
+  // The report begins with its title and the section of verdicts, which stands above the plots.
+  const next = text.findIndex((node, i) => i > 1 && node.tagName === "H3");
+  const verdicts = text.length ? text.slice(2, next) : h("ul", {}, results.verdicts.map((v) => h("li", {}, v)));
+  const rest = text.slice(next);
   const missing = results.missing.length ? notice(`Not finished and not counted: ${results.missing.join(", ")}`, "warn") : null;
   const node = h("div", {}, missing,
     card("Verdicts", `against ${results.reference}; ${number(results.problems)} problems × ${results.replies} replies; seeds ${results.seeds.join(", ")}`,
-      h("ul", {}, results.verdicts.map((v) => h("li", {}, v)))),
+      h("div", { class: "report" }, verdicts)),
     plots,
     rates.length ? exchangePlot("Exchange rate f", `rollouts alone that reach the same ${results.score}, as a multiple of own rollouts, with 95 % interval`, rates) : null,
-    text.length ? h("details", { class: "card report", open: true }, h("summary", {}, h("b", {}, "Report")), text.slice(1)) : null);
+    rest.length ? h("details", { class: "card report", open: true }, h("summary", {}, h("b", {}, "Report")), rest) : null);
   return { node };
 }
 
