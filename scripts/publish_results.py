@@ -55,7 +55,6 @@ COLOURS = {
     "hacpo-open": "C4",
     "open-level": "C5",
 }
-CELL = re.compile(r"([+-]\d+\.\d) \[([+-]\d+\.\d), ([+-]\d+\.\d)\]")
 
 
 def report(name: str, against: str = "") -> tuple[str, Results]:
@@ -241,33 +240,22 @@ def _points(e: Estimate) -> str:
     return f"{e.mean:+.1f} [{e.low:+.1f}, {e.high:+.1f}]"
 
 
-def tuned() -> list[tuple[str, str, str, tuple[float, float, float]]]:
-    """(agent, rule, reference, (mean, low, high)) of the tables of pocket-tuned.md."""
-    found, header = [], []
-    for line in (DOCS / "results" / "pocket-tuned.md").read_text().splitlines():
-        cells = [c.strip() for c in line.strip("|").split("|")]
-        if cells[0] == "team / agent":
-            header = cells
-        elif header and len(cells) == len(header):
-            for name, cell in zip(header, cells, strict=True):
-                rule, _, against = name.partition(" − ")
-                if rule in COLOURS and (match := CELL.search(cell)):
-                    mean, low, high = map(float, match.groups())
-                    found.append((cells[0], rule, against, (mean, low, high)))
-    return found
-
-
 def draw_forest() -> None:
     """Differences by agent and rule: tiny models, and the pretrained pair."""
     panels = {"gspo": "minus GSPO, equal rollouts", "gspo_x2": "minus GSPO, double rollouts"}
-    halves = {"gspo-half": "gspo", "gspo_x2": "gspo_x2"}  # tiny models: with as many updates
-    rows = [(*row, halves[against], e) for *row, against, e in tuned() if against in halves]
-    for against in panels:
-        for row in report("real-pair", against)[1].rows:
+    shown = [  # tiny models are compared with equally many updates at equal rollouts
+        ("pocket-tuned", "gspo-half", "gspo"),
+        ("pocket-tuned", "gspo_x2", "gspo_x2"),
+        ("real-pair", "gspo", "gspo"),
+        ("real-pair", "gspo_x2", "gspo_x2"),
+    ]
+    rows = []
+    for suite, against, panel in shown:
+        for row in report(suite, against)[1].rows:
             if row.arm in COLOURS and row.difference:
                 e = row.difference.interval
-                interval = (100 * e.mean, 100 * e.low, 100 * e.high)
-                rows.append((f"pretrained / {row.agent}", row.arm, against, interval))
+                label = f"pretrained / {row.agent}" if suite == "real-pair" else row.name
+                rows.append((label, row.arm, panel, (100 * e.mean, 100 * e.low, 100 * e.high)))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
     apart = 0.6 / len(rules)
