@@ -119,6 +119,29 @@ def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[in
     return "\n".join(lines)
 
 
+def against_double(
+    found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]
+) -> str:
+    """Own rollouts until a target as a fraction of those of double rollouts (arm gspo_x2)."""
+    lines = [
+        "",
+        f"| agent, arm | {' | '.join(map(str, targets))} |",
+        "|---" * (1 + len(targets)) + "|",
+    ]
+    for (name, team, arm), runs in found.items():
+        double = next((r for (n, _, a), r in found.items() if (n, a) == (name, "gspo_x2")), None)
+        if double is None or double is runs:
+            continue
+        cells = []
+        for target in targets:
+            f = exchange_rate(double, runs, target / 100)
+            cells.append(f"{f.mean:.2f} [{f.low:.2f}, {f.high:.2f}]" if f else "")
+        lines.append(
+            f"| {name}, {arm}{' in three' if team == 'three' else ''} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
 def draw(found: dict[tuple[str, str, str], dict[str, Curve]], suite: str) -> None:
     """Learning curves of a pair over own rollouts, means over seeds."""
     names = list(dict.fromkeys(name for name, team, _ in found if team == PAIR[suite]))
@@ -186,5 +209,6 @@ if __name__ == "__main__":
     suite = parser.parse_args().suite
     curves = read_curves(suite)
     print(table(curves, TARGETS[suite]))
+    print(against_double(curves, TARGETS[suite]))
     draw(curves, suite)
     draw_exchange()

@@ -1,7 +1,7 @@
 """scripts/long_runs.py: rollouts until an accuracy is reached, by hand."""
 
 import pytest
-from long_runs import cell, first
+from long_runs import against_double, cell, first
 
 
 def curve(*accuracies: float) -> list[dict[str, float]]:
@@ -22,3 +22,11 @@ def test_the_factor_is_a_geometric_mean_over_seeds() -> None:
     assert cell(team, alone, 0.4).startswith("71, 2.83 [")
     assert cell(alone, alone, 0.4) == "200"
     assert cell(team, alone, 0.9) == "0 of 3 seeds"
+
+
+def test_rollouts_as_a_fraction_of_double_rollouts() -> None:
+    """Double rollouts reach 0.4 after 200, the team after 50: a quarter."""
+    double, team = (dict.fromkeys("12", curve(*c)) for c in ((0.0, 0.2, 0.4), (0.0, 0.8)))
+    found = {("a", "two", "gspo_x2"): double, ("a", "two", "naive"): team}
+    lines = against_double(found, (40, 90)).splitlines()
+    assert lines[-1] == "| a, naive | 0.25 [0.25, 0.25] |  |" and len(lines) == 4
