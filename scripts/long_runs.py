@@ -105,17 +105,24 @@ def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     return text
 
 
+def label(team: str, arm: str) -> str:
+    """An arm as a row is called: the team is named where it is not the pair."""
+    return arm + {"three": " in three", "useless": " beside a useless partner"}.get(team, "")
+
+
 def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]) -> str:
+    """Own rollouts until each target, and the factor to learning alone, by agent and arm."""
     lines = []
     for name in dict.fromkeys(agent for agent, *_ in found):
-        arms = [(team, arm) for agent, team, arm in found if agent == name]
-        [alone] = [found[name, team, arm] for team, arm in arms if arm == "gspo"]
-        columns = [f"{arm}{' in three' if team == 'three' else ''}" for team, arm in arms]
-        lines += ["", f"| {name}, percent | {' | '.join(columns)} |"]
-        lines.append("|---" * (1 + len(arms)) + "|")
-        for target in targets:
-            cells = [cell(found[name, *arm], alone, target / 100) for arm in arms]
-            lines.append(f"| {target} | {' | '.join(cells)} |")
+        arms = {(team, arm): runs for (agent, team, arm), runs in found.items() if agent == name}
+        alone = next((runs for (_, arm), runs in arms.items() if arm == "gspo"), None)
+        if alone is None:  # only a partner
+            continue
+        lines += ["", f"| {name}, percent | {' | '.join(map(str, targets))} |"]
+        lines.append("|---" * (1 + len(targets)) + "|")
+        for place, runs in arms.items():
+            cells = [cell(runs, alone, target / 100) for target in targets]
+            lines.append(f"| {label(*place)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -136,9 +143,7 @@ def against_double(
         for target in targets:
             f = exchange_rate(double, runs, target / 100)
             cells.append(f"{f.mean:.2f} [{f.low:.2f}, {f.high:.2f}]" if f else "")
-        lines.append(
-            f"| {name}, {arm}{' in three' if team == 'three' else ''} | {' | '.join(cells)} |"
-        )
+        lines.append(f"| {name}, {label(team, arm)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
