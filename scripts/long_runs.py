@@ -6,8 +6,9 @@
 Both draw docs/images/exchange.svg, too.
 
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
-the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. Means are geometric, over the
-seeds that reach the target in both arms; the interval is Student's t over seeds.
+the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. The last table has own rollouts
+as a fraction of those of double rollouts (arm gspo_x2). Means are geometric, over the seeds that reach
+the target in both arms; at most one seed of each arm may miss it. Intervals are Student's t over seeds.
 """
 
 import argparse
@@ -82,11 +83,19 @@ def reached(runs: dict[str, Curve], target: float) -> dict[str, float]:
     return {seed: n for seed, curve in runs.items() if (n := first(curve, target))}
 
 
+def too_few(found: dict[str, float], runs: dict[str, Curve]) -> bool:
+    """Whether more than one seed misses the target, or fewer than two reach it."""
+    return len(found) < max(2, len(runs) - 1)
+
+
 def exchange_rate(
     runs: dict[str, Curve], alone: dict[str, Curve], target: float
 ) -> Estimate | None:
-    """How many times as many own rollouts the agent needs alone; None without two seeds."""
+    """How many times as many own rollouts the agent needs alone; None if too few seeds reach the
+    target."""
     mine, theirs = reached(runs, target), reached(alone, target)
+    if too_few(mine, runs) or too_few(theirs, alone):
+        return None
     both = [log(theirs[seed] / n) for seed, n in mine.items() if seed in theirs]
     if len(both) < 2:
         return None
@@ -97,7 +106,7 @@ def exchange_rate(
 def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     """Own rollouts, and the factor to learning alone. One seed may miss the target."""
     mine = reached(runs, target)
-    if len(mine) < max(2, len(runs) - 1):
+    if too_few(mine, runs):
         return f"{len(mine)} of {len(runs)} seeds" if runs else ""
     text = f"{exp(fmean(map(log, mine.values()))):,.0f}"
     if runs is not alone and (f := exchange_rate(runs, alone, target)):
