@@ -184,7 +184,7 @@ def draw_exchange() -> None:
     found = {suite: read_curves(suite) for suite in PAIR}
     stored = {"SmolLM2": "smollm2", "Gemma": "gemma3"}
     rules = ("hacpo", "naive", "overlap")
-    figure, axis = plt.subplots(figsize=(9, 2.8))
+    figure, axis = plt.subplots(figsize=(9, 2.2))
     for x, (label, (suite, team, target)) in enumerate(SHOWN.items()):
         agent = stored.get(label, label.strip())
         [alone] = [

@@ -264,7 +264,7 @@ def draw_forest() -> None:
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
     apart = 0.6 / len(rules)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.22 * len(agents) + 1), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.17 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
         for agent, rule, reference, (mean, low, high) in rows:
             if reference == against:
