@@ -1,14 +1,24 @@
 """Benchmarks at the end of every run of a suite, in the form of the paper's Table 1."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
+from hacrl.config_file import first_difference
+from hacrl.errors import UserError
 from hacrl.statistics import Estimate, t_interval
 from hacrl.study.benchmarks.catalogue import load_problems
 from hacrl.study.compare.suite import Run, Suite, SuiteBenchmarks
 
+if TYPE_CHECKING:
+    from hacrl.study.benchmarks.results import BenchmarkResult
+
 FOLDER = "benchmarks"  # RUN/benchmarks, as for `hacrl eval RUN --benchmarks`
+OF_RUN = {"model", "step", "system", "template", "template_args", "reply_start"}
+"""Settings of a result that belong to the evaluated run. The others must be equal in all runs."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +67,13 @@ def benchmark_rows(suite: Suite, runs: Sequence[Run]) -> Iterator[BenchmarkRow]:
         return
     names = [b.name for b in suite.benchmarks.chosen]
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    for run in runs:
-        for agent in run.learners:
-            if scores := _scores(run, agent, names):
-                found.setdefault((run.team, agent, run.arm), []).append(scores)
+    first: dict[str, BenchmarkResult] = {}
+    for run, agent in [(r, name) for r in runs for name in r.learners]:
+        if results := _results(run, agent, names):
+            for name, result in results.items():
+                _check_settings(first.setdefault(name, result), result, f"{run.name}/{agent}")
+            scores = {name: result.score.mean for name, result in results.items()}
+            found.setdefault((run.team, agent, run.arm), []).append(scores)
     agents = list(dict.fromkeys(key[:2] for key in found))
     for team, agent, arm in sorted(found, key=lambda key: agents.index(key[:2])):
         seeds = found[team, agent, arm]
@@ -70,13 +83,27 @@ def benchmark_rows(suite: Suite, runs: Sequence[Run]) -> Iterator[BenchmarkRow]:
         yield BenchmarkRow(team, agent, arm, means, mean, paper)
 
 
-def _scores(run: Run, agent: str, names: Sequence[str]) -> dict[str, float]:
+def _results(run: Run, agent: str, names: Sequence[str]) -> dict[str, BenchmarkResult]:
+    """The result of every benchmark by name; empty if one is not finished."""
     from hacrl.study.benchmarks.results import read_result
 
     folders = {name: run.folder / FOLDER / name / agent for name in names}
     if not all((folder / "result.json").is_file() for folder in folders.values()):
         return {}
-    return {name: read_result(folder).score.mean for name, folder in folders.items()}
+    return {name: read_result(folder) for name, folder in folders.items()}
+
+
+def _check_settings(first: BenchmarkResult, other: BenchmarkResult, where: str) -> None:
+    """UserError if two results of a benchmark were made with other problems, limits or verifiers."""
+    one, two = (
+        {k: v for k, v in r.settings.items() if k not in OF_RUN} | {"verifier version": r.verifier}
+        for r in (first, other)
+    )
+    if changed := first_difference(one, two):
+        raise UserError(
+            f"benchmark {other.benchmark}: {where} was evaluated with other settings than another run: "
+            f"{changed}. Delete the {FOLDER} folders of one kind and repeat the command"
+        )
 
 
 def table_lines(suite: Suite, rows: Sequence[BenchmarkRow]) -> list[dict[str, str]]:

@@ -59,20 +59,20 @@ class AgentRun:
         return self.run.reader.evaluation(self.last.step, self.agent)
 
 
-def read_run(run: Run, within: Mapping[str, float] | None = None) -> list[AgentRun]:
-    """Every learner of a finished run; with `within` up to the last evaluation of each agent within this
-    number of own rollouts, e.g. {"wren": 1536}."""
-    if run.stored is None:
-        return [_read_agent(run, agent, (within or {}).get(agent)) for agent in run.learners]
-    if within:
-        raise UserError(
-            f"{run.name}: --kept FILE has only its last evaluation, so it cannot be read within a "
-            "budget. Leave out --kept."
-        )
-    return list(run.stored)
+def read_run(run: Run) -> list[AgentRun]:
+    """Every learner of a finished run. Under dynamic sampling steps differ in their rollouts: then up to
+    the last evaluation of each agent within the budget of the run."""
+    if run.stored is not None:
+        return list(run.stored)
+    config = run.config
+    return [
+        _read_agent(run, a.name, config.steps * config.prompts_per_step * config.samples_of(a))
+        for a in config.agents
+        if a.name in run.learners
+    ]
 
 
-def _read_agent(run: Run, agent: str, most: float | None) -> AgentRun:
+def _read_agent(run: Run, agent: str, budget: int) -> AgentRun:
     reader = run.reader
     train = reader.metric_rows("train", agent)
     seconds = reader.training_seconds()
@@ -93,8 +93,8 @@ def _read_agent(run: Run, agent: str, most: float | None) -> AgentRun:
         )
         for step in scores
     ]
-    if most is not None:
-        curve = [p for p in curve if p.rollouts <= most] or curve[:1]
+    if run.config.has_rounds:
+        curve = [p for p in curve if p.rollouts <= budget] or curve[:1]
     last = curve[-1].step
     train = [row for row in train if row["step"] < last]
     return AgentRun(

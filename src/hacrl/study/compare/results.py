@@ -5,8 +5,8 @@ accounts for the small number of seeds; the paired bootstrap over seeds and prob
 choice of problems. The reported interval is the smallest one that contains both.
 
 An arm is better (or worse) than the reference for an agent only if that interval excludes zero and
-the t test's p value is at most 0.05 after Holm's correction for all comparisons of the suite.
-Otherwise the comparison is open.
+the p value is at most 0.05 after Holm's correction for all comparisons of the suite. The p value is the
+larger one of the t test and of the bootstrap. Otherwise the comparison is open.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,15 @@ from typing import Any, Literal
 from hacrl.config import Config
 from hacrl.errors import UserError
 from hacrl.replies import judged_text, score_name
-from hacrl.statistics import LEVEL, Estimate, crossed_bootstrap, holm, t_interval, t_test
+from hacrl.statistics import (
+    LEVEL,
+    Estimate,
+    bootstrap_test,
+    crossed_bootstrap,
+    holm,
+    t_interval,
+    t_test,
+)
 from hacrl.study.compare.benchmarks import BenchmarkRow, benchmark_rows
 from hacrl.study.compare.exchange import Exchange, exchange_rate
 from hacrl.study.compare.finished import settings
@@ -41,7 +49,7 @@ class Difference:
     crossed: Estimate  # interval by the bootstrap over seeds and problems
     above: int  # number of seeds in which the arm was above the reference
     below: int
-    p: float
+    p: float  # the larger one of the t test over seeds and of the bootstrap
     corrected: float = 1.0  # p after Holm's correction for all comparisons of the suite
 
     @property
@@ -141,7 +149,7 @@ class Results:
 
     @property
     def comparisons(self) -> int:
-        return sum(row.difference is not None and row.difference.testable for row in self.rows)
+        return len(_tested(self.rows, self.reference))
 
 
 def collect(
@@ -149,7 +157,7 @@ def collect(
 ) -> Results:
     """Read every finished run and compare with the reference arm (default: the suite's)."""
     reference = reference or suite.reference
-    agent_runs = _read_all(suite, runs)
+    agent_runs = [r for run in runs if run.finished for r in read_run(run)]
     agent_runs += _alone_elsewhere(suite, agent_runs, changes)
     if not agent_runs:
         raise UserError(f"there is no finished run of the reference {suite.reference!r} yet")
@@ -185,24 +193,7 @@ def make_rows(suite: Suite, agent_runs: Sequence[AgentRun], reference: str, out:
                     alone = [arms[name] for name in suite.alone]
                     row = replace(row, exchange=exchange_rate(mine, alone))
                 rows.append(row)
-    return list(_corrected(rows))
-
-
-def _read_all(suite: Suite, runs: Sequence[Run]) -> list[AgentRun]:
-    """The reference is read first: its rollouts limit arms with dynamic sampling. Without it, such a run
-    is not read."""
-    factor = {arm.name: arm.factor / suite.arm(suite.reference).factor for arm in suite.arms}
-    found: list[AgentRun] = []
-    spent: dict[tuple[str, int], dict[str, int]] = {}
-    for run in sorted((r for r in runs if r.finished), key=lambda run: run.arm != suite.reference):
-        pair = run.team, run.seed
-        if not run.config.has_rounds:
-            found += (agent_runs := read_run(run))
-            if run.arm == suite.reference:
-                spent[pair] = {r.agent: r.last.rollouts for r in agent_runs}
-        elif pair in spent:
-            found += read_run(run, {a: n * factor[run.arm] for a, n in spent[pair].items()})
-    return found
+    return list(_corrected(rows, reference))
 
 
 def _alone_elsewhere(
@@ -217,10 +208,13 @@ def _alone_elsewhere(
         if arm.teams is None or team.name in arm.teams or team.name not in trained:
             continue
         # Compared before the budget sets the steps, which are those of the run then.
-        configs = {
-            name: make_config(suite, teams[name], arm, suite.seeds[0], changes)
-            for name in {team.name, *(r.run.team for r in found if r.run.arm == arm.name)}
-        }
+        try:
+            configs = {
+                name: make_config(suite, teams[name], arm, suite.seeds[0], changes)
+                for name in {team.name, *(r.run.team for r in found if r.run.arm == arm.name)}
+            }
+        except UserError:  # the arm does not fit this team, e.g. it names an agent of another one
+            continue
         config = configs[team.name]
         agents = {agent.name: agent for agent in config.agents}
         alike = {n for n, other in configs.items() if _common(other) == _common(config)}
@@ -285,12 +279,13 @@ def difference(mine: Sequence[AgentRun], against: Sequence[AgentRun]) -> Differe
         return None
     table = [[a[p] - b[p] for p in common] for a, b in pairs]
     by_seed = [fmean(row) for row in table]
+    crossed = crossed_bootstrap(table)
     return Difference(
         t_interval(by_seed),
-        crossed_bootstrap(table),
+        crossed,
         above=sum(d > 0 for d in by_seed),
         below=sum(d < 0 for d in by_seed),
-        p=t_test(by_seed),
+        p=max(t_test(by_seed), bootstrap_test(crossed)),
     )
 
 
@@ -305,13 +300,26 @@ def _judged(points: Sequence[Point]) -> str:
     return judged_text(*(sum(counts) for counts in zip(*(p.judged for p in points), strict=True)))
 
 
-def _corrected(rows: Sequence[Row]) -> Iterable[Row]:
-    """Holm's correction over every comparison of the suite that has a test."""
-    tested = [row.difference.p for row in rows if row.difference and row.difference.testable]
-    chances = iter(holm(tested))
+def _tested(rows: Sequence[Row], reference: str) -> dict[tuple[Any, Any], list[Row]]:
+    """The rows of every comparison that has a test, by the evaluations of arm and reference. Agents that
+    learn alone are in several teams with the same runs: such a comparison counts once."""
+    theirs = {(row.team, row.agent): row.files for row in rows if row.arm == reference}
+    found: dict[tuple[Any, Any], list[Row]] = {}
     for row in rows:
         if row.difference and row.difference.testable:
-            yield replace(row, difference=replace(row.difference, corrected=next(chances)))
+            found.setdefault((row.files, theirs[row.team, row.agent]), []).append(row)
+    return found
+
+
+def _corrected(rows: Sequence[Row], reference: str) -> Iterable[Row]:
+    """Holm's correction over every comparison of the suite that has a test."""
+    tested = list(_tested(rows, reference).values())
+    chances = holm([same[0].difference.p for same in tested if same[0].difference])
+    corrected = {id(row): p for same, p in zip(tested, chances, strict=True) for row in same}
+    for row in rows:
+        if row.difference and id(row) in corrected:
+            found = replace(row.difference, corrected=corrected[id(row)])
+            yield replace(row, difference=found)
         else:
             yield row
 

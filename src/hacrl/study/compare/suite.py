@@ -336,11 +336,15 @@ def _with_stored_run(agent: AgentConfig, out: Path, seed: int) -> AgentConfig:
 
 def _measured(config: Config) -> dict[str, Any]:
     """The settings that decide about held-out problems and how their replies are judged."""
-    keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards", "task.held_out"]
-    keys += ["task.kind", "task.operations", "task.gym"]
-    keys += [] if config.task.held_out or config.task.held_out_split else ["task.train"]
-    found = config_by_key(config)
-    return {k: v for k, v in found.items() if k.startswith(tuple(keys)) and k != "evaluation.every"}
+    task = ["kind", "operations", "gym", "columns", "subset", "held_out"]
+    keys = ["evaluation.", "verifier.kind", "verifier.options", "verifier.rewards"]
+    keys += [f"task.{key}" for key in (task if config.task.held_out else [*task, "train"])]
+    found = {k: v for k, v in config_by_key(config).items() if k.startswith(tuple(keys))}
+    limit = config.evaluation.max_response_tokens
+    for agent in config.agents:
+        limits = config.prompt_limit(agent), limit or config.response_limit(agent)
+        found[f"held-out token limits of {agent.name}"] = list(limits)
+    return found | {"evaluation.every": None}
 
 
 def uses_peers(config: Config) -> bool:
@@ -353,10 +357,8 @@ def _check_agent_names(suite: Suite, runs: Sequence[Run]) -> None:
     for arm in suite.arms:
         known = {agent.name for run in runs if run.arm == arm.name for agent in run.config.agents}
         for name in arm.agents.keys() - known:
-            raise UserError(
-                f"{suite.path}: arm {arm.name!r} changes agent {name!r}, but its teams have only "
-                f"{sorted(known)}"
-            )
+            where = f"{suite.path}: arm {arm.name!r} changes agent {name!r}"
+            raise UserError(f"{where}, but its teams have only {sorted(known)}")
 
 
 def make_config(
