@@ -6,8 +6,9 @@
 Both draw docs/images/exchange.svg, too.
 
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
-the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. Means are geometric, over the
-seeds that reach the target in both arms; the interval is Student's t over seeds.
+the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. The last table has own rollouts
+as a fraction of those of double rollouts (arm gspo_x2). Means are geometric, over the seeds that reach
+the target in both arms; at most one seed of each arm may miss it. Intervals are Student's t over seeds.
 """
 
 import argparse
@@ -82,11 +83,19 @@ def reached(runs: dict[str, Curve], target: float) -> dict[str, float]:
     return {seed: n for seed, curve in runs.items() if (n := first(curve, target))}
 
 
+def too_few(found: dict[str, float], runs: dict[str, Curve]) -> bool:
+    """Whether more than one seed misses the target, or fewer than two reach it."""
+    return len(found) < max(2, len(runs) - 1)
+
+
 def exchange_rate(
     runs: dict[str, Curve], alone: dict[str, Curve], target: float
 ) -> Estimate | None:
-    """How many times as many own rollouts the agent needs alone; None without two seeds."""
+    """How many times as many own rollouts the agent needs alone; None if too few seeds reach the
+    target."""
     mine, theirs = reached(runs, target), reached(alone, target)
+    if too_few(mine, runs) or too_few(theirs, alone):
+        return None
     both = [log(theirs[seed] / n) for seed, n in mine.items() if seed in theirs]
     if len(both) < 2:
         return None
@@ -97,7 +106,7 @@ def exchange_rate(
 def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     """Own rollouts, and the factor to learning alone. One seed may miss the target."""
     mine = reached(runs, target)
-    if len(mine) < max(2, len(runs) - 1):
+    if too_few(mine, runs):
         return f"{len(mine)} of {len(runs)} seeds" if runs else ""
     text = f"{exp(fmean(map(log, mine.values()))):,.0f}"
     if runs is not alone and (f := exchange_rate(runs, alone, target)):
@@ -105,17 +114,24 @@ def cell(runs: dict[str, Curve], alone: dict[str, Curve], target: float) -> str:
     return text
 
 
+def label(team: str, arm: str) -> str:
+    """An arm as a row is called: the team is named where it is not the pair."""
+    return arm + {"three": " in three", "useless": " beside a useless partner"}.get(team, "")
+
+
 def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]) -> str:
+    """Own rollouts until each target, and the factor to learning alone, by agent and arm."""
     lines = []
     for name in dict.fromkeys(agent for agent, *_ in found):
-        arms = [(team, arm) for agent, team, arm in found if agent == name]
-        [alone] = [found[name, team, arm] for team, arm in arms if arm == "gspo"]
-        columns = [f"{arm}{' in three' if team == 'three' else ''}" for team, arm in arms]
-        lines += ["", f"| {name}, percent | {' | '.join(columns)} |"]
-        lines.append("|---" * (1 + len(arms)) + "|")
-        for target in targets:
-            cells = [cell(found[name, *arm], alone, target / 100) for arm in arms]
-            lines.append(f"| {target} | {' | '.join(cells)} |")
+        arms = {(team, arm): runs for (agent, team, arm), runs in found.items() if agent == name}
+        alone = next((runs for (_, arm), runs in arms.items() if arm == "gspo"), None)
+        if alone is None:  # only a partner
+            continue
+        lines += ["", f"| {name}, percent | {' | '.join(map(str, targets))} |"]
+        lines.append("|---" * (1 + len(targets)) + "|")
+        for place, runs in arms.items():
+            cells = [cell(runs, alone, target / 100) for target in targets]
+            lines.append(f"| {label(*place)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -136,9 +152,7 @@ def against_double(
         for target in targets:
             f = exchange_rate(double, runs, target / 100)
             cells.append(f"{f.mean:.2f} [{f.low:.2f}, {f.high:.2f}]" if f else "")
-        lines.append(
-            f"| {name}, {arm}{' in three' if team == 'three' else ''} | {' | '.join(cells)} |"
-        )
+        lines.append(f"| {name}, {label(team, arm)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -170,7 +184,7 @@ def draw_exchange() -> None:
     found = {suite: read_curves(suite) for suite in PAIR}
     stored = {"SmolLM2": "smollm2", "Gemma": "gemma3"}
     rules = ("hacpo", "naive", "overlap")
-    figure, axis = plt.subplots(figsize=(9, 2.8))
+    figure, axis = plt.subplots(figsize=(9, 2.2))
     for x, (label, (suite, team, target)) in enumerate(SHOWN.items()):
         agent = stored.get(label, label.strip())
         [alone] = [

@@ -47,6 +47,7 @@ MARK = "<!-- scripts/publish_results.py wrote the rest -->"
 LEFT_OUT = ("Runs",)
 KEPT_BY = {f"equal-updates{size}": ("teams", "equal-updates") for size in ("", "-three", "-four")}
 """The files of kept runs of a suite that uses runs of another one (default: its own file)."""
+FEWEST_SEEDS = 3  # of an interval in the forest plot
 COLOURS = {
     "hacpo": "C3",
     "naive": "C0",
@@ -253,13 +254,17 @@ def draw_forest() -> None:
     for suite, against, panel in shown:
         for row in report(suite, against)[1].rows:
             if row.arm in COLOURS and row.difference:
+                if len(row.seeds) < FEWEST_SEEDS:
+                    raise SystemExit(
+                        f"{suite}, {row.name}, {row.arm}: {len(row.seeds)} seeds are kept"
+                    )
                 e = row.difference.interval
                 label = f"pretrained / {row.agent}" if suite == "real-pair" else row.name
                 rows.append((label, row.arm, panel, (100 * e.mean, 100 * e.low, 100 * e.high)))
     agents = list(dict.fromkeys(agent for agent, *_ in rows))
     rules = [rule for rule in COLOURS if rule in {rule for _, rule, *_ in rows}]
     apart = 0.6 / len(rules)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.22 * len(agents) + 1), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.17 * len(agents) + 1), sharey=True)
     for axis, (against, title) in zip(axes, panels.items(), strict=True):
         for agent, rule, reference, (mean, low, high) in rows:
             if reference == against:

@@ -7,7 +7,7 @@ take turns.
 import multiprocessing
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -26,6 +26,10 @@ Span = tuple[float, float]  # start and end; the clock is that of the machine
 _start: Any = None  # the barrier at the start of every rollout
 
 
+class OtherFailed(RuntimeError):
+    """Another agent failed while this one waited for it."""
+
+
 def beside(setting: Setting, cases: list[Case], count: int) -> None:
     """The cases of `rollout` by `count` agents at the same time; tokens and floor are those of all."""
     for case in cases:
@@ -39,7 +43,7 @@ def _measure(setting: Setting, case: Case, count: int) -> Measurement:
     with ProcessPoolExecutor(
         count, processes, initializer=_keep, initargs=(processes.Barrier(count),)
     ) as pool:
-        found = list(pool.map(work, range(count)))
+        found = _results([pool.submit(work, agent) for agent in range(count)])
     rounds = zip(*(spans for spans, _ in found), strict=True)
     seconds = median(max(e for _, e in spans) - min(s for s, _ in spans) for spans in rounds)
     trace = case.trace()
@@ -61,6 +65,15 @@ def _measure(setting: Setting, case: Case, count: int) -> Measurement:
         of_floor=floor / seconds,
         facts={"floor_s": floor},
     )
+
+
+def _results(futures: list[Future[Any]]) -> list[Any]:
+    """The results of all agents. If agents failed, the error of the first that did not only wait for
+    another one."""
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, OtherFailed)):
+        raise error
+    return [future.result() for future in futures]
 
 
 def _keep(barrier: Any) -> None:
@@ -86,7 +99,7 @@ def _rollouts(
             synchronize(place)
             spans.append((begin, time.perf_counter()))
     except BrokenBarrierError:
-        raise SystemExit("another agent failed") from None
+        raise OtherFailed("another agent failed") from None
     except BaseException:
         _start.abort()
         raise

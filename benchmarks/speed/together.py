@@ -200,9 +200,21 @@ def _pair(
         reset_peak(device)
         took, metrics = once(partial(learner.learn, 0), device)
         total += took
-        _tell_phase(setting, f"{named}: learn-{name}", took, team, learner, metrics)
+        moves = _later_moves(learner, device)
+        _tell_phase(setting, f"{named}: learn-{name}", took, team, learner, metrics, moves)
     if wanted == set(PHASES):
         setting.log.add(Measurement("pair", f"{named}: whole step", total))
+
+
+def _later_moves(agent: Agent, device: torch.device) -> dict[str, float]:
+    """Seconds of the moves between device and host in later steps. The first move to the host also
+    allocates pinned memory, so it takes longer. Empty for an agent that is not offloaded."""
+    offloader = agent.policy.offloader
+    if not offloader.offloaded:
+        return {}
+    back, _ = once(offloader.begin_update, device)
+    away, _ = once(offloader.end_updates, device)
+    return {"later_from_host_s": back, "later_to_host_s": away}
 
 
 def _tell_phase(
@@ -212,6 +224,7 @@ def _tell_phase(
     team: Team,
     agent: Agent,
     metrics: Mapping[str, Any],
+    moves: Mapping[str, float] | None = None,
 ) -> None:
     ways = team.ways(agent.name)
     clock = {f"{name}_s": s for name, s in agent.clock.read().items()}
@@ -223,6 +236,6 @@ def _tell_phase(
             team.traces[agent.name].reply_tokens,
             peak_gb(setting.device),
             note=ways_text(ways),
-            facts={**clock, **agreement_of(metrics), **ways},
+            facts={**clock, **(moves or {}), **agreement_of(metrics), **ways},
         )
     )

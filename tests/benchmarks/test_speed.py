@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 from contextlib import closing
 from math import exp
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from luck import luck
 from rounding import RoundsByShape
+from speed.beside import OtherFailed, _results
 from speed.floor import Ceilings, Cost, rollout_floor, score_floor, update_floor
 from speed.measure import Log, Measurement
 from speed.pocket import largest_difference
@@ -74,6 +76,17 @@ def test_the_chosen_share_lies_below_every_floor(share: float) -> None:
     ratios = [exp(scores[key] - b) for key, b in choose_outside(scores, share).items()]
     assert sum(r < 0.8 for r in ratios) == round(100 * share)
     assert all(r < 0.8 or 0.875 <= r <= 1 for r in ratios)
+
+
+def test_the_error_of_the_agent_that_failed_is_raised() -> None:
+    """Not that of the agent that waited for it."""
+    waited, failed, done = (Future[int]() for _ in range(3))
+    waited.set_exception(OtherFailed("another agent failed"))
+    failed.set_exception(ValueError("out of memory"))
+    done.set_result(3)
+    with pytest.raises(ValueError, match="out of memory"):
+        _results([waited, failed, done])
+    assert _results([done]) == [3]
 
 
 def test_metrics_that_differ_are_seen() -> None:

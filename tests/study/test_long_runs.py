@@ -1,7 +1,7 @@
 """scripts/long_runs.py: rollouts until an accuracy is reached, by hand."""
 
 import pytest
-from long_runs import against_double, cell, first
+from long_runs import against_double, cell, exchange_rate, first, table
 
 
 def curve(*accuracies: float) -> list[dict[str, float]]:
@@ -30,3 +30,29 @@ def test_rollouts_as_a_fraction_of_double_rollouts() -> None:
     found = {("a", "two", "gspo_x2"): double, ("a", "two", "naive"): team}
     lines = against_double(found, (40, 90)).splitlines()
     assert lines[-1] == "| a, naive | 0.25 [0.25, 0.25] |  |" and len(lines) == 4
+
+
+def test_two_seeds_that_miss_the_target_leave_no_factor() -> None:
+    """Of four seeds one may miss it, two may not."""
+    alone = dict.fromkeys("1234", curve(0.0, 0.4))
+    low, high = curve(0.0, 0.1), curve(0.0, 0.8)
+    assert exchange_rate({"1": high, "2": high, "3": high, "4": low}, alone, 0.4)
+    assert exchange_rate({"1": high, "2": high, "3": low, "4": low}, alone, 0.4) is None
+
+
+def test_teams_are_named_and_an_agent_without_a_run_alone_has_no_table() -> None:
+    runs = dict.fromkeys("12", curve(0.0, 0.8))
+    found = {
+        ("a", "two", "gspo"): runs,
+        ("a", "two", "naive"): runs,
+        ("a", "useless", "naive"): runs,
+        ("weak", "useless", "naive"): runs,
+    }
+    rows = [line.split(" | ")[0] for line in table(found, (40,)).splitlines() if line]
+    assert rows == [
+        "| a, percent",
+        "|---|---|",
+        "| gspo",
+        "| naive",
+        "| naive beside a useless partner",
+    ]
