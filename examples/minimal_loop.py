@@ -43,7 +43,7 @@ class Reply:
     author: str
     ids: list[int]  # tokens of the author; they mean nothing to other agents
     text: str
-    exact: bool  # every token is in the text (no control token, no broken character)
+    exact: bool  # the text determines the tokens (no control token, no broken character)
     finished: bool  # ended with an end token, not at MAX_TOKENS
     mean_logprob: float
     reward: float
@@ -81,7 +81,7 @@ class Agent:
         )
 
     def mean_logprob(self, problem: Problem, ids: list[int]) -> torch.Tensor:
-        """Mean log-probability of a reply's tokens at the present weights."""
+        """Mean log-probability of a reply's tokens at the current weights."""
         prompt = list(self.renderer.prompt(problem.messages))
         logits = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         return logits.log_softmax(1).gather(1, torch.tensor(ids)[:, None]).mean()
@@ -116,8 +116,8 @@ class Agent:
         return total
 
     def tokenize(self, reply: Reply) -> list[int] | None:
-        """The reply in this agent's tokens: its own as sampled, a peer's from the text. None if that is
-        not exactly possible, or too long."""
+        """The reply in this agent's tokens: its own as sampled, a peer's from the text. None if no
+        exact tokens exist, or too many."""
         if reply.author == self.name:
             return reply.ids
         prompt = self.renderer.prompt(reply.problem.messages)
@@ -141,7 +141,7 @@ class Agent:
 
 
 def ratio(p_a: float, p_b: float) -> float:
-    """Capability of one agent relative to another, kept between 0.1 and 10 (8)."""
+    """Capability of one agent relative to another, clamped to [0.1, 10] (8)."""
     return min(max(max(p_a, 1e-8) / max(p_b, 1e-8), 0.1), 10.0)
 
 
