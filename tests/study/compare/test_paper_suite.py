@@ -10,6 +10,7 @@ from cli_helpers import accepted, hacrl
 
 from hacrl.config import load_config
 from hacrl.config_file import read_toml
+from hacrl.store.rows import write_object
 from hacrl.study.benchmarks.catalogue import MATH7
 from hacrl.study.compare.plan import make_plan
 from hacrl.study.compare.suite import load_suite, make_runs
@@ -107,6 +108,12 @@ def test_the_whole_path_ends_with_the_table(tmp_path: Path) -> None:
     assert rows[0]["mean"] == pytest.approx(sum(s["mean"] for s in rows[0]["scores"].values()) / 7)
     code, again, err = hacrl(*command, f"benchmarks.data={tmp_path}", "--report")
     assert code == 0 and again == out, err
+    stored["settings"]["problems"] = 99
+    write_object(folder / "result.json", stored)
+    code, _, err = hacrl(*command, f"benchmarks.data={tmp_path}", "--report")
+    assert (
+        code == 2 and "problems is 99 there and" in err and "Delete the benchmarks folders" in err
+    )
 
 
 def test_the_published_figures_are_those_of_the_paper() -> None:

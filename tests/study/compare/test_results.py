@@ -145,6 +145,36 @@ def test_the_correction_takes_a_win_back() -> None:
     assert "for all 5 comparisons" in render(five)
 
 
+def test_an_effect_on_few_problems_is_not_certain_because_the_seeds_agree() -> None:
+    """Every seed gains the first of two problems: no spread over seeds, so t has p = 0. Means of
+    resampled problems go from 0 to 1, a deviation of 1 / (2 x 1.96) around 0.5: p = 0.05."""
+    mine = [agent_run("team", seed, 1, 0) for seed in range(8)]
+    found = difference(mine, [agent_run("alone", seed, 0, 0) for seed in range(8)])
+    assert found.seeds.low == 0.5 and (found.crossed.low, found.crossed.high) == (0, 1)
+    assert found.p == pytest.approx(0.05)
+
+
+def test_a_comparison_of_lent_runs_counts_once() -> None:
+    """Three teams have the same two runs of ant, which learns alone: p needs no correction."""
+    runs = [*seeds("alone", 0, 0, 0), *seeds("team", 10, 8, 12)]
+    lent = [replace(r, run=replace(r.run, team=team)) for team in "bc" for r in runs]
+    found = results(*runs, *lent)
+    assert found.comparisons == 1 and "for all 1 comparisons" in render(found)
+    assert {r.difference.verdict for r in found.rows if r.difference} == {"better"}
+    assert len([r for r in found.rows if r.difference]) == 3
+
+
+def test_the_settings_of_teams_and_of_single_agents_are_in_the_report() -> None:
+    found = results(*seeds("alone", 0, 0), *seeds("team", 1, 2))
+    tables = {"teams": [{"name": "pair", "agents": [{"name": "ant", "learning_rate": 0.5}]}]}
+    tables |= {"base": {}, "seeds": [1], "reference": "alone", "overrides": ["steps=9"]}
+    arms = [{"name": "alone"}, {"name": "team", "agents": {"ant": {"api_key": "hunter2"}}}]
+    text = render(replace(found, suite=Suite.model_validate(tables | {"arms": arms})))
+    assert "\nAll runs: steps=9\n" in text and "\nArm alone: the base config\n" in text
+    assert '\nTeam pair: { name = "ant", learning_rate = 0.5 }\n' in text
+    assert "\nArm team: agents.ant={ api_key = *** }\n" in text
+
+
 def test_one_seed_has_an_interval_over_problems_and_no_verdict() -> None:
     """20 of 40 problems are gained: bootstrap half width about 1.96 sqrt(1/4 / 40) = 15.5 points."""
     found = results(*seeds("alone", 0), *seeds("team", 20))

@@ -96,6 +96,12 @@ DYNAMIC = {"name": "dynamic", "overrides": ["algorithm.name=gspo-dynamic"]}
 FEWER = {"name": "fewer", "overrides": ["evaluation.problems=50"]}
 NEAR = {"name": "near", "overrides": ["verifier.options={tolerance=0.5}"]}
 SUMS = {"name": "sums", "overrides": ['task.operations=["add"]']}
+SHORT = {"name": "short", "overrides": ["max_response_tokens=8"]}
+ONE_SHORT = {"name": "short", "agents": {"wren": {"max_response_tokens": 8}}}
+COLUMN = {"name": "column", "overrides": ["task.columns.answer=hard"]}
+SUBSET = {"name": "subset", "overrides": ["task.subset=other"]}
+OTHER_SET = {"name": "other", "overrides": ["task.train=other/set"]}
+HUB = {"kind": "hub", "train": "some/set", "held_out_split": "test"}
 OFTEN = {"name": "often", "overrides": ["evaluation.every=1"]}
 
 
@@ -141,6 +147,11 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
             {"arms": [*ARMS, SUMS]},
             "task.operations is ['add', 'sub', 'mul'] there and ['add'] here",
         ),
+        ({"arms": [*ARMS, SHORT]}, "held-out token limits of finch.1 is 4096 there and 8 here"),
+        ({"arms": [*ARMS, ONE_SHORT]}, "held-out token limits of wren.1 is 4096 there and 8 here"),
+        ({"base": BASE | {"task": HUB}, "arms": [*ARMS, COLUMN]}, "task.columns.answer is"),
+        ({"base": BASE | {"task": HUB}, "arms": [*ARMS, SUBSET]}, "task.subset is"),
+        ({"base": BASE | {"task": HUB}, "arms": [*ARMS, OTHER_SET]}, "task.train is"),
         ({"overrides": ["temprature=1"]}, "did you mean 'temperature'"),
         ({"overrides": ["agents=3"]}, "agents: Input should be a valid list"),
     ],

@@ -230,7 +230,11 @@ def test_dynamic_sampling_is_read_within_the_rollouts_of_the_reference(tmp_path:
     counts up to its last evaluation within 64."""
     arms = [SUITE["arms"][1], {"name": "d", "overrides": ["algorithm.name=gspo-dynamic"]}]
     suite = write_suite(tmp_path, arms=arms, seeds=[1], overrides=[*SMALL.split(), "steps=4"])
-    gspo, dynamic = compare(suite, tmp_path / "out").rows
+    kept = tmp_path / "kept.jsonl"
+    gspo, dynamic = compare(suite, tmp_path / "out", kept=kept).rows
+    assert [*compare(suite, tmp_path / "other", report_only=True, kept=kept).rows][1].curve == (
+        dynamic.curve
+    )
     run = make_runs(load_suite(suite), tmp_path / "out")[1]
     drawn = [row["rollouts"] for row in run.reader.metric_rows("train", "wren")]
     sums = [sum(drawn[:n]) for n in range(5)]
@@ -351,7 +355,8 @@ def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
         {"name": "c", "agents": [finch | {"learning_rate": 1e-3}]},
         {"name": "d", "agents": ["finch"], "overrides": ["prompts_per_step=8"]},
     ]
-    arms = [{**SUITE["arms"][1], "teams": ["a"]}, {"name": "hacpo"}]
+    heron = {"name": "other", "teams": ["b"], "overrides": ["agents.heron.learning_rate=1e-3"]}
+    arms = [{**SUITE["arms"][1], "teams": ["a"]}, {"name": "hacpo"}, heron]  # a has no heron
     suite = load_suite(write_suite(tmp_path, teams=teams, arms=arms, seeds=[1]))
     runs = make_runs(suite, tmp_path / "out")
     assert [run.name for run in runs if run.arm == "gspo"] == ["a/gspo/seed-1"]

@@ -15,14 +15,16 @@ from typing import Any, get_args
 import rich.table
 
 from hacrl.logs.warnings import NEARLY_NONE
-from hacrl.safe_text import mask_override, plural
+from hacrl.safe_text import mask, mask_override, plural
 from hacrl.statistics import LEVEL
 from hacrl.store.files import write_atomic
 from hacrl.study.compare.benchmarks import table_lines
 from hacrl.study.compare.exchange import Exchange, Parity
 from hacrl.study.compare.results import Difference, Results, Row
+from hacrl.study.compare.suite import Suite
 from hacrl.study.tables import duration, percent, plain_table, points_text
 from hacrl.study.templates import render as render_template
+from hacrl.study.templates import toml
 from hacrl.view.suite import report_page
 
 Line = dict[str, str]  # one row of a table: column -> text
@@ -93,6 +95,7 @@ def render(results: Results, up: str = "") -> str:
         parity=_parity_counts(results),
         benchmarks=table_lines(results.suite, results.benchmarks),
         diagnostics=[_diagnostics_line(row) for row in results.rows],
+        settings=list(_settings(results.suite)),
         unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
         up=up,
     )
@@ -185,6 +188,19 @@ def _by_arm(verdicts: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
 
 
 # ---------------------------------------------------------------- lines of the tables
+
+
+def _settings(suite: Suite) -> Iterator[str]:
+    """What the suite, its teams and its arms change in the base config, without secrets."""
+    changes = {"All runs": suite.overrides}
+    for team in suite.teams:
+        agents = [a if isinstance(a, str) else toml(mask(a)) for a in team.agents or ()]
+        changes[f"Team {team.name}"] = [*agents, *team.overrides]
+    for arm in suite.arms:
+        tables = [f"agents.{name}={toml(mask(table))}" for name, table in arm.agents.items()]
+        changes[f"Arm {arm.name}"] = [*arm.overrides, *tables]
+    for name, given in changes.items():
+        yield f"{name}: {' '.join(map(mask_override, given)) or 'the base config'}"
 
 
 def _unit(results: Results) -> str:
