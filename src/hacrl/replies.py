@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from hacrl.safe_text import printable
-from hacrl.statistics import Estimate, estimate, expected_best, majority, pass_at_k
+from hacrl.statistics import Estimate, estimate_rewards, expected_best, majority, pass_at_k
 from hacrl.types import Finish, Status
 
 Row = Mapping[str, Any]  # a line of replies.jsonl
@@ -63,7 +63,7 @@ class Evaluation:
 
 
 def count(
-    rows: Sequence[Row], interval: Callable[[Sequence[float]], Estimate] = estimate
+    rows: Sequence[Row], interval: Callable[[Sequence[float]], Estimate] = estimate_rewards
 ) -> Evaluation:
     """Count the rows of replies.jsonl. `interval` turns one score per problem into an estimate."""
     problems: dict[str, list[Row]] = {}

@@ -46,6 +46,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(centre, centre - half, centre + half, len(values))
 
 
+def estimate_rewards(values: Sequence[float]) -> Estimate:
+    """Mean of rewards (one per problem) with the normal interval, or with Wilson's if all are 0 or all
+    are 1, because the normal interval would have width 0 then."""
+    extreme = set(values) in ({0.0}, {1.0})
+    return wilson(round(sum(values)), len(values)) if extreme else estimate(values)
+
+
 def wilson(right: int, count: int) -> Estimate:
     """A fraction with Wilson's score interval, which also works for few problems and for 0 % or
     100 %, where the normal interval has width 0."""

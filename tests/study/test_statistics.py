@@ -12,6 +12,7 @@ from hacrl.statistics import (
     compare_paired,
     crossed_bootstrap,
     estimate,
+    estimate_rewards,
     estimate_scores,
     holm,
     majority,
@@ -61,6 +62,14 @@ def test_bootstrap_is_fixed_close_to_normal_and_in_range() -> None:
     values = [0.0] * 29 + [0.9]
     assert estimate(values).low < 0
     assert bootstrap(values).low == 0.0
+
+
+def test_rewards_that_are_all_equal_have_an_interval() -> None:
+    """Wilson with z^2 = 3.8415: 0 of 100 has the upper end z^2 / (100 + z^2), 100 of 100 mirrors it."""
+    low, high = estimate_rewards([0.0] * 100), estimate_rewards([1.0] * 100)
+    assert (low.mean, low.low, low.high) == pytest.approx((0, 0, 3.8415 / 103.8415), abs=1e-5)
+    assert (high.mean, high.low, high.high) == pytest.approx((1, 100 / 103.8415, 1), abs=1e-5)
+    assert estimate_rewards([0.0, 0.5] * 50) == estimate([0.0, 0.5] * 50)
 
 
 def test_paired_differences() -> None:

@@ -129,6 +129,7 @@ def test_show_prints_the_last_notes(tmp_path: Path) -> None:
 def test_numbers_in_words() -> None:
     assert percent(Estimate(0.61, 0.572, 0.648, 300)) == "61.0±3.8"
     assert percent(Estimate(0.61, 0.55, 0.641, 30, "bootstrap")) == "61.0 [55.0, 64.1]"
+    assert percent(Estimate(0.0, 0.0, 0.037, 100)) == "0.0 [0.0, 3.7]"
     assert points_text(Estimate(-0.02, -0.05, 0.01, 300)) == "-2.0±3.0"
     assert points_text(None) == "-"
     assert [duration(s) for s in (8.26, 125, 3725)] == ["8.3 s", "2:05", "1:02:05"]

@@ -16,6 +16,8 @@ from hacrl.logs.observer import Observer
 from hacrl.plain_console import PlainConsole
 from hacrl.replies import judged_counts, judged_text, score_name
 from hacrl.safe_text import plural, printable
+from hacrl.study.inspect.summary import estimate_of
+from hacrl.study.tables import percent
 
 if TYPE_CHECKING:
     from hacrl.config import Config
@@ -96,10 +98,8 @@ class ProgressLine(Observer):
     def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         name, unit = self._score
         scores = "  ".join(
-            f"{row['agent']} {100 * row['accuracy']:.1f}"
-            f"±{50 * (row['accuracy/high'] - row['accuracy/low']):.1f}{unit}"
-            f"{judged_text(*judged_counts(row))}"
-            if row["accuracy"] is not None
+            f"{row['agent']} {percent(found)}{unit}{judged_text(*judged_counts(row))}"
+            if (found := estimate_of(row))
             else f"{row['agent']} not judged"
             for row in rows
         )

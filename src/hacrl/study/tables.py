@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from copy import copy
 from datetime import timedelta
 from itertools import takewhile
-from math import isfinite
+from math import isclose, isfinite
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import measure_renderables
@@ -165,7 +165,7 @@ def points_text(e: Estimate | None) -> str:
 def _interval(e: Estimate, sign: str) -> str:
     if not isfinite(e.low):
         return ""  # one seed has no interval
-    if e.method == "normal":
+    if e.method == "normal" and isclose(e.high - e.mean, e.mean - e.low, abs_tol=1e-9):
         return f"±{50 * (e.high - e.low):.1f}"
     return f" [{100 * e.low:{sign}.1f}, {100 * e.high:{sign}.1f}]"
 

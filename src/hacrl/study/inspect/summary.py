@@ -133,17 +133,17 @@ def _agent(run: RunReader, agent: AgentConfig, prompts: int) -> AgentSummary:
 def scores_of(run: RunReader, agent: str) -> tuple[Score, ...]:
     """Every evaluation of an agent with a judged reply, by step."""
     rows = sorted(run.metric_rows("evaluation", agent), key=lambda row: int(row["step"]))
-    judged = [row for row in rows if row["accuracy"] is not None]
     return tuple(
-        Score(
-            row["step"],
-            Estimate(
-                row["accuracy"], row["accuracy/low"], row["accuracy/high"], row.get("problems", 0)
-            ),
-            judged_counts(row),
-        )
-        for row in judged
+        Score(row["step"], found, judged_counts(row)) for row in rows if (found := estimate_of(row))
     )
+
+
+def estimate_of(row: Mapping[str, Any]) -> Estimate | None:
+    """The accuracy of an evaluation's row in metrics.jsonl; None if no reply was judged."""
+    if row["accuracy"] is None:
+        return None
+    ends = row["accuracy/low"], row["accuracy/high"]
+    return Estimate(row["accuracy"], *ends, row.get("problems", 0))
 
 
 def peers_used(train: Sequence[Mapping[str, Any]]) -> float | None:
