@@ -30,8 +30,8 @@ class CapabilitySettings(BaseModel):
     capability_window: int = Field(5, ge=1)
     """K: the number of steps over which an agent's capability is averaged (eq. 9)."""
     capability_by: Literal["run", "task"] = "run"
-    """Measure capability over the whole run, or for each task separately (the paper leaves this
-    open)."""
+    """Measure capability over all tasks together (run), or for each task separately. The paper leaves
+    this open."""
     window_includes_step: bool = True
     """Whether the window includes the current step (eq. 9). Off: the ratio does not depend on the
     current rewards, as the unbiasedness theorem assumes; the first step then uses ratio 1."""

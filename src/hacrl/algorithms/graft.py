@@ -12,7 +12,7 @@
     loss   = - mean over all tokens of the minibatch of J_t   [+ beta * KL, own samples only]
 
 With more than two agents the exchange is computed for every pair, and a failed group is replaced by
-the candidate with most successes (ties: the first name). Every learner computes it from the step's
+that of the peer with most successes (ties: the first name). Every learner computes it from the step's
 snapshot, which holds all verdicts. The updates are GRPO's in number and size, those with peers' groups
 come last. w uses the old policy, so it is fixed for the step. With one agent, or where one direction
 has no candidate, it equals grpo. A prompt that both fail, or that the peer always solves, gives no
