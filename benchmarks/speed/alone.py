@@ -110,7 +110,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
 
 
 def _own_step(setting: Setting, case: StepCase, trace: Trace) -> OwnStep:
-    """The third of three steps: graphs are captured in the first and, with more pages, in the second."""
+    """The third of three steps: CUDA graphs are still captured in the second."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         team = Team(
             {"a": case.shape},
