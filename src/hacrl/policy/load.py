@@ -147,8 +147,8 @@ def longest_sequence(config: Any) -> int | None:
 def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Move to a device and dtype, with the result of `from_pretrained(dtype=...)`: buffers that are not
     saved with the weights keep their dtype. Rotary frequencies are such buffers; in bfloat16 they would
-    rotate tokens at position 1000 by the wrong angle. So do tensors that the model's class keeps in
-    float32, e.g. biases that a router compares."""
+    rotate tokens at position 1000 by the wrong angle. Tensors that the model's class
+    keeps in float32 keep it too, e.g. biases that a router compares."""
     exact = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     saved = {name for name in model.state_dict() if not any(part in name for part in exact)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
