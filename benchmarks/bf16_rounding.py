@@ -6,7 +6,11 @@
 For each model and size of micro-batches: own samples outside the clip (a fraction) at the weights that
 scored, and after one bit of one weight has changed, without and with the correction for rounding. Then
 one update at each learning rate on half of the samples, and the clip decisions of the other half:
-bfloat16, corrected, and float32 with the same weights.
+bfloat16, corrected, and float32 with the same weights. The correction sees one micro-batch at a time, so
+its decisions depend on `--later-sizes`:
+
+    python benchmarks/bf16_rounding.py tiny-a --tokens 8 --prompts 32 --sizes 16384 \
+        --rates 1e-6 1e-5 3e-5 --later-sizes 100000 500 100
 """
 
 import argparse
@@ -169,16 +173,16 @@ def rounding_of_a_token(policy: Policy, drawn: Replies) -> None:
     )
 
 
-def after_an_update(policy: Policy, drawn: Replies, rate: float) -> None:
+def after_an_update(policy: Policy, drawn: Replies, rate: float, sizes: Sequence[int]) -> None:
     """The weights stay moved: the updates of several rates follow one another."""
     scores, exact = policy.score(drawn.pairs), exact_scores(policy, drawn.pairs)
     samples = drawn.samples(scores)
-    policy.agent = policy.agent.model_copy(update={"learning_rate": rate})
+    settings = {"learning_rate": rate, "microbatch_tokens": 16384}
+    policy.agent = policy.agent.model_copy(update=settings)
     changes(policy, samples, WithoutRounding(LOSS), 0)
     moved = exact_scores(policy, drawn.pairs)
     policy.agent = policy.agent.model_copy(update={"learning_rate": 1e-30})
     corrected = WithoutRounding(LOSS, drawn.noise(scores))
-    raw, found = (changes(policy, samples, loss, 1) for loss in (LOSS, corrected))
     second = [i for i, s in enumerate(samples) if int(s.problem_id) % 2]
     true = [fmean(moved[i]) - fmean(exact[i]) for i in second]
 
@@ -186,7 +190,10 @@ def after_an_update(policy: Policy, drawn: Replies, rate: float) -> None:
         apart = [outside(a) != outside(b) for a, b in zip(values, true, strict=True)]
         return f"{rms(values)}, {fraction(values)}, {fmean(apart):.3f}"
 
-    print(f"| {rate:g} | {rms(true)}, {fraction(true)} | {other(raw)} | {other(found)} |")
+    for size in sizes:
+        policy.agent = policy.agent.model_copy(update={"microbatch_tokens": size})
+        raw, found = (other(changes(policy, samples, loss, 1)) for loss in (LOSS, corrected))
+        print(f"| {rate:g} | {size} | {rms(true)}, {fraction(true)} | {raw} | {found} |")
 
 
 def main() -> None:
@@ -197,6 +204,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=180, help="longest reply")
     parser.add_argument("--prompts", type=int, default=64, help="of eight replies each")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument(
+        "--later-sizes", type=int, nargs="+", default=[16384], help="micro-batches after an update"
+    )
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for what in given.what:
@@ -207,13 +218,13 @@ def main() -> None:
         )
         rounding_of_a_token(policy, drawn)
         without_a_change(policy, drawn, given.sizes)
-        policy.agent = policy.agent.model_copy(update={"microbatch_tokens": 16384})
         print(
-            "\n| rate | float32: rms, outside | bfloat16: rms, outside, other decision | corrected |"
+            "\n| rate | tokens per micro-batch | float32: rms, outside "
+            "| bfloat16: rms, outside, other decision | corrected |"
         )
-        print("|---|---|---|---|")
-        for rate in RATES:
-            after_an_update(policy, drawn, rate)
+        print("|---|---|---|---|---|")
+        for rate in given.rates:
+            after_an_update(policy, drawn, rate, given.later_sizes)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from statistics import mean, stdev
 import torch
 from transformers import AutoModelForCausalLM
 
-from hacrl.noise import gumbel_noise, stream_key
+from hacrl.noise import exponential_noise, stream_key
 from hacrl.pocket import pocket_path
 from hacrl.tasks.arithmetic import ArithmeticTask
 from hacrl.text.render import Renderer, load_tokenizer
@@ -65,9 +65,9 @@ class Agent:
         ids: list[int] = []
         while len(ids) < MAX_TOKENS and not (ids and ids[-1] in self.renderer.end_ids):
             logits = self.model(torch.tensor([prompt + ids])).logits[:, -1]
-            # argmax(logits + Gumbel noise) is a draw from softmax(logits).
-            noise = gumbel_noise(key, torch.tensor([len(ids)]), logits.shape[1])
-            ids.append(int((logits + noise).argmax()))
+            # argmax(p / exponential noise) is a draw from p (Gumbel-max without logarithms).
+            noise = exponential_noise(key, torch.tensor([len(ids)]), logits.shape[1])
+            ids.append(int((logits.softmax(1) / noise).argmax()))
         text, exact = self.renderer.text(prompt, ids)
         return Reply(
             problem=problem,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from hacrl.noise import gumbel_noise
+from hacrl.noise import exponential_noise
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Reply, Request
 
@@ -52,10 +52,10 @@ class Noise(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         position = input_ids.shape[1] - self.prompt_width
-        noise_BV = gumbel_noise(
+        noise_BV = exponential_noise(
             self.keys_B, torch.full_like(self.keys_B, position), scores.shape[1]
         )
-        return scores.float().log_softmax(1) + noise_BV
+        return scores.float().log_softmax(1) + noise_BV.log_().neg_()
 
 
 class GenerateSampler:

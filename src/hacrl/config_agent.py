@@ -112,7 +112,8 @@ class AgentConfig(Table):
     """Train a low-rank adapter instead of all weights; needs the extra hacrl[lora]."""
     microbatch_tokens: int = Field(16384, ge=1)
     """Maximum number of tokens in one forward pass; a shared prompt counts once, padding counts. It
-    changes time and memory, not results."""
+    changes time and memory, and results by rounding; in half precision clip decisions may differ
+    (docs/models.md)."""
     sampler_rows: int = Field(512, ge=1)
     """Maximum number of sequences sampled at a time."""
     sampler: str | None = None

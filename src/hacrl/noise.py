@@ -63,8 +63,3 @@ def exponential_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor
     bits_BV = _mix_(row_B1 + word_V).bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
     uniform_BV = bits_BV.to(torch.float32).add_(0.5).mul_(2.0**-32)
     return uniform_BV.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
-
-
-def gumbel_noise(keys_B: Tensor, positions_B: Tensor, words: int) -> Tensor:
-    """Gumbel noise [B, V]: argmax(logits + noise) is the same draw from softmax(logits)."""
-    return exponential_noise(keys_B, positions_B, words).log_().neg_()

@@ -5,7 +5,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from hacrl.config_agent import LoraSettings
-from hacrl.noise import gumbel_noise
+from hacrl.noise import exponential_noise
 from hacrl.policy.attention import Rule, Switch
 from hacrl.policy.lora import add_adapter
 from hacrl.sampling import decode as decode_module
@@ -120,7 +120,7 @@ def test_the_draw_kernel_uses_the_noise_of_noise_py(words: int) -> None:
         logprob,
     )
     wanted = (logits / 0.7).log_softmax(1)
-    chosen = (wanted + gumbel_noise(state[2], index, words)).argmax(1)
+    chosen = (wanted + exponential_noise(state[2], index, words).log_().neg_()).argmax(1)
     assert torch.equal(token[:, 2].long(), chosen)
     assert torch.allclose(logprob[:, 2], wanted.gather(1, chosen[:, None])[:, 0], atol=1e-5)
     assert torch.equal(state[0], chosen) and torch.equal(state[3], index + 1)

@@ -2,6 +2,8 @@
 
 import copy
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +58,20 @@ def model_of(family: str):
     for parameter in model.parameters():  # larger than initial weights, so that tokens differ
         parameter.data *= 1.5
     return model.eval()
+
+
+def save_model(config, folder: Path, other: Path) -> Path:
+    """A random model of this config, with the tokenizer of the model folder `other`."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    for parameter in model.parameters():  # no zeros, which would switch a part off
+        parameter.data *= 1.5
+        parameter.data += 0.1 * torch.randn(parameter.shape) * (parameter.ndim == 1)
+    model.save_pretrained(folder)
+    for pattern in ("token*", "chat_template*"):
+        for file in other.glob(pattern):
+            shutil.copy(file, folder)
+    return folder
 
 
 def some_requests(prompts: int = 6, each: int = 3, most: int = 14) -> list[Request]:

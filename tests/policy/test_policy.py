@@ -7,6 +7,7 @@ import torch
 from ratio_rows import learn, rows_of
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3Config,
     LlamaConfig,
     OPTConfig,
     OPTForCausalLM,
@@ -100,6 +101,8 @@ def test_dropout_is_off_in_training_mode(tmp_path: Path) -> None:
 def test_with_longrope_the_context_is_the_original_length() -> None:
     """Beyond it, a longer sequence changes the log-probabilities of the other rows."""
     assert longest_sequence(LlamaConfig(max_position_embeddings=512)) == 512
+    images = Gemma3Config(text_config={"max_position_embeddings": 512})
+    assert longest_sequence(images) == 512
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     config = Phi3Config(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, pad_token_id=0,

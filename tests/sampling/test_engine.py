@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hacrl.noise import gumbel_noise
+from hacrl.noise import exponential_noise
 from hacrl.pocket import pocket_path
 from hacrl.policy import attention as attention_module
 from hacrl.policy.logprobs import LogProbs
@@ -182,7 +182,7 @@ def test_the_draw_is_gumbel_max(temperature: float) -> None:
     index = torch.arange(500) % 40
     token, logprob = draw(logits, key, index, temperature)
     wanted = (logits / (temperature or 1.0)).double().log_softmax(1)
-    noise = gumbel_noise(key, index, 300).double() if temperature else 0.0
+    noise = exponential_noise(key, index, 300).log_().neg_().double() if temperature else 0.0
     assert torch.equal(token, (wanted + noise).argmax(1))
     chosen = wanted.gather(1, token.unsqueeze(1)).squeeze(1)
     assert (logprob - chosen).abs().max() < 2e-6

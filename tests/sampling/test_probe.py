@@ -56,6 +56,20 @@ def test_an_engine_that_follows_passes(llama: Path) -> None:
         assert found.moved > 5 * found.gap
 
 
+def test_no_sequence_is_longer_than_the_engine_can_score(llama: Path) -> None:
+    model = load(llama)
+    probe, seen = Probe(model, "it", None, 9), []
+
+    def engine(rows: Any) -> Any:
+        seen.extend(map(len, rows))
+        return engine_of(model)(rows)
+
+    probe.compare(engine)
+    probe.remember([tuple(range(10)), (1, 2, 3)])
+    probe.compare(engine)
+    assert seen == [9, 9, 9, 9, 9, 3]
+
+
 @pytest.mark.parametrize("by", [3e-6, 1e-3])
 def test_weights_that_are_one_step_old_stop_the_run(llama: Path, by: float) -> None:
     """A change of 3e-6 moves log-probabilities by less than the allowed 1e-4."""

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import save_model
 from team import team
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    GraniteConfig,
     PretrainedConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -49,7 +53,12 @@ SIZES = {
 
 def config(*agents: dict, **changes) -> Config:
     small = {"steps": 1, "prompts_per_step": 4, "samples_per_prompt": 4, "minibatch_samples": 16}
-    limits = {"max_prompt_tokens": 70, "max_response_tokens": 30, "runtime": {}}
+    limits = {
+        "max_prompt_tokens": 70,
+        "max_response_tokens": 30,
+        "runtime": {},
+        "evaluation": {"problems": 4},
+    }
     named = [{"name": f"a{i}", "learning_rate": 1e-6, **a} for i, a in enumerate(agents)]
     return parse_config(team(*named, **small | limits | changes))
 
@@ -62,7 +71,8 @@ def need_of(folder: Path, device: torch.device = CPU, whole: float | None = None
 def test_weights_optimizer_and_cache_by_hand() -> None:
     """Bytes per parameter: float32 4 and moments 8; bfloat16 2, master 4 and moments 8. The KV cache of
     16 rows has 100 tokens per row on the CPU. On a GPU a row has 2 + 1 pages of 64 tokens and each of 4
-    prompts 2 pages, within a fifth of the device."""
+    prompts 2 pages, within a fifth of the device. Two replies of 500 tokens to each of 3 held-out
+    problems are 6 x 570 tokens, or 6 x (9 + 1) + 3 x 2 pages."""
     folder = pocket_path("wren")
     model = AutoModelForCausalLM.from_pretrained(folder)
     count, shape = sum(p.numel() for p in model.parameters()), model.config
@@ -74,6 +84,11 @@ def test_weights_optimizer_and_cache_by_hand() -> None:
     assert (half.weights, half.offloadable) == (2 * count, 12 * count)
     assert half.cache == (16 * 3 + 4 * 2) * 64 * token * 2
     assert need_of(folder, CUDA, 1e6).cache == need_of(folder, CPU, 1e6).cache == pytest.approx(2e5)
+    for device, tokens, width in ((CPU, 6 * 570, 4), (CUDA, (6 * 10 + 3 * 2) * 64, 2)):
+        evaluation = {"problems": 3, "samples": 2, "max_response_tokens": 500}
+        made = config({"model": str(folder)}, {"model": "pocket:finch"}, evaluation=evaluation)
+        found = estimate_need(made, made.agents[0], str(folder), device, None)
+        assert found is not None and found.cache == tokens * token * width
     adapter = need_of(folder, lora={"rank": 4})
     assert adapter.weights == 4 * count and adapter.offloadable < 8 * 0.2 * count
     frozen = need_of(folder, learn=False)
@@ -162,14 +177,22 @@ class Tracked(TorchDispatchMode):
         {"dtype": "bfloat16", "lora": {"rank": 4}},
     ],
 )
-@pytest.mark.parametrize("family", ["llama", "qwen"])
+@pytest.mark.parametrize("family", ["llama", "qwen", "granite", "gemma2"])
 def test_an_update_allocates_what_was_estimated(
-    family: str, changes: dict, request, monkeypatch
+    family: str, changes: dict, llama: Path, qwen: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """Sixteen sequences of maximum length in micro-batches of four, two updates. A chunk of logits has 8
-    tokens here, so that it does not dominate."""
+    tokens here, so that it does not dominate. Granite scales its logits. Gemma 2 caps them, and holds
+    those of all tokens: the estimate is of long replies."""
     monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 8 * 258 * 12)
-    folder = request.getfixturevalue(family)
+    wide = {**SIZES, "vocab_size": 4000}
+    other = {
+        "granite": GraniteConfig(**wide, logits_scaling=8.0),
+        "gemma2": Gemma2Config(**wide, head_dim=8),
+    }
+    prompt = 10 if family == "gemma2" else 70
+    given = {"llama": llama, "qwen": qwen}
+    folder = given.get(family) or save_model(other[family], tmp_path, llama)
     need = need_of(folder, microbatch_tokens=400, **changes)
     agent = AgentConfig(name="a", model=str(folder), microbatch_tokens=400, **changes)
     policy = Policy(agent, device="cpu", temperature=1.0, beta=0.0)
@@ -180,7 +203,7 @@ def test_an_update_allocates_what_was_estimated(
             source="a",
             is_own=True,
             token_ids=tuple((3 * t + i) % 250 for t in range(100)),
-            loss_mask=(0,) * 70 + (1,) * 30,
+            loss_mask=(0,) * prompt + (1,) * (100 - prompt),
             behaviour=-math.log(250),
             advantage=1.0,
         )
@@ -234,3 +257,22 @@ def test_doctor_says_whether_the_agents_of_a_device_fit(monkeypatch) -> None:
         config({"model": "pocket:wren"}, {"model": "pocket:finch", "device": "cuda:0"})
     )
     assert found.what == "memory of cuda:0"
+
+
+def test_doctor_says_where_its_estimate_may_be_too_low(tmp_path: Path, llama: Path) -> None:
+    latent = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "first_k_dense_replace": 2,
+    }
+    save_model(DeepseekV3Config(**SIZES, **latent), tmp_path, llama)
+    agents = (
+        {"model": str(tmp_path)},
+        {"model": str(llama), "attention": "eager"},
+        {"model": str(llama)},
+    )
+    (found,) = doctor.memory_findings(config(*agents))
+    assert "The estimate for a0 may be too low (latent attention)" in found.detail
+    assert "The estimate for a1 may be too low (attention = 'eager')" in found.detail
+    assert "for a2" not in found.detail

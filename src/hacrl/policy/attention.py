@@ -55,9 +55,13 @@ def cached_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls for every layer."""
+    """The function that transformers calls for every layer. Raises TypeError for what a `Work` does not
+    compute; the checks that catch it use the model's own attention."""
+    if attention_mask is not None or s_aux is not None:
+        raise TypeError("the layer has a mask of its own, or attention sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is None and _has_window(module):
         raise TypeError("the layer has a sliding window that only the mask contains")

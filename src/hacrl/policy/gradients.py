@@ -115,8 +115,11 @@ def _no_loss(batch: MicroBatch) -> LossOutput:
 
 @contextlib.contextmanager
 def _training_mode(policy: Policy) -> Iterator[None]:
-    """transformers checkpoints activations only in training mode. Dropout is 0."""
-    policy.network.train(policy.agent.gradient_checkpointing)
+    """transformers checkpoints activations only in training mode. The flag of a layer is not that of its
+    parts: the noise of a router stays off. Dropout is 0."""
+    for module in policy.network.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = policy.agent.gradient_checkpointing
     try:
         yield
     finally:

@@ -12,8 +12,6 @@ Axis suffixes: N tokens, n tokens of a chunk, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -134,9 +132,4 @@ def _slope(
 
 def _fused(tensor: Tensor) -> bool:
     """Whether to use the kernels: they read the logits once and make no float32 copies."""
-    return tensor.is_cuda and has_triton()
-
-
-@cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+    return tensor.is_cuda

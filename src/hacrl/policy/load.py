@@ -115,13 +115,28 @@ def load_model(source: str, agent: AgentConfig) -> Any:
             f"({first_line(error)}). Give a folder with config.json and safetensors weights, or a "
             "hub name that this machine can reach."
         ) from error
+    _make_savable(model)
     return model.eval()
+
+
+def _make_savable(model: Any) -> None:
+    """Change what `save_pretrained` refuses in the generation config: published ones contain it."""
+    found = model.generation_config
+    if found is None:
+        return
+    if (found.pad_token_id or 0) < 0:
+        found.pad_token_id = None
+    try:
+        found.validate(strict=True)
+    except ValueError:
+        found.do_sample = True  # a temperature or top_p without it
 
 
 def longest_sequence(config: Any) -> int | None:
     """The model's context length, if its config has one. With longrope it is the original length: a
     longer sequence switches the rotary frequencies of its whole batch, and a row would depend on other
     rows."""
+    config = config.get_text_config()  # of a model that also reads images
     rope = getattr(config, "rope_parameters", None) or {}
     limits = [getattr(config, "max_position_embeddings", None)]
     if rope.get("rope_type") == "longrope":
@@ -132,13 +147,13 @@ def longest_sequence(config: Any) -> int | None:
 def move_model(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Move to a device and dtype, with the result of `from_pretrained(dtype=...)`: buffers that are not
     saved with the weights keep their dtype. Rotary frequencies are such buffers; in bfloat16 they would
-    rotate tokens at position 1000 by the wrong angle."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    saved = set(model.state_dict())
-    for name, buffer in model.named_buffers():
-        if name in saved and buffer.is_floating_point():
-            buffer.data = buffer.data.to(dtype)
+    rotate tokens at position 1000 by the wrong angle. Tensors that the model's class
+    keeps in float32 keep it too, e.g. biases that a router compares."""
+    exact = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    saved = {name for name in model.state_dict() if not any(part in name for part in exact)}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in saved and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
     model.to(device)
 
 
@@ -146,6 +161,10 @@ def load_renderer(source: str, agent: AgentConfig, model: Any) -> Renderer:
     settings = RenderSettings(agent.system, agent.template, agent.template_args, agent.reply_start)
     try:
         tokenizer = load_tokenizer(source, trust_remote_code=remote_code(agent))
-        return Renderer(tokenizer, settings, end_tokens(model, tokenizer))
+        renderer = Renderer(tokenizer, settings, end_tokens(model, tokenizer))
     except UserError as error:
         raise UserError(f"agent {agent.name!r}: {error}") from error
+    embeddings = getattr(model, "get_input_embeddings", None)
+    if embeddings and renderer.pad_id >= len(embeddings().weight):  # added to the tokenizer only
+        renderer.pad_id = 0
+    return renderer

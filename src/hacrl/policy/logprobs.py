@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hacrl.policy.attention import Switch
 from hacrl.policy.batch import Inputs
-from hacrl.policy.fast_paths import choose_fast_paths, head_is_plain
+from hacrl.policy.fast_paths import choose_fast_paths, head_scale
 from hacrl.policy.fuse import LearningFusion
 from hacrl.policy.head import head_logprobs, logits_logprobs
 from hacrl.policy.packing import Copies, Packed, attending
@@ -29,8 +29,9 @@ class LogProbs:
         self.model = model
         self.temperature = temperature
         self.switch = Switch(model)
-        self.plain_head = head_is_plain(model)
-        """Whether the logits are one matrix product of the decoder's output."""
+        self.head_scale = head_scale(model)
+        """Factor of the logits to the head's matrix product of the decoder's output; None if they are no
+        such product, and the model's own logits are needed."""
         self.packs = False  # whether sequences are concatenated in one row instead of padded
         self.shares = False
         """Whether a prompt that several sequences start with may be in the row once."""
@@ -45,12 +46,11 @@ class LogProbs:
 
     def of_tokens(self, inputs: Inputs) -> Tensor:
         """[M], of each scored token."""
-        if self.plain_head:
+        if self.head_scale is not None:
             head = self.model.get_output_embeddings()
             hidden_MD = self._forward(self.model.base_model, inputs, "last_hidden_state")
-            return head_logprobs(
-                hidden_MD, head.weight, head.bias, inputs.target_M, self.temperature
-            )
+            temperature = self.temperature / self.head_scale
+            return head_logprobs(hidden_MD, head.weight, head.bias, inputs.target_M, temperature)
         logits_MV = self._forward(self.model, inputs, "logits")
         return logits_logprobs(logits_MV, inputs.target_M, self.temperature)
 

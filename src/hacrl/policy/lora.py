@@ -23,6 +23,8 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("lora needs peft: pip install 'hacrl[lora]'") from error
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = ends[1] is not None and ends[0].weight is ends[1].weight
     torch.manual_seed(0)  # peft initialises A randomly: every run starts from the same weights
     try:
         model = inject_adapter_in_model(
@@ -37,6 +39,12 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
         )
     except ValueError as error:
         raise UserError(f"lora.targets = {settings.targets!r}: {error}") from error
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if is_tied and any(hasattr(end, "base_layer") for end in ends):
+        raise UserError(
+            f"lora.targets = {settings.targets!r}: input embeddings and output head of this model are "
+            "one tensor, which cannot have an adapter on one side only. Leave both out"
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return model
@@ -78,11 +86,18 @@ def adapter_off(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
+def _adapted(layer: Any) -> str:
+    """The name of the tensor that the adapter changes. The experts of a mixture are one module with
+    several tensors, and every tensor has its own layer around the one before."""
+    return getattr(layer, "parameter_name", "weight")
+
+
 @torch.no_grad()
 def merge_into(base: Any, model: Any) -> Any:
     """Add the adapters of `model` to `base`, a fresh copy of the start weights."""
     for name, layer in adapter_layers(model):
-        weight = base.get_submodule(name).weight
+        owner = base.get_submodule(name.replace(".base_layer", ""))
+        weight = getattr(owner, _adapted(layer))
         for adapter in layer.active_adapters:
             weight += layer.get_delta_weight(adapter).to(weight.device, weight.dtype)
     return base
@@ -100,14 +115,17 @@ def merged_weights(model: Any, *, merge: bool = True) -> Iterator[tuple[str, Ten
         if "lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        owner, adapted, leaf = name.partition(".base_layer.")
+        owner, adapted, rest = name.partition(".base_layer.")
         if not adapted:
             yield name, tensor.detach()
             continue
+        leaf = rest.rpartition("base_layer.")[2]
         weight = tensor.detach()
         layer = model.get_submodule(owner)
-        if merge and leaf == "weight":
-            for adapter in layer.active_adapters:
-                # in float32, so that the sum is rounded once
-                weight = weight.float() + layer.get_delta_weight(adapter).float()
+        while hasattr(layer, "base_layer"):
+            if merge and leaf == _adapted(layer):
+                for adapter in layer.active_adapters:
+                    # in float32, so that the sum is rounded once
+                    weight = weight.float() + layer.get_delta_weight(adapter).float()
+            layer = layer.base_layer
         yield f"{owner}.{leaf}", weight.to(tensor.dtype)

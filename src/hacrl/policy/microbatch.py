@@ -1,4 +1,5 @@
-"""Planning of micro-batches from lengths and prompts. Results do not depend on the split."""
+"""Planning of micro-batches from lengths and prompts. Results depend on the split only by
+rounding, but in half precision clip decisions may differ (update.py)."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -26,7 +26,6 @@ from torch.nn.attention.varlen import varlen_attn
 
 from hacrl.policy.attention import Rule, Switch, causal, doing
 from hacrl.policy.fuse import LearningFusion
-from hacrl.policy.head import has_triton
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -207,7 +206,7 @@ _ARGUMENTS = varlen_attn.__kwdefaults__ or {}
 class Copies:
     """Rows of a tensor, some of them several times. The gradients of a row's copies are summed in
     float32 and always in the same order: on a CPU by index_add, on a GPU by a kernel (index_add is slow
-    there and has no fixed order; it is used only without Triton).
+    there and has no fixed order).
 
     Example: Copies(torch.tensor([0, 1, 0]), of=2).taken_from(values) is values[[0, 1, 0]]
     """
@@ -222,7 +221,7 @@ class Copies:
 
     def summed(self, gradient: Tensor) -> Tensor:
         """The gradient of each row: the sum over its copies."""
-        if gradient.is_cuda and has_triton():
+        if gradient.is_cuda:
             from hacrl.policy.packing_kernels import sum_of_copies
 
             total = sum_of_copies(gradient.flatten(1).contiguous(), *self.by_row)

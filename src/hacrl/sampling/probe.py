@@ -48,13 +48,18 @@ class Agreement:
 class Probe:
     """Compares an engine with the trainer's model and stops the run if they disagree."""
 
-    def __init__(self, model: Any, agent: str, tolerance: float | None) -> None:
+    def __init__(
+        self, model: Any, agent: str, tolerance: float | None, longest: int = RECENT_TOKENS
+    ) -> None:
+        """`longest`: maximum length of a sequence that the engine scores."""
         self.model = model
         self.agent = agent
         exact = next(model.parameters()).dtype == torch.float32
         self.tolerance = tolerance or (1e-4 if exact else 0.2)
         self._check_rounding = tolerance is None  # a configured tolerance replaces the second check
-        self._fixed = _random_rows(model.config.get_text_config().vocab_size)
+        self._longest = min(longest, RECENT_TOKENS)
+        words = model.config.get_text_config().vocab_size
+        self._fixed = [row[: self._longest] for row in _random_rows(words)]
         self._rows: list[Row] = self._fixed
         self._before: Scores | None = None
         self._rounding: float | None = None
@@ -73,7 +78,7 @@ class Probe:
 
     def remember(self, rows: Sequence[Row]) -> None:
         """Use the engine's latest sequences in the next comparison: training changes them most."""
-        self._rows = [*self._fixed, *(row[:RECENT_TOKENS] for row in rows[:RECENT_ROWS])]
+        self._rows = [*self._fixed, *(row[: self._longest] for row in rows[:RECENT_ROWS])]
         self._before = self.score(self._rows)
 
     @torch.no_grad()

@@ -138,13 +138,15 @@ class TransformersSampler:
         return output.logits[:, -1].float()
 
 
+@torch.no_grad()
 def token_bytes(model: Any) -> int:
-    """Bytes of one token's keys and values, if every layer has attention."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    heads = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+    """Bytes of one token's keys and values, from the cache of one token: layers may differ in sizes, and
+    some keep none."""
+    cache = DynamicCache(config=model.config)
+    ids_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model(input_ids=ids_11, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    kept = (getattr(layer, side, None) for layer in cache.layers for side in ("keys", "values"))
+    return max(1, sum(t.nbytes for t in kept if t is not None))
 
 
 @torch.inference_mode()

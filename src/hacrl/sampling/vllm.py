@@ -63,7 +63,8 @@ class VllmSampler:
         self.max_tokens: int = max_tokens
         self._check_installation()
         self.engine = self._start(_parse_options(settings))
-        self.probe = Probe(policy.model, self.name, settings.tolerance)
+        # To score a sequence, vLLM samples one token after it.
+        self.probe = Probe(policy.model, self.name, settings.tolerance, max_tokens - 1)
         self.syncs = 0  # how often the trainer's weights were loaded
         self._stale = True
         self._sync()  # now, so that an unusable setup fails before the run starts

@@ -270,6 +270,9 @@ def memory_findings(config: Config) -> Iterator[Finding]:
         text = f"at most about {size_text(peak.bytes)}, when {peak.when}"
         text += " (the other optimizers are offloaded to the host)" if peak.offloaded else ""
         text += f"; the device has {size_text(whole)}"
+        for name, need in needs.items():
+            if need.underestimated and need.learning:
+                text += f". The estimate for {name} may be too low ({need.underestimated})"
         if not fits:
             text += (
                 ". Lower microbatch_tokens or sampler.cache_fraction, or set gradient_checkpointing, "

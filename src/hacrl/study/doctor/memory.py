@@ -13,13 +13,16 @@ Sequences have their maximum length, so a run with shorter replies needs less.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 
 from hacrl.config import AgentConfig, Config
 from hacrl.importing import remote_code
+from hacrl.policy.fast_paths import caps_logits
 from hacrl.policy.fuse import WORTH_COMPILING
 from hacrl.policy.head import CHUNK_BYTES
 from hacrl.policy.offload import is_short
@@ -31,7 +34,8 @@ class Sizes:
     """Sizes of one model.
 
     Example: Sizes(parameters=1.7e9, trained=1.7e9, kept=1.9e6, layers=28, hidden=2048, inner=6144,
-             words=151936, cache_token=114688)
+             words=151936, cache_token=114688, full_logits=False,
+             underestimated="")
     """
 
     parameters: int
@@ -42,6 +46,8 @@ class Sizes:
     inner: int
     words: int
     cache_token: int  # bytes of keys and values per token
+    full_logits: bool  # whether an update holds the logits of all tokens (policy/fast_paths.py)
+    underestimated: str  # parts of the model for which `kept` may be too low; empty for most models
 
 
 def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -> Sizes | None:
@@ -89,7 +95,19 @@ def measure(source: str, agent: AgentConfig, dtype: torch.dtype, on_gpu: bool) -
         inner=inner,
         words=model.get_output_embeddings().weight.shape[0],
         cache_token=2 * keys * layers * dtype.itemsize,
+        full_logits=caps_logits(config),
+        underestimated=", ".join(_underestimated(text, agent)),
     )
+
+
+def _underestimated(text: Any, agent: AgentConfig) -> Iterator[str]:
+    """Parts of the model for which an update holds more than the tensors that `measure` counts."""
+    if getattr(text, "kv_lora_rank", None):
+        yield "latent attention"
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        yield "linear attention"
+    if agent.attention != "sdpa":
+        yield f"attention = {agent.attention!r}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +127,7 @@ class Need:
     cache: float  # KV cache of all rows that are sampled at the same time, at maximum length
     sampling: float  # a prefill or a decode step
     offload: str
+    underestimated: str = ""  # parts of the model for which `learning` may be too low
 
 
 @dataclass(frozen=True)
@@ -183,10 +202,11 @@ def estimate_need(
         step = gradients + 2 * 4 * (sizes.words * sizes.hidden if not agent.lora else 0)
         learning = max(batch, step)
     # Sampling: a prefill or scoring pass, or the logits of a decode step.
-    rows = min(agent.sampler_rows, config.prompts_per_step * config.samples_of(agent))
+    calls = _sampler_calls(config, agent)
+    rows = max(min(agent.sampler_rows, problems * samples) for problems, samples, _ in calls)
     prefill = min(PREFILL_TOKENS, config.prompts_per_step * config.prompt_limit(agent))
     passing = max(prefill, tokens) * (3 * sizes.inner + 6 * sizes.hidden) * width
-    cache = _cache_tokens(config, agent, rows, on_gpu) * sizes.cache_token
+    cache = _cache_tokens(config, agent, on_gpu) * sizes.cache_token
     return Need(
         parameters=sizes.parameters,
         weights=sizes.parameters * width * (1 if agent.ranks == 1 else 1 + 1 / agent.ranks),
@@ -196,6 +216,7 @@ def estimate_need(
         sampling=max(passing, rows * sizes.words * width),
         # Shards are never offloaded, and on a CPU there is nowhere to offload to.
         offload="none" if agent.ranks > 1 or not on_gpu else agent.offload,
+        underestimated=sizes.underestimated,
     )
 
 
@@ -206,6 +227,8 @@ def _passes(
     element = width + (0 if device.type == "cuda" else 8)
     chunk = min(CHUNK_BYTES[device.type], tokens * sizes.words * element)
     several = tokens * sizes.words * element > chunk
+    if sizes.full_logits:  # their cap, and of each scored token four float32 copies
+        chunk = tokens * sizes.words * (width + 16)
     gradient = sizes.words * sizes.hidden * (width + (4 if several and width == 2 else 0))
     # A chunk of logits, hidden states with their gradient, and the gradient of the head.
     head = chunk + 2 * tokens * sizes.hidden * width + (0 if agent.lora else gradient)
@@ -216,15 +239,29 @@ def _passes(
     return tokens * sizes.layers * sizes.hidden * width + max(head, layer)
 
 
-def _cache_tokens(config: Config, agent: AgentConfig, rows: int, on_gpu: bool) -> int:
+def _sampler_calls(config: Config, agent: AgentConfig) -> list[tuple[int, int, int]]:
+    """(problems, samples of each, token limit of a reply) of a step's rollouts and of an evaluation."""
+    reply, evaluation = config.response_limit(agent), config.evaluation
+    calls = [(config.prompts_per_step, config.samples_of(agent), reply)]
+    if evaluation.problems:
+        problems = agent.sampler_rows if evaluation.most is None else evaluation.most
+        calls.append((problems, evaluation.samples, evaluation.max_response_tokens or reply))
+    return calls
+
+
+def _cache_tokens(config: Config, agent: AgentConfig, on_gpu: bool) -> int:
     """Tokens in the KV cache of the built-in sampler; a GPU allocates whole pages."""
     if config.sampler_of(agent).kind != "builtin":
         return 0
-    prompt, reply = config.prompt_limit(agent), config.response_limit(agent)
-    if not on_gpu:
-        return rows * (prompt + reply)
-    pages = rows * (ceil((prompt + reply) / PAGE) + 1)
-    return (pages + config.prompts_per_step * ceil(prompt / PAGE)) * PAGE
+    prompt, most = config.prompt_limit(agent), 0
+    for problems, samples, reply in _sampler_calls(config, agent):
+        rows = min(agent.sampler_rows, problems * samples)
+        tokens = rows * (prompt + reply)
+        if on_gpu:
+            pages = rows * (ceil((prompt + reply) / PAGE) + 1)
+            tokens = (pages + problems * ceil(prompt / PAGE)) * PAGE
+        most = max(most, tokens)
+    return most
 
 
 def named_parameters(model: str) -> float | None:
