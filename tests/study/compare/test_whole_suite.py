@@ -392,6 +392,11 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     ]
     suite = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
     changes = ["steps=1", "evaluation.problems=2"]
+    lost = "stored/hacpo/seed-1: it replays alone/gspo/seed-1, which is not finished"
+    with pytest.raises(UserError, match=lost):
+        compare(suite, tmp_path / "out", changes, only=["hacpo"])
+    with pytest.raises(UserError, match=lost):
+        compare(suite, tmp_path / "failed", [*changes, f"agents.wren.model={tmp_path / 'nowhere'}"])
     plan = make_plan(suite, tmp_path / "out", changes)
     assert {(row.arm, row.rollouts) for row in plan} == {("hacpo", 16), ("gspo", 16)}
     results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")

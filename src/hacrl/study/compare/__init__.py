@@ -63,7 +63,7 @@ def compare(
         check_tasks(unfinished)
         finished.check_models(unfinished)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
-        failed = train_runs(wanted, parallel or suite.parallel, finished.add)
+        failed = train_runs(wanted, parallel or suite.parallel, finished.add, runs)
         if suite.benchmarks:
             evaluate_runs(suite.benchmarks, wanted, PlainConsole(stderr=True).print)
     if not any(run.finished for run in runs):
@@ -105,5 +105,6 @@ def _text(failed: Sequence[Failed]) -> str:
     for last, alike in list(runs.items())[:3]:
         names = ", ".join(name for name, _, _ in alike[:3])
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
-        sentences.append(f"{names}{more}: {last} (log: {alike[0][2]}).")
+        log = f" (log: {alike[0][2]})" if alike[0][2].is_file() else ""
+        sentences.append(f"{names}{more}: {last}{log}.")
     return " ".join(sentences)
