@@ -289,7 +289,7 @@ def _place(location: Sequence[int | str], tree: Any) -> Iterator[int | str]:
         if isinstance(tree, dict) and (part in tree or i == len(location) - 1):
             tree = tree.get(part)
         elif isinstance(tree, list) and isinstance(part, int):
-            tree = tree[part]
+            tree = tree[part] if part < len(tree) else None  # the place of a value that is missing
         else:
             continue
         yield part
