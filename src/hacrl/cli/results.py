@@ -185,10 +185,10 @@ def evaluate(
     with errors_as_messages(trust_code=trust_code or config is not None):
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
         given: dict[str, Any] = {"target": target, "overrides": overrides or [], "out": out}
-        limits = {"--problems": problems, "--samples": samples, "--max-tokens": max_tokens}
-        _check_options(benchmarks, config, {"--data": data, **limits})
+        sizes = {"--problems": problems, "--samples": samples, "--max-tokens": max_tokens}
+        _check_options(benchmarks, config, {"--data": data, **sizes})
         if benchmarks:
-            limits = {"problems": problems, "samples": _numbers(samples)}
+            limits: dict[str, Any] = {"problems": problems, "samples": _numbers(samples)}
             limits |= {"max_response_tokens": max_tokens} if max_tokens else {}
             found, table, folder = _evaluate_benchmarks(benchmarks, data, limits, **given, **chosen)
         else:
