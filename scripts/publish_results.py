@@ -64,9 +64,13 @@ def report(name: str, against: str = "") -> tuple[str, Results]:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "kept.jsonl"
         files = [DOCS / "results" / f"{file}.jsonl" for file in KEPT_BY.get(name, (name,))]
+        for file in (suite, *files):
+            if not file.is_file():
+                raise SystemExit(f"{name}: there is no file {file}")
         kept.write_text("".join(file.read_text() for file in files))
         results = compare(suite, Path(folder), report_only=True, kept=kept, against=against)
-        return (Path(folder) / "report.md").read_text(), results
+        text = (Path(folder) / "report.md").read_text()
+        return text.replace(f" --out {folder} --kept {kept}", ""), results
 
 
 def write_page(name: str) -> None:
@@ -200,10 +204,12 @@ def exchange(*names: str) -> str:
         "|---" * 8 + "|",
     ]
     counts: Counter[str] = Counter()
-    alone: dict[str, list[str]] = defaultdict(list)
-    for row in (row for name in names for row in report(name)[1].rows):
-        if row.arm.startswith("gspo"):
-            alone[row.name].append(f"{100 * row.after.mean:.1f}")
+    alone: dict[tuple[str, str], list[str]] = defaultdict(list)
+    rows = [(name, row) for name in names for row in report(name)[1].rows]
+    rated = {(name, row.name) for name, row in rows if row.exchange}
+    for name, row in rows:
+        if row.arm.startswith("gspo") and (name, row.name) in rated:
+            alone[name, row.name].append(f"{100 * row.after.mean:.1f}")
         if not row.exchange:
             continue
         rates = {"updates": row.exchange, "steps": at_steps[row.team, row.agent, row.arm]}
@@ -216,7 +222,7 @@ def exchange(*names: str) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- {key} for {count}" for key, count in sorted(counts.items()))]
     lines += ["", "| team / agent alone | x1 | x2 | x4 |", "|---" * 4 + "|"]
-    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in alone.items()]
+    lines += [f"| {name} | {' | '.join(cells)} |" for (_, name), cells in alone.items()]
     return "\n".join(lines)
 
 
@@ -300,5 +306,7 @@ if __name__ == "__main__":
         [table.__name__] for table in (baselines, cosines, curves, stored, sizes, exchange)
     ):
         print(globals()[sys.argv[1]](*sys.argv[2:]))
-    else:
+    elif sys.argv[1:] == ["figures"]:
         draw_forest()
+    else:
+        raise SystemExit(__doc__)

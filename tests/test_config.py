@@ -83,6 +83,7 @@ def test_paths_are_relative_to_the_file_or_begin_at_home(
         ("agents.0.name=finch", ["'finch' is used twice"]),
         ("agents.7.learn=false", ["agents.7", "'7'", "0 to 1", "wren"]),
         ("agents.0.name=a/b", ["agents.0.name"]),
+        ("agents.0.betas=[0.9]", ["agents.0.betas.1"]),
         ("agents.0.replay=runs/x", ["either `model` or `replay`"]),
         ("agents.*.learn=false", ["no agent learns"]),
         ("agents.*.name.x=1", ["agents.*.name is a value"]),

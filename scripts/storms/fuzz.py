@@ -245,9 +245,7 @@ def without_models() -> Iterator[None]:
         stack.enter_context(patch("hacrl.runs.import_object", lambda path, field: prepare))
         stack.enter_context(patch("hacrl.study.evaluation.Policy", stop))
         stack.enter_context(patch("hacrl.study.evaluation.VerifierPool", stop))
-        stack.enter_context(
-            patch("hacrl.study.compare.train_runs", lambda runs, parallel, keep: [])
-        )
+        stack.enter_context(patch("hacrl.study.compare.train_runs", lambda *given: []))
         yield
 
 

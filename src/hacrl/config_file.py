@@ -50,6 +50,7 @@ RENAMED: dict[str, str] = {
     "skip_limit": "no longer exists: the limit is 5; delete the key",
     "trust.max_source_norm": "no longer exists; use trust.max_source_weight",
     "trust.false_alarm_steps": "no longer exists: it is 10000; delete the key",
+    "budget": "no longer exists: rollouts are equal in all arms; delete the key",
     "trust.quarantine_steps": "no longer exists: it is 20; delete the key",
 }
 """Dotted name of a key that was renamed or removed, or is often guessed -> what to write instead.
@@ -288,7 +289,7 @@ def _place(location: Sequence[int | str], tree: Any) -> Iterator[int | str]:
         if isinstance(tree, dict) and (part in tree or i == len(location) - 1):
             tree = tree.get(part)
         elif isinstance(tree, list) and isinstance(part, int):
-            tree = tree[part]
+            tree = tree[part] if part < len(tree) else None  # the place of a value that is missing
         else:
             continue
         yield part

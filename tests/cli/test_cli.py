@@ -277,6 +277,8 @@ def test_a_benchmark(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_test.jsonl").write_text(lines)
     command = ("eval", "pocket:wren", "--benchmarks", "gsm8k_test")
     assert "--data" in refused(*command)
+    assert "--config does not go" in refused(*command, "--data", tmp_path, "--config", "a.toml")
+    assert "--problems needs --benchmarks" in refused("eval", "pocket:wren", "--problems", "5")
     where = ("--data", tmp_path, "--max-tokens", "8", "--out", tmp_path / "out")
     assert "GSM8K" in accepted(*command, *where)[0]
     assert (tmp_path / "out/gsm8k_test/wren/replies.jsonl").is_file()

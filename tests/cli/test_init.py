@@ -16,8 +16,10 @@ import pytest
 from cli_helpers import ROOT, accepted, hacrl, refused, write
 
 from hacrl.config import load_config
+from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 from hacrl.study.init.data import guess_verifier, read_data
+from hacrl.study.init.team import start_team
 
 SUMS = [{"problem": f"{a}+{b}=", "solution": a + b} for a in range(1, 7) for b in range(1, 7)]
 POCKET = ("--model", "pocket:wren", "--model", "pocket:finch")
@@ -68,13 +70,15 @@ def test_a_team_from_conversations(tmp_path: Path, answer: str | None) -> None:
 
 
 def test_an_own_reward_is_written_and_used(tmp_path: Path) -> None:
-    rows = [{"question": f"{n}+1=", "answer": str(n + 1), "level": 1} for n in range(40)]
+    odd = 'a"""\\'  # would end the docstring of the reward
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1), "level": 1, odd: 0} for n in range(40)]
     data, config = write_rows(tmp_path / "d.jsonl", rows), tmp_path / "team.toml"
     flags = ("--data", data, "--reward", "own", "--steps", "3")
     out, _ = accepted("init", config, *POCKET, *flags)
     assert f"doctor {config} --trust-code" in out
-    assert "other columns of the row: level" in (tmp_path / "rewards.py").read_text()
+    assert "other columns of the row: level, a" in (tmp_path / "rewards.py").read_text()
     score = runpy.run_path(str(tmp_path / "rewards.py"))["score"]
+    assert odd in score.__doc__
     assert [score(reply, "7") for reply in ("3+4=7", "17", "?")] == [1.0, 0.0, 0.0]
     assert load_config(config).steps == 3
     out, _ = accepted("doctor", config, "--trust-code")
@@ -110,6 +114,13 @@ def test_the_smallest_team_has_a_plan(tmp_path: Path) -> None:
     settings = load_config(config)
     assert settings.minibatch_samples == settings.samples_per_prompt
     accepted("doctor", config)
+
+
+@pytest.mark.parametrize("steps", ["abc", "0", "-5"])
+def test_steps_that_are_no_number_are_refused(tmp_path: Path, steps: str) -> None:
+    given = (tmp_path / "team.toml", ["pocket:wren"], "arithmetic", None, None, None, None)
+    with pytest.raises(UserError, match=f"--steps {steps}: give a whole number"):
+        start_team(*given, lambda *question: steps, print)
 
 
 def test_a_person_is_asked(tmp_path: Path) -> None:

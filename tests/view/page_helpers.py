@@ -21,8 +21,8 @@ HOSTILE = (
 
 
 def publish_hostile(pool: Pool, step: int) -> None:
-    """Write the step's batch of finch again, with hostile text in one reply."""
-    first, *rest = pool.rows("finch", step)
+    """Write the step's batch of finch again: hostile text in one reply, a reply_start in another."""
+    first, second, *rest = pool.rows("finch", step)
     hostile = replace(
         first,
         turns=(Turn("assistant", HOSTILE, True),),
@@ -31,7 +31,8 @@ def publish_hostile(pool: Pool, step: int) -> None:
     members = pool.members(step)
     pool.reopen(step)
     shutil.rmtree(pool.folder / f"step-{step:06d}" / "finch")
-    pool.publish(step, "finch", [hostile, *rest])
+    begun = replace(second, turns=(Turn("assistant", "Beginning", False), *second.turns))
+    pool.publish(step, "finch", [hostile, begun, *rest])
     pool.close(step, members)
 
 

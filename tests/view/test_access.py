@@ -93,10 +93,13 @@ def test_new_rows_are_read_once_and_a_rewound_file_again(run: RunDirectory) -> N
         found = asked.get("/api/run", params={"id": "team"}).json()
         assert found["x"] == [1] and found["series"]["reward"] == {"wren": [0.5], "finch": [0.5]}
         row = {"kind": "train", "agent": "wren", "rollouts": 16}
-        run.add_metrics([{**row, "step": 1, "reward": 0.75}])
+        run.add_metrics([{**row, "step": 1, "reward": 0.75, "diagnostics/gain/finch": 0.1}])
         found = asked.get("/api/run", params={"id": "team"}).json()
         assert found["x"] == [1, 2] and found["series"]["reward"]["wren"] == [0.5, 0.75]
         assert found["series"]["reward"]["finch"] == [0.5, None]
+        run.add_metrics([{**row, "step": step, "empty": None} for step in (2, 3, 4)])
+        metrics = asked.get("/api/run", params={"id": "team"}).json()["metrics"]
+        assert "diagnostics/gain/finch" in metrics and "empty" not in metrics
         run.rewind(1)
         assert asked.get("/api/run", params={"id": "team"}).json()["x"] == [1]
 

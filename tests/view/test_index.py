@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hacrl.store.rundir import RunDirectory
 from hacrl.types import Trajectory
 from hacrl.view.index import Index
 from hacrl.view.live import LiveRun
-from hacrl.view.replies import list_replies
+from hacrl.view.replies import list_replies, step_problems
 from hacrl.view.teaching import teaching
 
 STEPS, EACH = 3, 8  # replies of an agent in a step
@@ -79,6 +80,30 @@ def test_a_step_that_changed_is_indexed_again(run: RunDirectory) -> None:
     assert index.refresh() == 1 and total(index) == 72
     again = Index(LiveRun.open(run.path))  # another server
     assert again.refresh() == 0 and total(again, q=rows[0].text) == 1
+
+
+def test_a_run_without_stored_samples(run: RunDirectory) -> None:
+    """Nothing is said about single replies; counts come from the metrics. One step has its samples."""
+    for path in run.path.glob("samples/*/step-00000[12].jsonl"):
+        path.unlink()
+    live = LiveRun.open(run.path)
+    index = Index(live)
+    index.refresh()
+    pairs = {(p["learner"], p["source"]): p for p in teaching(live, index)["pairs"]}
+    assert pairs["cow", "dog"]["offered"] == EACH
+    assert total(index, learner="cow", used="none") == 0 and total(index, step=2) == 32
+    uses = [
+        {
+            reply["learners"]["cow"]["use"]
+            for p in step_problems(live, step, {})
+            for reply in p["replies"]
+        }
+        for step in (0, 1)
+    ]
+    assert "used" in uses[0] and uses[1] == {""}
+    shutil.rmtree(run.path / "samples")
+    index.refresh()
+    assert not any(pair["counted"] for pair in teaching(live, index)["pairs"])
 
 
 def test_a_run_with_other_learners_has_another_index(run: RunDirectory) -> None:

@@ -13,7 +13,11 @@ from hub_process import HubProcess
 from page_helpers import HOSTILE, keep_shots, serving
 from process_table import wait_until
 
+from hacrl.config import change_config
+from hacrl.owners.signing import Key
 from hacrl.store.reader import RunReader
+from hacrl.store.rows import RowLog
+from hacrl.store.rundir import RunDirectory
 
 pytestmark = pytest.mark.page
 
@@ -46,6 +50,12 @@ def test_a_run_and_its_keys(tab: Any, address: str) -> None:
     chart = tab.get_by_label("Training reward. Last values")
     chart.hover()
     assert "wren" in tab.locator(".tip:visible").inner_text()
+    phases = tab.get_by_label("Seconds by phase. Last values")
+    phases.focus()
+    tab.keyboard.press("ArrowLeft")  # the last step
+    last = phases.get_attribute("aria-label").partition("Last values: ")[2].split(", ")
+    tip = tab.locator(".tip:visible", has_text="sample").inner_text().splitlines()
+    assert sorted(last) == sorted(tip[1:])
     tab.get_by_label("another metric").select_option("learning_rate")
     tab.wait_for_url("**metric=learning_rate")
     tab.locator("figure", has_text="learning_rate").locator("path.line").first.wait_for(
@@ -203,6 +213,27 @@ def test_an_exported_run_needs_no_server(tab: Any, runs: Path, tmp_path: Path) -
     tab.locator("table.replies a").click()
     tab.locator("article.chosen").wait_for()
     assert tab.title() == "team · hacrl"
+    tab.go_back()
+    tab.get_by_label("search").fill("beginning")
+    tab.keyboard.press("Enter")
+    tab.locator(".preview", has_text="Beginning").wait_for()
+
+
+def test_mean_rewards_and_gains_without_a_standard_error(
+    tab: Any, runs: Path, tmp_path: Path
+) -> None:
+    """A run whose verifier knows partial rewards, and whose checks have one problem each."""
+    run = RunDirectory(shutil.copytree(runs / "team", tmp_path / "runs" / "odd"))
+    function = 'verifier={kind="function",options={path="rewards:f"}}'
+    run.set_config(change_config(run.config(), [function]))
+    rows = [{k: v for k, v in r.items() if "gain_se" not in k} for r in run.metric_rows()]
+    RowLog(run.metrics_path, "").replace(rows)
+    with serving(tmp_path / "runs") as url:
+        tab.goto(f"{url}#runs?sel=odd")
+        tab.get_by_label("Selected runs. Last values").wait_for()
+        assert "%" not in tab.get_by_label("Selected runs. Last values").text_content()
+        tab.goto(f"{url}#teach?id=odd&metric=gain")
+        tab.locator("figure circle").nth(7).wait_for()
 
 
 def test_a_comparison_and_its_report(tab: Any, runs: Path, tmp_path: Path) -> None:
@@ -255,11 +286,17 @@ def test_members_arrivals_and_changes_of_a_hub(tab: Any, tmp_path: Path) -> None
         expel = {"kind": "expel", "member": "cat", "step": 1, "signer": "founder"}
         change = hub.team.amend(hub.keys["founder"], **expel)
         httpx.post(f"{hub.url}/v1/amendments", content=change.encode()).raise_for_status()
+        later = {"kind": "rotate", "member": "bee", "step": 2, "signer": "founder"}
+        later["key"] = Key.new().public
+        change = hub.team.amended(change).amend(hub.keys["founder"], **later)
+        httpx.post(f"{hub.url}/v1/amendments", content=change.encode()).raise_for_status()
         with serving(hub.url) as url:
             tab.goto(url)
             tab.get_by_text("step 1 of 3 is open").wait_for()
             for name, state in (("ant", "arrived"), ("bee", "waiting"), ("cat", "from step 2")):
                 assert state in tab.locator("tr", has_text=name).first.inner_text()
+            key = hub.keys["bee"].public[:16]  # the new one counts from step 3 on
+            assert key in tab.locator("tr", has_text="bee").first.inner_text()
             keep_shots(tab, "hub")
             publish(hub, "bee")
             tab.locator("tr", has_text="bee").get_by_text("arrived").wait_for()

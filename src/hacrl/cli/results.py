@@ -171,8 +171,9 @@ def evaluate(
         str, typer.Option(help="With --benchmarks: replies per problem, e.g. aime25=8,amc23=4")
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="With --benchmarks: maximum tokens of a reply.")
-    ] = 8196,
+        int | None,
+        typer.Option(min=1, help="With --benchmarks: maximum tokens of a reply (default: 8196)."),
+    ] = None,
     as_json: Json = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -184,9 +185,11 @@ def evaluate(
     with errors_as_messages(trust_code=trust_code or config is not None):
         chosen: dict[str, Any] = {"agent": agent, "step": step, "best": best, "report": note}
         given: dict[str, Any] = {"target": target, "overrides": overrides or [], "out": out}
+        sizes = {"--problems": problems, "--samples": samples, "--max-tokens": max_tokens}
+        _check_options(benchmarks, config, {"--data": data, **sizes})
         if benchmarks:
-            limits = {"problems": problems, "samples": _numbers(samples)}
-            limits["max_response_tokens"] = max_tokens
+            limits: dict[str, Any] = {"problems": problems, "samples": _numbers(samples)}
+            limits |= {"max_response_tokens": max_tokens} if max_tokens else {}
             found, table, folder = _evaluate_benchmarks(benchmarks, data, limits, **given, **chosen)
         else:
             found, table, folder = _evaluate(config=config, **given, **chosen)
@@ -194,6 +197,17 @@ def evaluate(
 
         print_json(found) if as_json else console().print(table)
         note(f"replies: {folder}")
+
+
+def _check_options(benchmarks: str, config: Path | None, of_benchmarks: dict[str, Any]) -> None:
+    """A UserError for an option that would have no effect."""
+    if benchmarks and config:
+        raise UserError("--config does not go with --benchmarks; give settings as key=value")
+    if not benchmarks and (given := [name for name, value in of_benchmarks.items() if value]):
+        raise UserError(
+            f"{given[0]} needs --benchmarks; settings of held-out evaluations are overrides, e.g. "
+            "evaluation.problems=100"
+        )
 
 
 def _evaluate(target: str, overrides: list[str], **given: Any) -> tuple[Any, Any, Path]:

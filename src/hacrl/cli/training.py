@@ -133,7 +133,10 @@ def compare(
     A suite lists arms, teams and seeds. The report has differences with intervals and verdicts.
     """
     with errors_as_messages(trust_code=trust_code or not (report or plan)):
-        folder = out or Path("runs") / "compare" / suite.stem
+        from hacrl.study.compare import compare as run_suite
+        from hacrl.study.compare import default_folder
+
+        folder = out or default_folder(suite)
         arms, chosen = ([name for name in given.split(",") if name] for given in (only, teams))
         if plan:
             from hacrl.study.compare.plan import make_plan, plan_table
@@ -143,8 +146,6 @@ def compare(
             if as_json:
                 return print_json([asdict(row) for row in rows])
             return console().print(plan_table(rows))
-        from hacrl.study.compare import compare as run_suite
-
         results = run_suite(
             suite, folder, overrides or [], parallel, arms, against, report, kept, chosen
         )

@@ -6,8 +6,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hacrl.safe_text import mask_override
-
 
 def render(template: str, **values: Any) -> str:
     """Fill in a template, given by its path in this package. An unknown name in it is an error."""
@@ -18,7 +16,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"mask": mask_override, "toml": toml}
+    environment.filters["toml"] = toml
     return environment.get_template(template).render(values)
 
 

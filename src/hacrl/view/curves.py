@@ -53,8 +53,11 @@ def run_figures(run: LiveRun, name: str) -> dict[str, Any]:
     config = run.config()
     steps, table = train_table(run)
     rows = [row for found in table.values() for row in found.values()]
-    newest = [row for row in rows if row["step"] in steps[-2:]]
-    metrics = {key for row in newest for key, value in row.items() if short(value) is not None}
+    metrics = {
+        key
+        for key in set[str]().union(*rows)
+        if any(short(row.get(key)) is not None for row in reversed(rows))
+    }
     return {
         **list_run(run, name),
         "path": str(run.path),

@@ -102,7 +102,8 @@ def _apply(members: dict[str, Any], change: Mapping[str, Any], now: int) -> dict
         if step > now:
             members[name]["state"] = f"joins in step {step + 1}"
     elif kind == "rotate":
-        members[name]["key"] = str(change["key"])
+        if step <= now:
+            members[name]["key"] = str(change["key"])
     else:
         past = {"leave": "left", "expel": "expelled"}.get(kind, kind)
         members[name]["state"] = past + ("" if step <= now else f", from step {step + 1}")

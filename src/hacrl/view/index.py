@@ -23,10 +23,11 @@ from hacrl.store.pool import Pool
 from hacrl.store.rows import Row
 from hacrl.view.live import LiveRun, stamp
 
-VERSION = 2  # version of the tables; an index of another version is built anew
+VERSION = 3  # version of the tables; an index of another version is built anew
 BEGINNING = 200  # characters of a text that the list shows
 NONE, ZERO, CLIPPED, USED = "-", "0", "c", "u"
-"""What a learner did with a reply: no sample; advantage 0; a sample without a gradient; used."""
+"""What a learner did with a reply: no sample; advantage 0; a sample without a gradient; used. `uses` has
+a letter for each learner; it is empty if the samples of the step are not stored."""
 
 _TABLES = f"""
 CREATE TABLE steps (step INTEGER PRIMARY KEY, stamp TEXT, error TEXT);
@@ -127,7 +128,8 @@ class Index:
         error = ""
         try:
             groups = Pool(self.run.pool_path, read_only=True).snapshot(step).groups
-            tables = [self.run.samples(step, learner) for learner in self.learners]
+            learners = self.learners if self.run.has_samples(step) else ()
+            tables = [self.run.samples(step, learner) for learner in learners]
             for id, t in enumerate((t for g in groups for t in g.trajectories), start=last[0] + 1):
                 key = (t.problem_id, t.agent, t.index)
                 uses = "".join(use_of(samples.get(key)) for samples in tables)

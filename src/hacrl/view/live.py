@@ -51,6 +51,10 @@ class LiveRun(RunReader):
             self._running = (now + LOCK_SECONDS, super().running())
         return self._running[1]
 
+    def has_samples(self, step: int) -> bool:
+        """Whether samples of a step are stored; where every reply was dropped, their files are empty."""
+        return any(self.path.glob(f"samples/*/step-{step:06d}.jsonl"))
+
     def samples(self, step: int, learner: str) -> Samples:
         """The samples of a learner in a step."""
         rows = self.sample_rows(step, learner)

@@ -78,6 +78,7 @@ def step_problems(
     config = run.config()
     groups = Pool(run.pool_path, read_only=True).snapshot(step).groups
     ids = [None, *(group.problem_id for group in groups), None]
+    stored = run.has_samples(step)
     tables = {a.name: run.samples(step, a.name) for a in config.agents if a.learns}
     metrics = {row["agent"]: row for row in run.metric_rows("train") if row["step"] == step}
     for place, group in enumerate(groups, start=1):
@@ -94,12 +95,14 @@ def step_problems(
             "missing": missing,
             "agents": [agent.name for agent in config.agents],
             "learners": list(tables),
-            "stored": any(tables.values()),
+            "stored": stored,
             "replies": [
                 {
                     **_reply(t),
                     "learners": {
                         name: _use(config, t, name, rows, metrics.get(name, {}))
+                        if stored
+                        else {"use": "", "why": "samples are not stored"}
                         for name, rows in tables.items()
                     },
                 }

@@ -48,13 +48,13 @@ def teaching(run: LiveRun, index: Index) -> dict[str, Any]:
 
 
 def _counts(index: Index) -> Mapping[tuple[str, str], Counter[str]]:
-    """(learner, author) -> use -> number of replies."""
+    """(learner, author) -> use -> number of replies, of the steps whose samples are stored."""
     found = defaultdict[tuple[str, str], Counter[str]](Counter)
     with index.reading() as db:
         for author, uses, count in db.execute(
             "SELECT author, uses, count(*) FROM replies GROUP BY 1, 2"
         ):
-            for learner, use in zip(index.learners, uses, strict=True):
+            for learner, use in zip(index.learners, uses, strict=False):
                 found[learner, author][use] += count
     return found
 

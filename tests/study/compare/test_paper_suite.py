@@ -1,8 +1,10 @@
 """The paper's suites: settings, plan, and the whole path with tiny models in Table 1's form."""
 
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import tomli_w
@@ -12,7 +14,7 @@ from hacrl.config import load_config
 from hacrl.config_file import read_toml
 from hacrl.store.rows import write_object
 from hacrl.study.benchmarks.catalogue import MATH7
-from hacrl.study.compare.plan import make_plan
+from hacrl.study.compare.plan import PlanRow, make_plan, plan_table
 from hacrl.study.compare.suite import load_suite, make_runs
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -69,6 +71,14 @@ def test_the_plan_by_hand(tmp_path: Path) -> None:
     assert "unknown" in row.memory
 
 
+@pytest.mark.parametrize(
+    ("hours", "total"), [((5.2, 3), "8.2"), ((5.2, None), "> 5.2"), ((None, None), "unknown")]
+)
+def test_a_total_of_unknown_hours_says_so(hours: tuple[float | None, ...], total: str) -> None:
+    rows = [PlanRow("pair", "hacpo", 1, 58, 1024, "131 GB", h) for h in hours]
+    assert [*plan_table(rows).columns[5].cells][-1] == total
+
+
 def test_the_command_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     out, _ = accepted("compare", PAPER, "--plan", "--out", tmp_path / "out", *TINY.split())
     assert "GPU hours" in out and "about" in out  # the memory of pocket models is known
@@ -108,12 +118,27 @@ def test_the_whole_path_ends_with_the_table(tmp_path: Path) -> None:
     assert rows[0]["mean"] == pytest.approx(sum(s["mean"] for s in rows[0]["scores"].values()) / 7)
     code, again, err = hacrl(*command, f"benchmarks.data={tmp_path}", "--report")
     assert code == 0 and again == out, err
+    alone_is_borrowed(tmp_path, tree)
+    code, _, err = hacrl(*command, f"benchmarks.data={tmp_path}", "--report")
+    rows = json.loads((tmp_path / "out/results.json").read_text())["benchmarks"]
+    assert [(r["agent"], r["arm"]) for r in rows if r["team"] == "again"] == [
+        (agent, arm) for agent in ("qwen3-4b", "qwen3-4b-instruct") for arm in ("gspo", "gspo_x2")
+    ], err
     stored["settings"]["problems"] = 99
     write_object(folder / "result.json", stored)
     code, _, err = hacrl(*command, f"benchmarks.data={tmp_path}", "--report")
     assert (
         code == 2 and "problems is 99 there and" in err and "Delete the benchmarks folders" in err
     )
+
+
+def alone_is_borrowed(folder: Path, tree: dict[str, Any]) -> None:
+    """A second team with the same agents has a run of gspo_x2, and that of gspo from the first team."""
+    tree["reference"], tree["arms"][0]["teams"] = "gspo", [tree["teams"][0]["name"]]
+    tree["teams"] = [tree["teams"][0], tree["teams"][0] | {"name": "again"}]
+    (folder / "paper.toml").write_text(tomli_w.dumps(tree))
+    runs = folder / "out" / "runs"
+    shutil.copytree(runs / "state-4b" / "gspo_x2", runs / "again" / "gspo_x2")
 
 
 def test_the_published_figures_are_those_of_the_paper() -> None:

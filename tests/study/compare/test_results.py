@@ -210,6 +210,9 @@ def test_secrets_do_not_reach_the_reports() -> None:
     changes = ("sampler.options.api_key=hunter2", "task.train=https://me:hunter2@host/data")
     found = replace(found, changes=changes)
     found.suite.arms[0].overrides.append("sampler.options.api_key=hunter2")
+    quoted = replace(found, changes=("task.prompt={question} =",), options=("--out", "a b"))
+    command = "Command: hacrl compare suite.toml 'task.prompt={question} =' --out 'a b'\n"
+    assert command in render(quoted)
     texts = [render_page(found), render(found), json.dumps(as_json(found))]
     for text in texts:
         assert "hunter2" not in text and "https://***@host/data" in text
@@ -219,6 +222,8 @@ def test_runs_of_another_team_are_linked_where_they_are() -> None:
     run = agent_run("alone", 1, 0, 1)
     text = render(results(replace(run, run=replace(run.run, team="three"))), "../")
     assert "three / ant / alone: [seed 1](../runs/pair/alone/seed-1)" in text
+    assert "| three / ant | alone | 100 | 4 |  | 1 |" in text  # no time of another team
+    assert "| 100 | 4 | 8.0 s | 1 |" in render(results(run))
 
 
 def test_metrics_are_means_over_steps() -> None:

@@ -131,7 +131,8 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
         ({"arms": [*ARMS, {"name": "x", "teams": ["none"]}]}, "has the unknown team 'none'"),
         ({"arms": [*ARMS, {"name": "x", "agents": {"owl": {}}}]}, "changes agent 'owl'"),
         ({"base": "no.toml"}, "there is no file"),
-        ({"bugdet": "rollouts"}, "bugdet: unknown key; did you mean 'budget'"),
+        ({"referenc": "gspo"}, "referenc: unknown key; did you mean 'reference'"),
+        ({"budget": "rollouts"}, "budget: no longer exists"),
         (
             {"arms": [*ARMS, {"name": "x", "factr": 2}]},
             "arms.2.factr: unknown key; did you mean 'factor'",
@@ -140,6 +141,7 @@ def test_budgets_set_the_steps(tmp_path: Path, settings: Any, steps: dict[str, i
         ({"arms": [*ARMS, ODD]}, "192 rollouts of 'wren', and a step makes 40"),
         ({"overrides": ["evaluation.every=0"], "arms": [*ARMS, DYNAMIC]}, "set evaluation.every"),
         ({"arms": [*ARMS, DYNAMIC], "reference": "dynamic"}, "a fixed number of rollouts"),
+        ({"benchmarks": "math7", "arms": [*ARMS, DYNAMIC]}, "'gspo-dynamic' is over its budget"),
         ({"overrides": ["evaluation.problems=0"]}, "nothing to compare"),
         ({"arms": [*ARMS, FEWER]}, "evaluation.problems is 200 there and 50 here"),
         ({"arms": [*ARMS, NEAR]}, "verifier.options.tolerance is None there and 0.5 here"),

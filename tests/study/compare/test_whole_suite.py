@@ -89,7 +89,7 @@ def test_the_report_agrees_with_the_runs(finished: Path) -> None:
     ours, theirs = ((run / "metrics.jsonl").read_bytes() for run in runs)
     assert ours == theirs
     found = json.loads((out / "results.json").read_text())
-    assert found["budget"] == "rollouts" and found["comparisons"] == 1
+    assert found["comparisons"] == 1
     [hacpo, gspo] = found["rows"]
     assert (hacpo["rollouts"], hacpo["updates"], hacpo["verdict"]) == (32, 4, "open")
     for row in (hacpo, gspo):
@@ -142,6 +142,8 @@ def test_no_command_is_shown_for_a_run_that_is_only_in_the_file(kept: Path, tmp_
     options = "--report", "--kept", kept
     done = subprocess.run(command(tmp_path, *options), capture_output=True, text=True, check=True)
     assert "report: " in done.stdout and " show " not in done.stdout
+    text = (tmp_path / "out/report.md").read_text()
+    assert f"tiny.toml --out {tmp_path / 'out'} --kept {kept}\n" in text
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -338,11 +340,28 @@ def test_a_run_from_before_a_setting_existed_has_its_default(kept: Path, tmp_pat
         compare(suite, tmp_path / "out", ["trust.max_source_weight=0.5"], kept=old)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"run": "a"', '{"seed": 1}'])
+@pytest.mark.parametrize("line", ["{", "[]", '{"run": "a"', '{"seed": 1}', "\udcff"])
 def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, line: str) -> None:
-    (tmp_path / "runs.jsonl").write_text(line + "\n")
-    with pytest.raises(UserError, match="line 1 is not a run of `hacrl compare`"):
+    (tmp_path / "runs.jsonl").write_text(line + "\n", "utf-8", "surrogateescape")
+    broken = "runs.jsonl is not a file of .*invalid start" if line == "\udcff" else "line 1 is not"
+    with pytest.raises(UserError, match=broken):
         compare(write_suite(tmp_path, **ALONE), tmp_path / "out", kept=tmp_path / "runs.jsonl")
+
+
+def test_a_file_that_cannot_serve_is_refused_before_the_training(
+    kept: Path, tmp_path: Path
+) -> None:
+    """A folder; a file without its line of problems; no file, and no finished run."""
+    suite, (_, run) = write_suite(tmp_path, **ALONE), kept.read_text().splitlines()
+    (tmp_path / "part.jsonl").write_text(run)
+    for path, report_only, message in (
+        (tmp_path, False, "is not a file of `hacrl compare`.*directory"),
+        (tmp_path / "part.jsonl", True, "team/gspo/seed-1 or its line of problems is incomplete"),
+        (tmp_path / "none.jsonl", True, "no run is finished, and there is no file .*none.jsonl"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(suite, tmp_path / "out", report_only=report_only, kept=path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_runs_alone_serve_every_team_with_the_agent(tmp_path: Path) -> None:
@@ -392,6 +411,11 @@ def test_an_arm_beside_the_stored_run_of_another_arm(tmp_path: Path) -> None:
     ]
     suite = write_suite(tmp_path, seeds=[1], teams=teams, arms=arms)
     changes = ["steps=1", "evaluation.problems=2"]
+    lost = "stored/hacpo/seed-1: it replays alone/gspo/seed-1, which is not finished"
+    with pytest.raises(UserError, match=lost):
+        compare(suite, tmp_path / "out", changes, only=["hacpo"])
+    with pytest.raises(UserError, match=lost):
+        compare(suite, tmp_path / "failed", [*changes, f"agents.wren.model={tmp_path / 'nowhere'}"])
     plan = make_plan(suite, tmp_path / "out", changes)
     assert {(row.arm, row.rollouts) for row in plan} == {("hacpo", 16), ("gspo", 16)}
     results = compare(suite, tmp_path / "out", changes, kept=tmp_path / "kept.jsonl")

@@ -63,21 +63,26 @@ def compare(
         check_tasks(unfinished)
         finished.check_models(unfinished)
         write_config(out / "suite.toml", path.read_text(encoding="utf-8"))
-        failed = train_runs(wanted, parallel or suite.parallel, finished.add)
+        failed = train_runs(wanted, parallel or suite.parallel, finished.add, runs)
         if suite.benchmarks:
             evaluate_runs(suite.benchmarks, wanted, PlainConsole(stderr=True).print)
     if not any(run.finished for run in runs):
-        raise UserError(f"no run is finished, so there is no report. {_text(failed)}".rstrip())
+        lost = f", and there is no file {kept}" if kept and not kept.exists() else ""
+        raise UserError(
+            f"no run is finished{lost}, so there is no report. {_text(failed)}".rstrip()
+        )
     for run in runs:
         if run.finished:
             finished.add(run)
     from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
     from hacrl.study.compare.results import collect
 
-    results = collect(suite, runs, changes)
+    options = [] if out == default_folder(path) else ["--out", str(out)]
+    options += ["--kept", str(kept)] if kept else []
+    results = collect(suite, runs, changes, options=options)
     write_report(results, out)
     if against:
-        results = collect(suite, runs, changes, against)
+        results = collect(suite, runs, changes, against, options)
         write_report(results, out, f"against/{against}")
     if failed:
         raise UserError(
@@ -85,6 +90,11 @@ def compare(
             f"{_text(failed)} The same command tries them again"
         )
     return results
+
+
+def default_folder(suite: Path) -> Path:
+    """Where the command writes without --out."""
+    return Path("runs") / "compare" / suite.stem
 
 
 def check_tasks(runs: Sequence[Run]) -> None:
@@ -105,5 +115,6 @@ def _text(failed: Sequence[Failed]) -> str:
     for last, alike in list(runs.items())[:3]:
         names = ", ".join(name for name, _, _ in alike[:3])
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
-        sentences.append(f"{names}{more}: {last} (log: {alike[0][2]}).")
+        log = f" (log: {alike[0][2]})" if alike[0][2].is_file() else ""
+        sentences.append(f"{names}{more}: {last}{log}.")
     return " ".join(sentences)

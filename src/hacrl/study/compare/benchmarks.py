@@ -15,6 +15,7 @@ from hacrl.study.compare.suite import Run, Suite, SuiteBenchmarks
 
 if TYPE_CHECKING:
     from hacrl.study.benchmarks.results import BenchmarkResult
+    from hacrl.study.compare.reading import AgentRun
 
 FOLDER = "benchmarks"  # RUN/benchmarks, as for `hacrl eval RUN --benchmarks`
 OF_RUN = {"model", "step", "system", "template", "template_args", "reply_start"}
@@ -61,21 +62,21 @@ def evaluate_runs(
             evaluate_benchmarks(found, settings.chosen, settings.data, out, settings)
 
 
-def benchmark_rows(suite: Suite, runs: Sequence[Run]) -> Iterator[BenchmarkRow]:
+def benchmark_rows(suite: Suite, agent_runs: Sequence[AgentRun]) -> Iterator[BenchmarkRow]:
     """One row per team, agent and arm, from the runs whose benchmarks are finished."""
     if suite.benchmarks is None:
         return
     names = [b.name for b in suite.benchmarks.chosen]
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     first: dict[str, BenchmarkResult] = {}
-    for run, agent in [(r, name) for r in runs for name in r.learners]:
+    for run, agent in [(r.run, r.agent) for r in agent_runs]:
         if results := _results(run, agent, names):
             for name, result in results.items():
                 _check_settings(first.setdefault(name, result), result, f"{run.name}/{agent}")
             scores = {name: result.score.mean for name, result in results.items()}
             found.setdefault((run.team, agent, run.arm), []).append(scores)
-    agents = list(dict.fromkeys(key[:2] for key in found))
-    for team, agent, arm in sorted(found, key=lambda key: agents.index(key[:2])):
+    agents, arms = list(dict.fromkeys(key[:2] for key in found)), [arm.name for arm in suite.arms]
+    for team, agent, arm in sorted(found, key=lambda k: (agents.index(k[:2]), arms.index(k[2]))):
         seeds = found[team, agent, arm]
         means = {name: t_interval([values[name] for values in seeds]) for name in names}
         paper = suite.published.get(team, {}).get(agent, {}).get(arm, {})

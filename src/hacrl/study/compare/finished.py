@@ -44,7 +44,13 @@ class FinishedRuns:
         self._read()
 
     def _read(self) -> None:
-        lines = self.path.read_text().splitlines() if self.path and self.path.is_file() else ()
+        try:
+            there = self.path is not None and self.path.exists()
+            lines = self.path.read_text("utf-8").splitlines() if self.path and there else ()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"--kept {self.path} is not a file of `hacrl compare` ({error}). Choose another file."
+            ) from error
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
@@ -120,8 +126,14 @@ class FinishedRuns:
                 f"--kept {self.path}: {run.name} has other settings: {changed}. Choose another file, "
                 "or delete its line."
             )
-        run = replace(run, stored_environment=row["environment"])
-        stored = [self._agent(run, name, row["agents"][name]) for name in run.learners]
+        try:
+            run = replace(run, stored_environment=row["environment"])
+            stored = [self._agent(run, name, row["agents"][name]) for name in run.learners]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"--kept {self.path}: {run.name} or its line of problems is incomplete ({error!r}). "
+                "Restore the file, or delete the line of the run."
+            ) from error
         return replace(run, stored=tuple(stored))
 
     def _agent(self, run: Run, agent: str, stored: dict[str, Any]) -> AgentRun:

@@ -119,6 +119,7 @@ def plan_table(rows: Sequence[PlanRow]) -> rich.table.Table:
         numbers = (f"{n:,}" for n in (row.runs, row.steps, row.rollouts))
         table.add_row(row.team, row.arm, *numbers, hours, row.memory)
     runs, rollouts = sum(row.runs for row in rows), sum(row.rollouts for row in rows)
-    hours = f"{sum(row.hours or 0 for row in rows):.3g}"
+    known = [row.hours for row in rows if row.hours is not None]
+    hours = f"{'> ' * (len(known) < len(rows))}{sum(known):.3g}" if known or not rows else "unknown"
     table.add_row("all", "", f"{runs:,}", "", f"{rollouts:,}", hours, "")
     return table

@@ -6,6 +6,7 @@ numbers of results.json as figures, and the text.
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -57,7 +58,6 @@ def as_json(results: Results) -> dict[str, Any]:
     values = {
         "suite": suite.path.name,
         "changes": [*map(mask_override, results.changes)],
-        "budget": suite.budget,
         "reference": results.reference,
         "score": results.score,
         "seeds": suite.seeds,
@@ -95,6 +95,7 @@ def render(results: Results, up: str = "") -> str:
         parity=_parity_counts(results),
         benchmarks=table_lines(results.suite, results.benchmarks),
         diagnostics=[_diagnostics_line(row) for row in results.rows],
+        command=_command(results),
         settings=list(_settings(results.suite)),
         unused=[row for row in results.rows if row.diagnostics.get("peers/used", 1) < NEARLY_NONE],
         up=up,
@@ -190,6 +191,14 @@ def _by_arm(verdicts: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
 # ---------------------------------------------------------------- lines of the tables
 
 
+def _command(results: Results) -> str:
+    """The command that makes this report, quoted for a shell, without secrets."""
+    suite, changes = results.suite, map(mask_override, results.changes)
+    parts = ["hacrl", "compare", str(suite.path), *changes, *results.options]
+    against = results.reference != suite.reference
+    return shlex.join([*parts, *(["--against", results.reference] if against else ())])
+
+
 def _settings(suite: Suite) -> Iterator[str]:
     """What the suite, its teams and its arms change in the base config, without secrets."""
     changes = {"All runs": suite.overrides}
@@ -214,7 +223,7 @@ def _accuracy_line(results: Results, row: Row) -> Line:
         "arm": row.arm,
         "own rollouts": f"{row.rollouts:,.0f}" + (f" (x{row.factor:g})" if row.factor != 1 else ""),
         "updates": f"{row.updates:,.0f}",
-        "training time": duration(row.seconds),
+        "training time": "" if row.borrowed else duration(row.seconds),
         "seeds": str(len(row.seeds)),
         "before": percent(row.before) + row.judged[0],
         "after": percent(row.after) + row.judged[1],

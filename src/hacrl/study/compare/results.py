@@ -126,6 +126,11 @@ class Row:
     def name(self) -> str:
         return f"{self.team} / {self.agent}"
 
+    @property
+    def borrowed(self) -> bool:
+        """Whether the runs are those of another team."""
+        return Path(self.files[0]).parts[1] != self.team
+
 
 @dataclass(frozen=True)
 class Results:
@@ -141,6 +146,7 @@ class Results:
     environment: Mapping[str, Any]  # versions and hardware of the first run
     benchmarks: tuple[BenchmarkRow, ...] = ()  # empty if the suite names no benchmarks
     partial: bool = False  # some verifier knows partial rewards: means are no accuracies
+    options: tuple[str, ...] = ()  # --out and --kept with their values
 
     @property
     def score(self) -> str:
@@ -153,14 +159,17 @@ class Results:
 
 
 def collect(
-    suite: Suite, runs: Sequence[Run], changes: Sequence[str] = (), reference: str = ""
+    suite: Suite,
+    runs: Sequence[Run],
+    changes: Sequence[str] = (),
+    reference: str = "",
+    options: Sequence[str] = (),
 ) -> Results:
-    """Read every finished run and compare with the reference arm (default: the suite's)."""
+    """Read every finished run and compare with the reference arm (default: the suite's). `options` are
+    --out and --kept with their values, for the command in the report."""
     reference = reference or suite.reference
     agent_runs = [r for run in runs if run.finished for r in read_run(run)]
     agent_runs += _alone_elsewhere(suite, agent_runs, changes)
-    if not agent_runs:
-        raise UserError(f"there is no finished run of the reference {suite.reference!r} yet")
     rows = make_rows(suite, agent_runs, reference, runs[0].folder.parents[3])
     return Results(
         suite,
@@ -171,8 +180,9 @@ def collect(
         min(len(r.scores) for r in agent_runs),
         runs[0].config.evaluation.samples,
         agent_runs[0].run.environment,
-        tuple(benchmark_rows(suite, runs)),
+        tuple(benchmark_rows(suite, agent_runs)),
         any(not score_name(run.config.verifier.kind)[1] for run in runs),
+        tuple(options),
     )
 
 

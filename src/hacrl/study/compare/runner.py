@@ -34,15 +34,18 @@ from hacrl.verify.settings import CORES, usable_cores
 READ_EVERY = 2.0  # seconds between two readings of the runs' metrics
 POLL_EVERY = 0.2  # seconds between two checks of the training processes
 _NUMBER = re.compile(r"(?<![\w.'-])\d+(?![\w-])")  # not one in the name of an agent, as in llama-3b
-Failed = tuple[str, str, Path]  # name of the run, the last line of its log, the log file
+Failed = tuple[str, str, Path]  # name of the run, what happened, the log file
 
 
 def train_runs(
-    runs: Sequence[Run], parallel: int, on_finish: Callable[[Run], None] = lambda run: None
+    runs: Sequence[Run],
+    parallel: int,
+    on_finish: Callable[[Run], None] = lambda run: None,
+    suite: Sequence[Run] = (),
 ) -> list[Failed]:
     """Train the unfinished runs, at most `parallel` at a time; return the failed ones. `on_finish` is
     called with every run that ends well. A failure does not stop the others. A run that replays another
-    one starts after it."""
+    run of `suite` starts after it, and fails if that one is not trained to its end."""
     waiting = [run for run in runs if not run.finished]
     active: dict[str, tuple[Run, subprocess.Popen[bytes]]] = {}
     failed: list[Failed] = []
@@ -57,7 +60,10 @@ def train_runs(
                 unfinished = {r.folder.resolve() for r in (*waiting, *trained)}
                 for run in list(waiting):
                     if len(active) < parallel and not run.replayed & unfinished:
-                        if started := _start(run, parallel):
+                        if lost := [r for r in suite if _replays(run, r) and not r.finished]:
+                            text = f"it replays {lost[0].name}, which is not finished; train that first"
+                            failed.append(_fail(run, text, lost[0], progress))
+                        elif started := _start(run, parallel):
                             active[run.name] = run, started
                             progress.print(f"started: {run.name}")
                         elif not run.finished:
@@ -88,8 +94,17 @@ def _ended(
     last = (log.read_text(errors="replace").splitlines() or ["(the log is empty)"])[-1]
     if code == -signal.SIGKILL:
         last = f"killed (by the system if memory ran out); last line: {last}"
-    progress.print(f"failed: {run.name}: {last}")
-    return [(run.name, last, log)]
+    return [_fail(run, last, run, progress)]
+
+
+def _fail(run: Run, text: str, cause: Run, progress: SuiteProgress) -> Failed:
+    """Show that a run failed; `cause` is the run whose log says why."""
+    progress.print(f"failed: {run.name}: {text}")
+    return run.name, text, cause.folder.with_suffix(".log")
+
+
+def _replays(run: Run, other: Run) -> bool:
+    return other.folder.resolve() in run.replayed
 
 
 def _start(run: Run, parallel: int) -> subprocess.Popen[bytes] | None:

@@ -20,7 +20,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
@@ -47,7 +47,7 @@ class Arm(Table):
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes to single agents, by name, in the teams that have them (e.g. a learning rate)."""
     factor: float = Field(1.0, gt=0)
-    """Budget of this arm as a multiple of the suite's: 2 for twice the rollouts."""
+    """In every arm an agent draws equally many own rollouts in total, times this factor."""
     teams: list[str] | None = None
     """Train only these teams (default: all), e.g. when a method needs equal vocabularies. An agent that
     learns alone has the same run in every team, so other teams with it use the runs of an arm alone."""
@@ -90,9 +90,6 @@ class Suite(Table):
     """Seeds on which settings of this suite were chosen; `seeds` must not contain any of them."""
     parallel: int = Field(1, ge=1)
     """Number of runs to train at a time."""
-    budget: Literal["rollouts"] = "rollouts"
-    """What is equal across arms, through the number of steps: each agent's own rollouts in total, times
-    the arm's factor."""
     reference: str
     """The arm that all others are compared with."""
     alone: list[str] = Field(default_factory=list)
@@ -380,6 +377,11 @@ def make_config(
         raise UserError(f"{where}: evaluation.problems = 0 leaves nothing to compare")
     if suite.benchmarks and not config.checkpoint.save:
         raise UserError(f"{where}: benchmarks need checkpoints; remove checkpoint.save=false")
+    if suite.benchmarks and config.has_rounds:
+        text = (
+            f"benchmarks measure the last step, where {config.algorithm.name!r} is over its budget"
+        )
+        raise UserError(f"{where}: {text}; leave out the arm or the benchmarks")
     return config
 
 

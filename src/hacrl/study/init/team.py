@@ -1,5 +1,6 @@
 """`hacrl init`: from models, a data file and a reward to a commented config."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -63,7 +64,9 @@ def start_team(
     pocket = all(model.startswith(POCKET) for model in models)
     prompt = "{question}" if pocket else PROMPTS.get(kind, "{question}")
     agents = _make_agents(models, data, prompt, config.parent)
-    count = steps or int(ask("--steps", "Training steps", "50"))
+    text = str(steps or ask("--steps", "Training steps", "50")).strip()
+    if not text.isascii() or not text.isdecimal() or not (count := int(text)):
+        raise UserError(f"--steps {text}: give a whole number from 1 on")
     files = {config: _config_text(agents, data, kind, function, prompt, count, config.parent)}
     if function and data:
         module, _, name = function.partition(":")
@@ -76,7 +79,9 @@ def start_team(
             )
         elif wanted == OWN:
             numbers = all(re.fullmatch(r"-?\d+(\.\d+)?", answer) for answer in data.answers)
-            files[code] = render("init/rewards.py.j2", name=name, data=data, numbers=numbers)
+            texts = {"answer": data.answer_source, "columns": ", ".join(data.other_columns)}
+            quoted = {k: json.dumps(v, ensure_ascii=False)[1:-1] for k, v in texts.items()}
+            files[code] = render("init/rewards.py.j2", name=name, numbers=numbers, **quoted)
     config.parent.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         write_atomic(path, content)

@@ -122,6 +122,11 @@ function points(one, options, px, py, format) {
   });
 }
 
+/** The value of one series; a stacked one begins at the end of that below. */
+function valueAt(one, options, i) {
+  return options.stacked ? one.high[i] - one.low[i] : one.y[i];
+}
+
 /** Show the values at the x with this index in `tip`. */
 function showValues(frame, tip, options, index) {
   frame.at = Math.max(0, Math.min(frame.xs.length - 1, index));
@@ -129,8 +134,7 @@ function showValues(frame, tip, options, index) {
   for (const [name, value] of [["x1", left], ["x2", left], ["visibility", "visible"]]) frame.cross.setAttribute(name, value);
   const rows = frame.drawn.map((o) => [o, o.x.indexOf(x)]).filter(([o, i]) => i >= 0 && o.y[i] !== null).map(([o, i]) => {
     const range = o.low && !options.stacked ? ` [${frame.format(o.low[i])}, ${frame.format(o.high[i])}]` : "";
-    const value = options.stacked ? o.high[i] - o.low[i] : o.y[i];
-    return h("div", {}, h("i", { class: `key c${o.color}` }), o.name, " ", h("b", {}, frame.format(value)), range);
+    return h("div", {}, h("i", { class: `key c${o.color}` }), o.name, " ", h("b", {}, frame.format(valueAt(o, options, i))), range);
   });
   tip.replaceChildren(h("div", { class: "hint" }, `${options.xLabel || "step"} ${number(x)}`), ...rows);
   tip.hidden = false;
@@ -178,7 +182,7 @@ export function lineChart(options) {
     frame = drawing(series.filter((one) => !hidden.has(one.name)), options, Math.max(240, box.clientWidth || 500));
     box.replaceChildren(frame ? frame.svg : h("p", { class: "empty" }, options.empty || "no value yet"));
     if (!frame) return box.removeAttribute("aria-label");
-    const last = frame.drawn.map((o) => `${o.name} ${frame.format(o.y[o.y.length - 1])}`).join(", ");
+    const last = frame.drawn.map((o) => `${o.name} ${frame.format(valueAt(o, options, o.y.length - 1))}`).join(", ");
     box.setAttribute("aria-label", visible(`${title()}. Last values: ${last}`));
   }
 

@@ -47,7 +47,8 @@ function filtered(params) {
   const rows = [];
   for (const problem of exported.problems) {
     for (const reply of problem.replies) {
-      const text = (reply.text + " " + reply.detail).toLowerCase();
+      const whole = (reply.reply_start || "") + reply.text;
+      const text = (whole + " " + reply.detail).toLowerCase();
       const learner = params.learner || problem.learners[0];
       const uses = Object.fromEntries(Object.entries(reply.learners).map(([k, v]) => [k, v.use]));
       const kept = (!params.step || String(problem.step) === params.step)
@@ -57,7 +58,7 @@ function filtered(params) {
         && (!params.finish || reply.finish === params.finish)
         && (!params.used || uses[learner] === params.used)
         && words.every((word) => text.includes(word));
-      if (kept) rows.push({ ...reply, step: problem.step, problem: problem.problem, uses, text: reply.text.slice(0, 200) });
+      if (kept) rows.push({ ...reply, step: problem.step, problem: problem.problem, uses, text: whole.slice(0, 200) });
     }
   }
   const offset = Number(params.offset || 0);

@@ -140,7 +140,7 @@ function replyCard(reply, data, params) {
     h("td", {}, number(use.ratio)),
     h("td", {}, use.advantage === undefined ? "–" : signed(use.advantage)),
     h("td", {}, number(use.weight)),
-    h("td", { class: "left" }, useBadge(use.use), use.why ? h("div", { class: "hint why" }, use.why) : null)));
+    h("td", { class: "left" }, use.use ? useBadge(use.use) : null, use.why ? h("div", { class: "hint why" }, use.why) : null)));
   return h("article", { class: "reply card" + (params.reply === key ? " chosen" : ""), tabindex: "0", "data-row": "" },
     h("div", { class: "facts" }, h("span", { class: "hint" }, `#${reply.number}`), verdict(reply),
       h("span", { class: "hint" }, `${number(reply.tokens)} tokens, ${reply.finish.replaceAll("_", " ")}`)),

@@ -1,6 +1,6 @@
 // The runs of a folder, and several runs in one chart.
 
-import { age, badge, card, h, link, notice, percent, score, select, table } from "./dom.js";
+import { age, badge, card, h, link, notice, score, select, table } from "./dom.js";
 import { get } from "./data.js";
 import { lineChart } from "./chart.js";
 
@@ -22,7 +22,8 @@ export async function runsView(params, page) {
   const chosen = new Set((params.sel || "").split("|").filter(Boolean));
   const metric = params.metric || "accuracy";
   const list = h("div"), overlay = h("div"), suites = h("div");
-  const chart = lineChart({ title: "Selected runs", hint: OVERLAYS.find(([k]) => k === metric)?.[1] || metric, points: metric === "accuracy", format: metric === "accuracy" ? (v) => percent(v, 0) : undefined, height: 260 });
+  let right = true;  // whether every drawn run has accuracies; else they are mean rewards
+  const chart = lineChart({ title: "Selected runs", hint: OVERLAYS.find(([k]) => k === metric)?.[1] || metric, points: metric === "accuracy", format: metric === "accuracy" ? (v) => score(v, right, 0) : undefined, height: 260 });
 
   /** What is ticked now, which the address may not have yet. */
   const ticked = () => ({ ...params, sel: [...chosen].join("|") });
@@ -59,6 +60,7 @@ export async function runsView(params, page) {
   async function drawOverlay(runs) {
     if (!runs.length) return overlay.replaceChildren(h("p", { class: "hint" }, "Tick runs to draw them in one chart."));
     const series = [];
+    right = runs.every((run) => run.right);
     for (const [color, run] of runs.entries()) {
       const got = metric === "accuracy" ? null : await get("series", { id: run.id, metric });
       run.agents.forEach((agent, dash) => {

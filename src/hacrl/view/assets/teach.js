@@ -70,6 +70,7 @@ function line(pair, metric, x, color) {
   const y = pair.series[metric];
   if (!y) return null;
   if (metric !== "gain") return { name: pair.source, color, x, y };
-  const at = x.map((_, i) => i).filter((i) => y[i] !== null), se = pair.series.gain_se;
-  return { name: pair.source, color, x: at.map((i) => x[i]), y: at.map((i) => y[i]), low: at.map((i) => y[i] - 1.96 * se[i]), high: at.map((i) => y[i] + 1.96 * se[i]) };
+  const at = x.map((_, i) => i).filter((i) => y[i] !== null), se = pair.series.gain_se || [];
+  const end = (way) => at.map((i) => (se[i] == null ? null : y[i] + way * 1.96 * se[i]));
+  return { name: pair.source, color, x: at.map((i) => x[i]), y: at.map((i) => y[i]), low: end(-1), high: end(1) };
 }
