@@ -13,16 +13,16 @@ import httpx
 import pytest
 import uvicorn
 from hub_process import NAMES, HubProcess, free_port, rows
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event, select
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import Contradiction, HubClient, HubRefused
 from hacrl.owners.connection import Sender
 from hacrl.owners.hub.app import make_app
-from hacrl.owners.hub.records import connect
+from hacrl.owners.hub.records import amendments, connect
 from hacrl.owners.hub.store import HubStore
-from hacrl.owners.signing import Signed, parse
+from hacrl.owners.signing import Key, Signed, parse
 
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
@@ -210,3 +210,45 @@ def test_a_snapshot_that_does_not_follow_is_refused(make_hub: MakeHub) -> None:
     ant.put(envelope)
     with pytest.raises(Contradiction):
         ant.snapshot(1)
+
+
+class Interrupted(HubStore):
+    """Receives an amendment while the batch that it concerns is being unpacked."""
+
+    amendment: Signed | None = None
+
+    def _lateness(self, step: int, member: str, db: Connection | None = None) -> bool:
+        if self.amendment is not None:
+            found, self.amendment = self.amendment, None
+            self.amend(found)
+        return super()._lateness(step, member, db)
+
+
+@pytest.mark.parametrize("kind", ["leave", "rotate"])
+def test_an_amendment_during_a_batch_does_not_stop_the_team(make_hub: MakeHub, kind: str) -> None:
+    """The batch is judged by the new roster: bee left, or has another key. An amendment is visible after
+    its commit only."""
+    hub = make_hub(start=False)
+    store = store_of(hub, Interrupted, "one")
+    ahead: list[int] = []
+
+    def before_commit(_: Connection) -> None:
+        ahead.append(len(store.team.chain) - len(store.rows(select(amendments))))
+
+    event.listen(store.engine, "commit", before_commit)
+    hub.keys["new"] = Key.new()
+    key = {"key": hub.keys["new"].public} if kind == "rotate" else {}
+    with serving(hub, store):
+        ant, bee, cat = (hub.client(name) for name in NAMES)
+        fields = {"kind": kind, "member": "bee", "step": 0, "signer": "member", **key}
+        store.amendment = hub.team.amend(hub.keys["bee"], **fields)
+        with pytest.raises(HubRefused) as found:
+            bee.put(hub.batch(bee, 0))
+        assert found.value.code == {"leave": "roster", "rotate": "signature"}[kind]
+        assert ahead and max(ahead) == 0 and len(store.team.chain) == 1
+        left = [ant, cat] if kind == "leave" else [ant, hub.client("bee", "new"), cat]
+        for client in left:
+            client.put(hub.batch(client, 0))
+        for client in left:
+            assert list(client.snapshot(0).content["batches"]) == [c.name for c in left]
+            assert len(client.envelopes(0)) == len(left)

@@ -76,6 +76,8 @@ class HubStore(t.Records):
         files = dict(zip((envelope.outcomes, envelope.texts), parts, strict=True))
         self.write(files)
         with self.writing() as db:
+            if self._member_of(member, envelope.agent, envelope.team, envelope.step) != roster:
+                raise Refused(409, "amended", f"{member!r} was amended in the meantime; send again")
             self.write(files)  # in case they were pruned in the meantime
             if found := self.arrival(envelope.step, member, "batch", db):
                 return self._again(found, signed, envelope)
@@ -244,7 +246,7 @@ class HubStore(t.Records):
 
     def amend(self, signed: Signed) -> None:
         """Append an amendment to the chain."""
-        with self.writing() as db:
+        with self.lock:
             if signed.digest in {a.digest for a in self.team.chain}:
                 return
             team = self.team.amended(signed)
@@ -252,12 +254,13 @@ class HubStore(t.Records):
             if new.step < self.open:
                 message = f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}"
                 raise Refused(409, "closed", message)
-            here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
-            if new.step == self.open and any(here):
-                message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
-                raise Refused(409, "arrived", message)
-            db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
-            self.team = team
+            with self.writing() as db:
+                here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
+                if new.step == self.open and any(here):
+                    message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
+                    raise Refused(409, "arrived", message)
+                db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
+            self.team = team  # not before the commit
         self.close_if_due()
 
     # ------------------------------------------------------------ reading
