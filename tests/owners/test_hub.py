@@ -299,3 +299,17 @@ def test_texts_must_fit_their_outcomes(make_hub: MakeHub) -> None:
     found = list(merged([*outcomes, b"damage"], [liar, *texts[1:], stranger], notes.append))
     assert found == [outcomes[0], *texts[1:], b"damage"]
     assert notes == ["2 published texts do not match their outcomes and are left out"]
+
+
+def test_rows_end_at_line_breaks_only(make_hub: MakeHub) -> None:
+    """The hub counts one row of bee; carriage returns make no more of it for ant."""
+    hub = make_hub(names=("ant", "bee"))
+    ant, bee = (HubPool(hub.folder / n / "pool", hub.client(n), "all") for n in ("ant", "bee"))
+    lines = b"x\r" * 1000 + b"\n"
+    batch = hub.batch(bee.client, 0, rows=rows("bee", 0, 1))
+    content = {**batch.envelope.content, "outcomes": sha256(lines), "texts": sha256(b"")}
+    signed = bee.client.key.sign("envelope", {**content, "published": 0})
+    bee.client.put(Batch(signed, lines, b""))
+    ant.publish(0, "ant", rows("ant", 0))
+    ant.close(0, [])
+    assert [agent for agent, _ in ant.snapshot(0).unreadable] == ["bee"]

@@ -15,7 +15,7 @@ from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import HubClient
 from hacrl.owners.connection import HubRefused
-from hacrl.owners.signing import Signed
+from hacrl.owners.signing import Malformed, Signed
 from hacrl.store.codec import TRAJECTORY, CodecError
 from hacrl.store.files import write_atomic
 from hacrl.store.pool import Pool
@@ -172,14 +172,21 @@ class HubPool(Pool):
     def _lines_of(self, envelope: Envelope) -> bytes:
         """The rows of a batch: texts where they are published and received, else outcomes."""
         step = envelope.step
-        outcomes, texts = self.client.part(step, envelope.outcomes).splitlines(), list[bytes]()
+        outcomes, texts = self._part(step, envelope.outcomes, envelope.rows), list[bytes]()
         if envelope.published:
             try:
-                texts = self.client.part(step, envelope.texts).splitlines()
+                texts = self._part(step, envelope.texts, envelope.published)
             except HubRefused as refused:
                 if refused.code != "reciprocity":
                     raise
         return b"".join(line + b"\n" for line in merged(outcomes, texts, self.client.note))
+
+    def _part(self, step: int, digest: str, rows: int) -> list[bytes]:
+        """The lines of a part; Malformed unless there are as many as its envelope says."""
+        lines = self.client.part(step, digest).split(b"\n")[:-1]
+        if len(lines) != rows:
+            raise Malformed(f"a part of step {step + 1} has {len(lines)} rows, its envelope {rows}")
+        return lines
 
 
 def merged(
