@@ -26,6 +26,7 @@ from hacrl.owners.signing import Key, Signed, parse
 
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
+SIGNERS = (("founder", "founder"), ("bee", "member"))
 
 
 def test_a_kill_between_put_and_close_loses_nothing(any_hub: MakeHub) -> None:
@@ -75,6 +76,16 @@ def test_backup_and_restore(make_hub: MakeHub) -> None:
     shutil.move(hub.folder / "backup", hub.folder / "data")
     hub.start()
     assert clients[1].snapshot(0) == heads[1]
+    known, amend = clients[2], {"kind": "leave", "member": "bee", "step": 5}
+    amended = [hub.team.amend(hub.keys[k], signer=s, **amend) for k, s in SIGNERS]
+    known.team = known.team.amended(amended[0])
+    with pytest.raises(UserError, match="lacks amendments that this member has"):
+        known.refresh()
+    httpx.post(f"{hub.url}/v1/amendments", content=amended[1].encode()).raise_for_status()
+    with pytest.raises(Contradiction, match="two amendments of one number"):
+        known.refresh()
+    proof = parse((known.folder / "proofs" / "amendments.json").read_bytes())
+    assert [r["signature"] for r in proof["records"]] == [a.signature for a in amended]
     # Step 1 was lost with the newer state. Members that have not read it publish the same batch again;
     # one that has read it sees that the hub is older than its own chain.
     assert clients[1].put(hub.batch(clients[1], 1)).content["step"] == 1

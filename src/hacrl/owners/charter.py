@@ -223,6 +223,20 @@ class TeamRecord:
     def amendments(self) -> tuple[Amended, ...]:
         return tuple(Amended.model_validate(signed.content) for signed in self.chain)
 
+    @cached_property
+    def effective(self) -> tuple[Amended, ...]:
+        """The amendments without those that a member signed and the founder overruled later, for the
+        same step or an earlier one: a member cannot prevent its expulsion by what it announces."""
+        found: list[Amended] = []
+        first: dict[str, int] = {}  # earliest step of the founder's later ones, by member
+        for a in reversed(self.amendments):
+            if a.signer == "member" and first.get(a.member, a.step + 1) <= a.step:
+                continue
+            found.append(a)
+            if a.signer == "founder" and a.kind != "join":  # a join follows a leave
+                first[a.member] = min(a.step, first.get(a.member, a.step))
+        return tuple(reversed(found))
+
     def until(self, head: str) -> TeamRecord:
         """The team as it was when the chain ended with `head`; Malformed if it never did."""
         for count in range(len(self.chain), -1, -1):
@@ -234,7 +248,7 @@ class TeamRecord:
     def roster(self, step: int) -> Roster:
         """The members in a step, in the order in which they joined."""
         roster = {m.name: m for m in self.charter.members}
-        for change in sorted(self.amendments, key=lambda a: (a.step, a.number)):
+        for change in sorted(self.effective, key=lambda a: (a.step, a.number)):
             if change.step <= step:
                 _apply(roster, change)
         return roster
@@ -242,13 +256,15 @@ class TeamRecord:
     def keys(self, name: str, step: int) -> list[str]:
         """Keys that requests of a member may use while `step` is open: the present one, and those that
         amendments announce. A member that left keeps its last key, one that was expelled has none."""
-        own = [a for a in self.amendments if a.member == name]
-        if own and own[-1].kind == "expel" and own[-1].step <= step:
-            return []
-        first = [m.key for m in self.charter.members if m.name == name]
-        past = sorted((a.step, a.number, a.key) for a in own if a.key and a.step <= step)
+        own = sorted(
+            (a for a in self.effective if a.member == name), key=lambda a: (a.step, a.number)
+        )
+        past = [a for a in own if a.step <= step]
         coming = [a.key for a in own if a.key and a.step > step]
-        return [*[*first, *(key for _, _, key in past)][-1:], *coming]
+        if past and past[-1].kind == "expel":
+            return coming
+        first = [m.key for m in self.charter.members if m.name == name]
+        return [*[*first, *(a.key for a in past if a.key)][-1:], *coming]
 
     def amended(self, signed: Signed) -> TeamRecord:
         """The team with one more amendment; Malformed if it is not valid."""
@@ -258,12 +274,13 @@ class TeamRecord:
                 f"amendment: it must have number {len(self.chain)} and follow {self.head[:16]}...: "
                 "another one was added in the meantime, sign again"
             )
-        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
-        for step in {a.step for a in team.amendments}:
-            team.roster(step)  # Malformed if this one, or one for a later step, does not fit
         before = self.roster(new.step)
-        signer = before[new.member].key if new.signer == "member" else self.charter.founder
-        signed.check(signer, f"amendment of {new.member!r}")
+        if new.signer == "founder" or new.member in before:  # else the roster is Malformed
+            signer = self.charter.founder if new.signer == "founder" else before[new.member].key
+            signed.check(signer, f"amendment of {new.member!r}")
+        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
+        for step in {a.step for a in team.amendments if a.step >= new.step}:
+            team.roster(step)  # Malformed if this one, or one for a later step, does not fit
         if new.key in {self.charter.hub, *(m.key for m in before.values())}:
             raise Malformed(
                 "amendment: the key is in use; make a new one with `hacrl key new FILE`"

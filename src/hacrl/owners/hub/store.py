@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, insert, or_, select
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Envelope, Layout, measure
-from hacrl.owners.charter import TeamRecord
+from hacrl.owners.charter import Amended, TeamRecord
 from hacrl.owners.hub import records as t
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
 from hacrl.trust.publish import receives_texts
@@ -254,6 +254,11 @@ class HubStore(t.Records):
             if new.step < self.open:
                 message = f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}"
                 raise Refused(409, "closed", message)
+            if new.step >= self.charter.steps:
+                raise Refused(409, "step", f"the team has steps 1 to {self.charter.steps}")
+            if any(_same_rotate(new, a) and a.step >= self.open for a in self.team.effective):
+                message = f"{new.member!r} has announced a new key already; wait for its step"
+                raise Refused(409, "announced", message)
             with self.writing() as db:
                 here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
                 if new.step == self.open and any(here):
@@ -327,6 +332,12 @@ class HubStore(t.Records):
     def _revealed(self, step: int, member: str, db: Connection | None) -> bool:
         r = t.reveals.c
         return bool(self.rows(select(r.step).where(r.step == step, r.agent == member), db))
+
+
+def _same_rotate(one: Amended, two: Amended) -> bool:
+    """Whether both are rotates that the same member signed."""
+    both = {(a.kind, a.signer, a.member) for a in (one, two)}
+    return both == {("rotate", "member", one.member)}
 
 
 def _text(signed: Signed) -> str:
