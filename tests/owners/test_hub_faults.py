@@ -22,6 +22,7 @@ from hacrl.owners.connection import Sender
 from hacrl.owners.hub.app import make_app
 from hacrl.owners.hub.records import amendments, connect
 from hacrl.owners.hub.store import HubStore
+from hacrl.owners.pool import HubPool
 from hacrl.owners.signing import Key, Signed, parse
 
 pytestmark = pytest.mark.hub
@@ -204,6 +205,27 @@ def test_a_censored_batch_is_proved_by_its_receipt(make_hub: MakeHub) -> None:
             clients[1].snapshot(0)
     proof = parse((clients[1].folder / "proofs" / "censored-step-000000.json").read_bytes())
     assert [r["kind"] for r in proof["records"]] == ["receipt", "snapshot"]
+
+
+class Miser(HubStore):
+    """Does not give bee's texts to ant."""
+
+    def _may_read(self, member: str, author: str, step: int) -> bool:
+        return (member, author) != ("ant", "bee") and super()._may_read(member, author, step)
+
+
+def test_texts_are_withheld_only_where_the_levels_say_so(make_hub: MakeHub) -> None:
+    levels = {"ant": "successes", "bee": "successes", "cat": "all"}
+    hub = make_hub(start=False, levels=levels)
+    with serving(hub, store_of(hub, Miser, "one")):
+        pools = {n: HubPool(hub.folder / n / "pool", hub.client(n)) for n in NAMES}
+        for name, pool in pools.items():
+            pool.publish(0, name, rows(name, 0))
+        with pytest.raises(HubRefused, match="'ant' publishes less than 'bee'"):
+            pools["ant"].close(0, [])
+        pools["bee"].close(0, [])
+        shown = [t.agent for t in pools["bee"].snapshot(0).rows if t.turns]
+        assert sorted(set(shown)) == ["ant", "bee"]  # cat publishes more than bee
 
 
 def test_a_snapshot_that_does_not_follow_is_refused(make_hub: MakeHub) -> None:

@@ -320,9 +320,12 @@ class HubStore(t.Records):
             raise Refused(403, "commit", f"publish or skip step {step + 1} before you read it")
 
     def _reveal(self, member: str, step: int) -> None:
-        """Like `_committed`, and record that a member without a batch reads the step."""
+        """Like `_committed`, for the members of the step only, and record that a member without a batch
+        reads the step."""
         self._committed(member, step)
-        if member in self.team.roster(step) and not self.arrival(step, member, "batch"):
+        if member not in self.team.roster(step):
+            raise Refused(403, "roster", f"{member!r} is not a member in step {step + 1}")
+        if not self.arrival(step, member, "batch"):
             with self.writing() as db:
                 if not self.arrival(step, member, "batch", db) and not self._revealed(
                     step, member, db
