@@ -59,6 +59,11 @@ def test_team_id_and_signature(hub: HubProcess) -> None:
         ({"task": {"kind": "jsonl", "train": "/etc/passwd"}}, "not in the folder of the charter"),
         ({"task": {"kind": "jsonl", "train": "none.jsonl"}}, "does not exist"),
         ({"task": {"kind": "os:system"}}, "names code"),
+        *(
+            ({"task": {"kind": "hub", "train": train}}, "is not the name of a dataset")
+            for train in ("~/private", "/etc", "../other", ".", "a/b/c")
+        ),
+        ({"task": {"kind": "hub", "train": "a/b", "exclude": "x"}}, "give held_out_split"),
         ({"nmae": "x"}, "did you mean 'name'"),
         ({"members": []}, "members"),
         ({"members": [{"name": "a", "key": "00" * 32}] * 2}, "used twice"),

@@ -7,6 +7,7 @@ begins with the team id. An amendment names the step from which it counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +19,9 @@ from pydantic import Field, ValidationError, model_validator
 from hacrl.config import Table, TaskConfig
 from hacrl.config_file import check_values, explain, read_toml
 from hacrl.errors import UserError
-from hacrl.owners.signing import PROTOCOL, SUPPORTED, Content, Key, Malformed, Signed, sha256
+from hacrl.owners.signing import PROTOCOL, SUPPORTED, Content, Hex64, Key, Malformed, Signed, sha256
 from hacrl.trust import Level
 
-PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 
 
@@ -33,7 +33,7 @@ class Member(Table):
 
     name: Name
     """Name of the member's agent."""
-    key: PublicKey
+    key: Hex64
     """Public key of the member (`hacrl key show FILE`)."""
     publish: Level = "all"
     """all: every reply. successes: the rewards of all replies, the text of correct ones. rewards: no
@@ -56,9 +56,9 @@ class Charter(Table):
 
     name: Name
     """Name of the team."""
-    hub: PublicKey
+    hub: Hex64
     """Public key of the hub."""
-    founder: PublicKey
+    founder: Hex64
     """Public key of the founder, who signs the charter and amendments."""
     task: TaskConfig
     """Where problems come from."""
@@ -99,6 +99,15 @@ class Charter(Table):
             raise ValueError("members, hub: one key is used twice; each needs its own key")
         if ":" in self.task.kind:
             raise ValueError(f"task.kind = {self.task.kind!r} names code; a charter names no code")
+        if self.task.kind == "hub":
+            train = self.task.train or ""
+            if train.startswith(".") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", train):
+                raise ValueError(f"task.train = {train!r} is not the name of a dataset of the hub")
+            if self.task.held_out or self.task.exclude:
+                raise ValueError(
+                    "task: held_out and exclude name files, which kind = 'hub' does not serve; give "
+                    "held_out_split"
+                )
         for name in self.files:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or {"\\", "\0"} & {*name}:
@@ -144,7 +153,7 @@ class Amended(Table):
     member: Name
     step: int = Field(ge=0)
     """The first step in which it counts."""
-    key: PublicKey | None = None
+    key: Hex64 | None = None
     """join, rotate: the member's key from then on."""
     publish: Level | None = None
     """join: what the member publishes."""
