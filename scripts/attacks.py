@@ -1,7 +1,7 @@
 """What a bad peer does to a learner, without and with the defences of `[trust]`.
 
     python scripts/attacks.py --out runs/attacks --parallel 16
-    python scripts/attacks.py --out runs/attacks --only garbage --algorithms hacpo --seeds 2
+    python scripts/attacks.py --out runs/attacks --only flood --algorithms hacpo --seeds 2
     python scripts/attacks.py --table runs/attacks/results.jsonl
 
 A team of three pocket models: wren learns, heron is an honest peer, finch is the bad one. heron and

@@ -223,6 +223,11 @@ class Config(Table):
             raise ValueError("agents: `hacrl join` trains one agent; remove the others")
         if agent.samples_per_prompt:
             raise ValueError("agents: samples_per_prompt comes from the team; remove it")
+        if self.has_rounds:
+            raise ValueError(
+                "algorithm.name: gspo-dynamic chooses its own problems; a team across owners needs "
+                "another algorithm"
+            )
         if self.runtime.kind != "local":
             raise ValueError("runtime.kind: `hacrl join` runs in one process; remove it")
         return self._samplers()

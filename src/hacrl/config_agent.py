@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hacrl.trust import Level
 
+MAX_REPLY_START = 1024  # characters: part of every row that the agent publishes
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Schedule = Literal[
     "constant",
@@ -87,7 +89,7 @@ class AgentConfig(Table):
     """A chat template (Jinja) instead of the tokenizer's, or the name of a built-in one: plain."""
     template_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the chat template, e.g. { enable_thinking = false }."""
-    reply_start: str = ""
+    reply_start: str = Field("", max_length=MAX_REPLY_START)
     """Prefix of every reply, e.g. "The answer is"; part of the prompt."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -82,9 +82,12 @@ def check_inputs(
             )
     found = changes(old, new) if stored else []
     if unaccepted := [text for kind, text in found if kind == "results" and not accept_changed]:
+        again = f"`hacrl resume {run.path} --accept-changed`"
+        if config.hub:
+            again = "the same `hacrl join ...` and --accept-changed"
         raise UserError(
             f"{run.path} was trained with other inputs: {_listed(unaccepted)}. Restore them, start a "
-            f"new run, or accept the change with `hacrl resume {run.path} --accept-changed`."
+            f"new run, or accept the change with {again}."
         )
     noted = [text for kind, text in found if kind != "free"]
     if noted:

@@ -59,6 +59,11 @@ def test_team_id_and_signature(hub: HubProcess) -> None:
         ({"task": {"kind": "jsonl", "train": "/etc/passwd"}}, "not in the folder of the charter"),
         ({"task": {"kind": "jsonl", "train": "none.jsonl"}}, "does not exist"),
         ({"task": {"kind": "os:system"}}, "names code"),
+        *(
+            ({"task": {"kind": "hub", "train": train}}, "is not the name of a dataset")
+            for train in ("~/private", "/etc", "../other", ".", "a/b/c")
+        ),
+        ({"task": {"kind": "hub", "train": "a/b", "exclude": "x"}}, "give held_out_split"),
         ({"nmae": "x"}, "did you mean 'name'"),
         ({"members": []}, "members"),
         ({"members": [{"name": "a", "key": "00" * 32}] * 2}, "used twice"),
@@ -98,6 +103,28 @@ def test_membership_follows_from_the_chain(hub: HubProcess) -> None:
             TeamRecord.verified(team.signed, broken)
 
 
+def test_the_founder_overrules_what_a_member_announced(hub: HubProcess) -> None:
+    """A rotate or leave of bee for step 6 prevents neither its expulsion nor a new key before, and the
+    announced key ends with it. A later join gives an expelled member its new key only."""
+    hub.keys["stolen"] = thief = Key.new()
+    new = Key.new().public
+    fields = {"member": "bee", "step": 5, "signer": "member"}
+    rotated = amend(hub, hub.team, "bee", kind="rotate", key=thief.public, **fields)
+    left = amend(hub, hub.team, "bee", kind="leave", **fields)
+    assert thief.public in rotated.keys("bee", 0)
+    for announced in (rotated, left):
+        expelled = amend(hub, announced, kind="expel", member="bee", step=3)
+        assert [" ".join(expelled.roster(s)) for s in (2, 3, 5)] == [
+            "ant bee cat",
+            *["ant cat"] * 2,
+        ]
+        assert expelled.keys("bee", 3) == []
+        back = amend(hub, expelled, kind="join", member="bee", step=5, key=new, publish="all")
+        assert back.keys("bee", 3) == back.keys("bee", 5) == [new]
+        other = amend(hub, announced, kind="rotate", member="bee", step=0, key=new)
+        assert other.keys("bee", 0) == [new] and other.roster(5)["bee"].key == new
+
+
 @pytest.mark.parametrize(
     ("by", "fields"),
     [
@@ -135,6 +162,11 @@ def test_a_member_joins_and_one_leaves_by_command(make_hub: MakeHub) -> None:
         client.put(hub.batch(client, 0))
     join = ("join", "dan", "--member-key", hub.keys["dan"].public)
     assert "step 1 is closed" in command(*join, "--step", "1")
+    assert "the team has steps 1 to 6" in command(*join, "--step", "7")
+    rotate = ("rotate", "cat", "--member-key", Key.new().public, "--step")
+    assert len(command(*rotate, "6", key="cat.key").strip()) == 64
+    rotate = ("rotate", "cat", "--member-key", Key.new().public, "--step")
+    assert "has announced a new key already" in command(*rotate, "5", key="cat.key")
     assert "only the founder can sign join" in command(*join, "--step", "2", key="ant.key")
     assert len(command(*join, "--step", "2").strip()) == 64
     assert len(command("leave", "bee", "--step", "2", key="bee.key").strip()) == 64

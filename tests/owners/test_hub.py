@@ -22,6 +22,7 @@ from hacrl.owners.hub.store import Refused
 from hacrl.owners.pool import HubPool, merged
 from hacrl.owners.signing import Key, Malformed, Signed, canonical, sha256
 from hacrl.store.codec import TRAJECTORY
+from hacrl.store.files import write_atomic
 from hacrl.types import Status, Verdict
 
 pytestmark = pytest.mark.hub
@@ -119,6 +120,41 @@ def test_commit_then_reveal(make_hub: MakeHub) -> None:
         ("bee", False),
         ("cat", True),
     ]
+
+
+def test_waits_are_limited_and_steps_are_read_by_their_members(make_hub: MakeHub) -> None:
+    """Four waits of a member at a time; a closed connection ends its wait. bee left after step 1: it
+    reads the snapshot of step 2, and no batches."""
+    hub = make_hub(names=("ant", "bee"))
+    signed = hub.team.amend(hub.keys["founder"], member="bee", step=1, kind="leave")
+    httpx.post(f"{hub.url}/v1/amendments", content=signed.encode()).raise_for_status()
+    path = "/v1/steps/0/snapshot?wait="
+    request = sender(hub).headers
+
+    def wait(seconds: int) -> str:
+        return raw(hub, request("GET", f"{path}{seconds}", b""), path=f"{path}{seconds}")
+
+    with ThreadPoolExecutor(4) as threads:
+        waits = [threads.submit(wait, 3) for _ in range(4)]
+        time.sleep(1.5)
+        assert wait(0) == "busy"
+    assert [found.result() for found in waits] == ["open"] * 4
+    for _ in range(4):
+        headers = request("GET", f"{path}60", b"")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{hub.url}{path}60", headers=headers, timeout=0.2)
+    time.sleep(2.5)
+    assert wait(0) == "open"
+    far = "/v1/steps/6/snapshot"
+    assert raw(hub, request("GET", far, b""), path=far) == "step"
+    ant, bee = hub.client("ant"), hub.client("bee")
+    for client, step in ((ant, 0), (bee, 0), (ant, 1)):
+        client.put(hub.batch(client, step))
+    ant.snapshot(1)
+    header = bee.snapshot(1)
+    assert refused(lambda: bee.envelopes(1)) == "roster"
+    outcomes = header.content["batches"]["ant"]["outcomes"]
+    assert refused(lambda: bee.part(1, outcomes)) == "roster"
 
 
 def test_after_a_skip_and_a_look_no_batch_is_accepted(make_hub: MakeHub) -> None:
@@ -258,7 +294,7 @@ def test_a_run_directory_belongs_to_one_team(make_hub: MakeHub) -> None:
 
 
 def pools(hub: HubProcess) -> dict[str, HubPool]:
-    return {name: HubPool(hub.folder / name / "pool", hub.client(name), "all") for name in NAMES}
+    return {name: HubPool(hub.folder / name / "pool", hub.client(name)) for name in NAMES}
 
 
 def test_publishing_again_sends_the_same_envelope(make_hub: MakeHub) -> None:
@@ -273,6 +309,69 @@ def test_publishing_again_sends_the_same_envelope(make_hub: MakeHub) -> None:
     (again.folder / "step-000000").rename(again.folder / "elsewhere")  # a lost pool, another batch
     with pytest.raises(UserError, match="was already signed"):
         again.publish(0, "ant", rows("ant", 0)[:-1])
+
+
+@pytest.mark.parametrize("kind", ["rotate", "level"])
+def test_a_batch_is_signed_again_after_an_amendment(make_hub: MakeHub, kind: str) -> None:
+    """ant's envelope of the open step has the old key or level; the hub has not accepted it."""
+    hub = make_hub(names=("ant", "bee"))
+    before = HubPool(hub.folder / "ant" / "pool", hub.client("ant", patience=0.0))
+    url = before.client.connection.url
+    assert not before.is_away(0)
+    team, hub.keys["new"] = hub.team, Key.new()
+    same = {"key": hub.keys["ant"].public, "publish": "rewards"}
+    changes = {
+        "rotate": [{"kind": "rotate", "key": hub.keys["new"].public}],
+        "level": [{"kind": "leave"}, {"kind": "join", **same}],
+    }[kind]
+    batch = hub.batch(before.client, 0)
+    write_atomic(before.client.folder / "envelopes" / "step-000000.json", batch.envelope.encode())
+    for change in changes:
+        signed = team.amend(hub.keys["founder"], member="ant", step=0, **change)
+        team = team.amended(signed)
+        httpx.post(f"{url}/v1/amendments", content=signed.encode()).raise_for_status()
+    key = "new" if kind == "rotate" else "ant"
+    ant = HubPool(hub.folder / "ant" / "pool", hub.client("ant", key))
+    ant.publish(0, "ant", rows("ant", 0))
+    bee = hub.client("bee")
+    bee.put(hub.batch(bee, 0))
+    bee.snapshot(0)
+    (found,) = (e.envelope for e in bee.envelopes(0) if e.envelope.agent == "ant")
+    assert found.published == (4 if kind == "rotate" else 0)
+    ant.publish(0, "ant", rows("ant", 0))  # it is closed at the hub: the same receipt
+
+
+def test_a_member_that_left_skips_its_rollout(make_hub: MakeHub) -> None:
+    hub = make_hub(names=("ant", "bee"))
+    ant, bee = (HubPool(hub.folder / n / "pool", hub.client(n)) for n in ("ant", "bee"))
+    assert not ant.is_away(0)
+    signed = hub.team.amend(hub.keys["founder"], member="ant", step=0, kind="leave")
+    httpx.post(f"{hub.url}/v1/amendments", content=signed.encode()).raise_for_status()
+    for name, pool in (("ant", ant), ("bee", bee)):
+        pool.publish(0, name, rows(name, 0))
+    for pool in (ant, bee):
+        pool.close(0, [])
+    assert ant.members(0) == () and bee.members(0) == ("bee",) and ant.is_away(0)
+
+
+def test_late_batches_are_copied_once_and_may_be_gone(make_hub: MakeHub) -> None:
+    """The hub keeps late batches as long as they are accepted, although --keep-steps is less. A member
+    that is further behind goes on without them."""
+    hub = make_hub(start=False, names=("ant", "bee"), deadline=0.3, staleness=2)
+    hub.start("--keep-steps", "1")
+    ant = HubPool(hub.folder / "ant" / "pool", hub.client("ant"))
+    bee = hub.client("bee")
+    for step in range(5):
+        ant.publish(step, "ant", rows("ant", step))
+        ant.close(step, [])
+        if step < 2:
+            bee.put(hub.batch(bee, step))
+        if step == 2:
+            assert list(ant.late(0)) == ["bee"]
+    assert list(ant.late(0)) == ["bee"]  # the hub has removed it
+    assert ant.late(1) == {}
+    parts = list((hub.folder / "data" / "parts").rglob("*.gz"))
+    assert len(parts) == 3 * 2
 
 
 def test_a_member_that_is_too_late_learns_from_the_others(make_hub: MakeHub) -> None:
@@ -299,3 +398,17 @@ def test_texts_must_fit_their_outcomes(make_hub: MakeHub) -> None:
     found = list(merged([*outcomes, b"damage"], [liar, *texts[1:], stranger], notes.append))
     assert found == [outcomes[0], *texts[1:], b"damage"]
     assert notes == ["2 published texts do not match their outcomes and are left out"]
+
+
+def test_rows_end_at_line_breaks_only(make_hub: MakeHub) -> None:
+    """The hub counts one row of bee; carriage returns make no more of it for ant."""
+    hub = make_hub(names=("ant", "bee"))
+    ant, bee = (HubPool(hub.folder / n / "pool", hub.client(n)) for n in ("ant", "bee"))
+    lines = b"x\r" * 1000 + b"\n"
+    batch = hub.batch(bee.client, 0, rows=rows("bee", 0, 1))
+    content = {**batch.envelope.content, "outcomes": sha256(lines), "texts": sha256(b"")}
+    signed = bee.client.key.sign("envelope", {**content, "published": 0})
+    bee.client.put(Batch(signed, lines, b""))
+    ant.publish(0, "ant", rows("ant", 0))
+    ant.close(0, [])
+    assert [agent for agent, _ in ant.snapshot(0).unreadable] == ["bee"]

@@ -13,19 +13,21 @@ import httpx
 import pytest
 import uvicorn
 from hub_process import NAMES, HubProcess, free_port, rows
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event, select
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Batch, Envelope
 from hacrl.owners.client import Contradiction, HubClient, HubRefused
 from hacrl.owners.connection import Sender
 from hacrl.owners.hub.app import make_app
-from hacrl.owners.hub.records import connect
+from hacrl.owners.hub.records import amendments, connect
 from hacrl.owners.hub.store import HubStore
-from hacrl.owners.signing import Signed, parse
+from hacrl.owners.pool import HubPool
+from hacrl.owners.signing import Key, Signed, parse
 
 pytestmark = pytest.mark.hub
 MakeHub = Callable[..., HubProcess]
+SIGNERS = (("founder", "founder"), ("bee", "member"))
 
 
 def test_a_kill_between_put_and_close_loses_nothing(any_hub: MakeHub) -> None:
@@ -75,6 +77,16 @@ def test_backup_and_restore(make_hub: MakeHub) -> None:
     shutil.move(hub.folder / "backup", hub.folder / "data")
     hub.start()
     assert clients[1].snapshot(0) == heads[1]
+    known, amend = clients[2], {"kind": "leave", "member": "bee", "step": 5}
+    amended = [hub.team.amend(hub.keys[k], signer=s, **amend) for k, s in SIGNERS]
+    known.team = known.team.amended(amended[0])
+    with pytest.raises(UserError, match="lacks amendments that this member has"):
+        known.refresh()
+    httpx.post(f"{hub.url}/v1/amendments", content=amended[1].encode()).raise_for_status()
+    with pytest.raises(Contradiction, match="two amendments of one number"):
+        known.refresh()
+    proof = parse((known.folder / "proofs" / "amendments.json").read_bytes())
+    assert [r["signature"] for r in proof["records"]] == [a.signature for a in amended]
     # Step 1 was lost with the newer state. Members that have not read it publish the same batch again;
     # one that has read it sees that the hub is older than its own chain.
     assert clients[1].put(hub.batch(clients[1], 1)).content["step"] == 1
@@ -195,6 +207,27 @@ def test_a_censored_batch_is_proved_by_its_receipt(make_hub: MakeHub) -> None:
     assert [r["kind"] for r in proof["records"]] == ["receipt", "snapshot"]
 
 
+class Miser(HubStore):
+    """Does not give bee's texts to ant."""
+
+    def _may_read(self, member: str, author: str, step: int) -> bool:
+        return (member, author) != ("ant", "bee") and super()._may_read(member, author, step)
+
+
+def test_texts_are_withheld_only_where_the_levels_say_so(make_hub: MakeHub) -> None:
+    levels = {"ant": "successes", "bee": "successes", "cat": "all"}
+    hub = make_hub(start=False, levels=levels)
+    with serving(hub, store_of(hub, Miser, "one")):
+        pools = {n: HubPool(hub.folder / n / "pool", hub.client(n)) for n in NAMES}
+        for name, pool in pools.items():
+            pool.publish(0, name, rows(name, 0))
+        with pytest.raises(HubRefused, match="'ant' publishes less than 'bee'"):
+            pools["ant"].close(0, [])
+        pools["bee"].close(0, [])
+        shown = [t.agent for t in pools["bee"].snapshot(0).rows if t.turns]
+        assert sorted(set(shown)) == ["ant", "bee"]  # cat publishes more than bee
+
+
 def test_a_snapshot_that_does_not_follow_is_refused(make_hub: MakeHub) -> None:
     hub = make_hub()
     clients = [hub.client(name) for name in NAMES]
@@ -210,3 +243,45 @@ def test_a_snapshot_that_does_not_follow_is_refused(make_hub: MakeHub) -> None:
     ant.put(envelope)
     with pytest.raises(Contradiction):
         ant.snapshot(1)
+
+
+class Interrupted(HubStore):
+    """Receives an amendment while the batch that it concerns is being unpacked."""
+
+    amendment: Signed | None = None
+
+    def _lateness(self, step: int, member: str, db: Connection | None = None) -> bool:
+        if self.amendment is not None:
+            found, self.amendment = self.amendment, None
+            self.amend(found)
+        return super()._lateness(step, member, db)
+
+
+@pytest.mark.parametrize("kind", ["leave", "rotate"])
+def test_an_amendment_during_a_batch_does_not_stop_the_team(make_hub: MakeHub, kind: str) -> None:
+    """The batch is judged by the new roster: bee left, or has another key. An amendment is visible after
+    its commit only."""
+    hub = make_hub(start=False)
+    store = store_of(hub, Interrupted, "one")
+    ahead: list[int] = []
+
+    def before_commit(_: Connection) -> None:
+        ahead.append(len(store.team.chain) - len(store.rows(select(amendments))))
+
+    event.listen(store.engine, "commit", before_commit)
+    hub.keys["new"] = Key.new()
+    key = {"key": hub.keys["new"].public} if kind == "rotate" else {}
+    with serving(hub, store):
+        ant, bee, cat = (hub.client(name) for name in NAMES)
+        fields = {"kind": kind, "member": "bee", "step": 0, "signer": "member", **key}
+        store.amendment = hub.team.amend(hub.keys["bee"], **fields)
+        with pytest.raises(HubRefused) as found:
+            bee.put(hub.batch(bee, 0))
+        assert found.value.code == {"leave": "roster", "rotate": "signature"}[kind]
+        assert ahead and max(ahead) == 0 and len(store.team.chain) == 1
+        left = [ant, cat] if kind == "leave" else [ant, hub.client("bee", "new"), cat]
+        for client in left:
+            client.put(hub.batch(client, 0))
+        for client in left:
+            assert list(client.snapshot(0).content["batches"]) == [c.name for c in left]
+            assert len(client.envelopes(0)) == len(left)

@@ -107,6 +107,9 @@ def test_mistakes_are_one_sentence_with_a_way_out(
     assert "trust.reciprocity comes from the charter" in message(trust={"reciprocity": True})
     assert "verifier.kind comes from the charter" in message(verifier={"kind": "exact"})
     assert "but the charter has 'all'" in message(agent={"publish": "rewards"})
+    assert "'dog' is not one of ant, bee" in message(trust={"trusted": ["dog"]})
+    assert "give a table [verifier]" in message("verifier=3")
+    assert "needs another algorithm" in message(algorithm={"name": "gspo-dynamic"})
     assert "runs in one process" in message(runtime={"kind": "ray"})
     real = time.time
     with monkeypatch.context() as patch:

@@ -20,6 +20,7 @@ from hacrl.config_agent import AgentConfig
 from hacrl.errors import UserError
 from hacrl.pocket import pocket_path
 from hacrl.policy.policy import Policy
+from hacrl.store.codec import TRAJECTORY
 from hacrl.store.journal import Journal
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
@@ -31,6 +32,8 @@ HUB = {"url": "http://hub", "team": "t", "verifier": "number/1", "staleness": 2}
 
 class LatePool(Pool):
     """finch's batches are those of a stored run. Those of the steps in `late` come one step late."""
+
+    damage = b""  # further lines of every batch
 
     def __init__(self, folder: Path, stored: Pool, late: Sequence[int]) -> None:
         super().__init__(folder)
@@ -47,7 +50,9 @@ class LatePool(Pool):
             )
 
     def fetch(self, step: int) -> str:
-        self.publish(step, "finch", list(self.stored.rows("finch", step)))
+        rows = self.stored.rows("finch", step)
+        lines = b"".join(TRAJECTORY.encode(row) + b"\n" for row in rows)
+        self.store_lines(step, "finch", lines + self.damage)
         return "finch"
 
     def late(self, step: int) -> dict[str, list[Trajectory]]:
@@ -98,6 +103,17 @@ def test_late_replies_end_with_the_token_of_own_replies(
         own = Counter(r.completion.token_ids[-1] for r in found[0])
         assert own[292] > own[2] > 0
     assert ends == {"peers": {292}, "late": {292}}
+
+
+def test_rows_of_late_batches_that_cannot_be_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As evidence and in the metrics, in the step that uses the batch."""
+    monkeypatch.setattr(LatePool, "damage", b"damage\n" * 3)
+    run = train(tmp_path, [0], member("wren"), trust={"judge_again": True, "quarantine": True})
+    rows = run.metric_rows("train")
+    assert [row.get("samples/invalid/unreadable", 0.0) for row in rows] == [0.0, 6.0]
+    assert rows[1]["trust/score/invalid/finch"] > 0
 
 
 def test_a_late_batch_that_is_damaged_is_copied_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hacrl.trust.quarantine import (
     rate_evidence,
     ratio_evidence,
 )
-from hacrl.types import Finish, Snapshot, Trajectory, make_groups
+from hacrl.types import Finish, Snapshot, Trajectory, Turn, make_groups
 
 
 def test_evidence_by_hand() -> None:
@@ -122,5 +122,8 @@ def test_copies_are_long_texts_of_others_on_the_same_problem() -> None:
     # In the same step nobody knows who copied whom, but the learner knows its own texts.
     same = [row("me", 0, long), row("ant", 0, long), row("ant", 1, other), row("bee", 0, other)]
     assert count_copies(snapshot(*same), "me", []) == ({"ant": 2, "bee": 1}, {"ant": 1, "bee": 0})
+    begun = [Turn("assistant", long[:60], False), Turn("assistant", long[60:], True)]
+    begun_by = [replace(now[0], turns=tuple(begun))]  # in reply_start the copy is one, too
+    assert count_copies(snapshot(*begun_by), "me", [before]) == ({"ant": 1}, {"ant": 1})
     withheld = replace(now[0], turns=(), finish=Finish.WITHHELD)
     assert count_copies(snapshot(withheld), "me", [before]) == ({}, {})

@@ -85,12 +85,20 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
     ("verifier", put("lenient/9", "verifier")),
     ("temperature", put(0.5, "sampling", "temperature")),
     ("verdict", put("not_attempted", "finish")),
+    ("turns", put([{"role": "assistant", "text": "7", "generated": True}] * 2, "turns")),
+    (
+        "length",
+        put(
+            [{"role": "assistant", "text": t, "generated": t == "7"} for t in ("7 " * 600, "7")],
+            "turns",
+        ),
+    ),
 ]
 """FAULTS D1, D5, D6: kind of fault, and a change of one row."""
 
 
 def hostile(rows: Rows) -> list[str]:
-    """Every row but the last three is bad; one of these is published twice."""
+    """Every row but the last is bad; that one is published twice."""
     bad = [change(row) for (_, change), row in zip(BAD, rows, strict=False)]
     return [*bad, *dumped(rows[len(BAD) :]), json.dumps(rows[-1])]
 
@@ -108,7 +116,7 @@ def weights(run: RunDirectory) -> list[bytes]:
 def test_d1_d5_d6_bad_rows_are_left_out_and_the_rest_of_the_batch_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run with 21 bad rows and one repeated row a step learns exactly what a run learns in which
+    """The run with 23 bad rows and one repeated row a step learns exactly what a run learns in which
     they were never published. The note comes once, also after a resume."""
     agents = [member("wren"), member("finch")]
     bad, notes = train(tmp_path / "bad", monkeypatch, agents, hostile)
@@ -122,7 +130,7 @@ def test_d1_d5_d6_bad_rows_are_left_out_and_the_rest_of_the_batch_is_used(
             assert row[f"samples/invalid/{kind}"] == count
     (note,) = [text for text in notes if "invalid rows" in text]
     assert note.startswith(
-        "agent 'finch' published invalid rows: 22 in step 1. The first: line 1: "
+        "agent 'finch' published invalid rows: 24 in step 1. The first: line 1: "
     )
     for path in bad.path.glob("samples/*/*.jsonl"):
         for line in path.read_text().splitlines():

@@ -18,11 +18,11 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, parse, sha256
+from hacrl.owners.signing import Content, Hex64, Key, Malformed, Signed, canonical, parse, sha256
 from hacrl.store.codec import TRAJECTORY
 from hacrl.trust import Level
 from hacrl.trust.publish import has_text, withheld, without_details
@@ -31,20 +31,18 @@ from hacrl.types import Trajectory
 _LEVEL = 1  # of gzip, as in store/pool.py
 _PIECE = 1 << 16  # bytes that are decompressed at a time
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
 
 class Envelope(BaseModel):
     """Content of the signed envelope of a batch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    team: Digest
+    team: Hex64
     agent: str
     step: int = Field(ge=0)
     policy_version: int = Field(ge=0)
-    outcomes: Digest
-    texts: Digest
+    outcomes: Hex64
+    texts: Hex64
     rows: int = Field(ge=0)
     """Number of outcomes."""
     published: int = Field(ge=0)

@@ -7,6 +7,7 @@ begins with the team id. An amendment names the step from which it counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +19,9 @@ from pydantic import Field, ValidationError, model_validator
 from hacrl.config import Table, TaskConfig
 from hacrl.config_file import check_values, explain, read_toml
 from hacrl.errors import UserError
-from hacrl.owners.signing import PROTOCOL, SUPPORTED, Content, Key, Malformed, Signed, sha256
+from hacrl.owners.signing import PROTOCOL, SUPPORTED, Content, Hex64, Key, Malformed, Signed, sha256
 from hacrl.trust import Level
 
-PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 
 
@@ -33,7 +33,7 @@ class Member(Table):
 
     name: Name
     """Name of the member's agent."""
-    key: PublicKey
+    key: Hex64
     """Public key of the member (`hacrl key show FILE`)."""
     publish: Level = "all"
     """all: every reply. successes: the rewards of all replies, the text of correct ones. rewards: no
@@ -56,9 +56,9 @@ class Charter(Table):
 
     name: Name
     """Name of the team."""
-    hub: PublicKey
+    hub: Hex64
     """Public key of the hub."""
-    founder: PublicKey
+    founder: Hex64
     """Public key of the founder, who signs the charter and amendments."""
     task: TaskConfig
     """Where problems come from."""
@@ -99,6 +99,15 @@ class Charter(Table):
             raise ValueError("members, hub: one key is used twice; each needs its own key")
         if ":" in self.task.kind:
             raise ValueError(f"task.kind = {self.task.kind!r} names code; a charter names no code")
+        if self.task.kind == "hub":
+            train = self.task.train or ""
+            if train.startswith(".") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", train):
+                raise ValueError(f"task.train = {train!r} is not the name of a dataset of the hub")
+            if self.task.held_out or self.task.exclude:
+                raise ValueError(
+                    "task: held_out and exclude name files, which kind = 'hub' does not serve; give "
+                    "held_out_split"
+                )
         for name in self.files:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or {"\\", "\0"} & {*name}:
@@ -144,7 +153,7 @@ class Amended(Table):
     member: Name
     step: int = Field(ge=0)
     """The first step in which it counts."""
-    key: PublicKey | None = None
+    key: Hex64 | None = None
     """join, rotate: the member's key from then on."""
     publish: Level | None = None
     """join: what the member publishes."""
@@ -223,6 +232,20 @@ class TeamRecord:
     def amendments(self) -> tuple[Amended, ...]:
         return tuple(Amended.model_validate(signed.content) for signed in self.chain)
 
+    @cached_property
+    def effective(self) -> tuple[Amended, ...]:
+        """The amendments without those that a member signed and the founder overruled later, for the
+        same step or an earlier one: a member cannot prevent its expulsion by what it announces."""
+        found: list[Amended] = []
+        first: dict[str, int] = {}  # earliest step of the founder's later ones, by member
+        for a in reversed(self.amendments):
+            if a.signer == "member" and first.get(a.member, a.step + 1) <= a.step:
+                continue
+            found.append(a)
+            if a.signer == "founder" and a.kind != "join":  # a join follows a leave
+                first[a.member] = min(a.step, first.get(a.member, a.step))
+        return tuple(reversed(found))
+
     def until(self, head: str) -> TeamRecord:
         """The team as it was when the chain ended with `head`; Malformed if it never did."""
         for count in range(len(self.chain), -1, -1):
@@ -234,7 +257,7 @@ class TeamRecord:
     def roster(self, step: int) -> Roster:
         """The members in a step, in the order in which they joined."""
         roster = {m.name: m for m in self.charter.members}
-        for change in sorted(self.amendments, key=lambda a: (a.step, a.number)):
+        for change in sorted(self.effective, key=lambda a: (a.step, a.number)):
             if change.step <= step:
                 _apply(roster, change)
         return roster
@@ -242,13 +265,15 @@ class TeamRecord:
     def keys(self, name: str, step: int) -> list[str]:
         """Keys that requests of a member may use while `step` is open: the present one, and those that
         amendments announce. A member that left keeps its last key, one that was expelled has none."""
-        own = [a for a in self.amendments if a.member == name]
-        if own and own[-1].kind == "expel" and own[-1].step <= step:
-            return []
-        first = [m.key for m in self.charter.members if m.name == name]
-        past = sorted((a.step, a.number, a.key) for a in own if a.key and a.step <= step)
+        own = sorted(
+            (a for a in self.effective if a.member == name), key=lambda a: (a.step, a.number)
+        )
+        past = [a for a in own if a.step <= step]
         coming = [a.key for a in own if a.key and a.step > step]
-        return [*[*first, *(key for _, _, key in past)][-1:], *coming]
+        if past and past[-1].kind == "expel":
+            return coming
+        first = [m.key for m in self.charter.members if m.name == name]
+        return [*[*first, *(a.key for a in past if a.key)][-1:], *coming]
 
     def amended(self, signed: Signed) -> TeamRecord:
         """The team with one more amendment; Malformed if it is not valid."""
@@ -258,12 +283,13 @@ class TeamRecord:
                 f"amendment: it must have number {len(self.chain)} and follow {self.head[:16]}...: "
                 "another one was added in the meantime, sign again"
             )
-        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
-        for step in {a.step for a in team.amendments}:
-            team.roster(step)  # Malformed if this one, or one for a later step, does not fit
         before = self.roster(new.step)
-        signer = before[new.member].key if new.signer == "member" else self.charter.founder
-        signed.check(signer, f"amendment of {new.member!r}")
+        if new.signer == "founder" or new.member in before:  # else the roster is Malformed
+            signer = self.charter.founder if new.signer == "founder" else before[new.member].key
+            signed.check(signer, f"amendment of {new.member!r}")
+        team = TeamRecord(self.signed, self.charter, (*self.chain, signed))
+        for step in {a.step for a in team.amendments if a.step >= new.step}:
+            team.roster(step)  # Malformed if this one, or one for a later step, does not fit
         if new.key in {self.charter.hub, *(m.key for m in before.values())}:
             raise Malformed(
                 "amendment: the key is in use; make a new one with `hacrl key new FILE`"

@@ -52,17 +52,21 @@ def chain_head(folder: Path) -> str:
 def fetch_team(connection: Connection, team: str | None = None) -> TeamRecord:
     """Fetch and verify charter and amendments; UserError if they are not of the team."""
     try:
-        charter = Signed.decode("charter", connection.send("GET", "/v1/charter"))
-        chain = connection.send("GET", "/v1/amendments")
-        record = TeamRecord.verified(charter, _amendments(chain))
+        charter, chain = _fetch_records(connection, team)
+        return TeamRecord.verified(charter, chain)
     except Malformed as error:
         raise UserError(f"{connection.url}: {error}") from error
-    if team not in (None, record.id):
+
+
+def _fetch_records(connection: Connection, team: str | None) -> tuple[Signed, list[Signed]]:
+    """The charter and its amendments, not verified; UserError if they are not of the team."""
+    charter = Signed.decode("charter", connection.send("GET", "/v1/charter"))
+    if team not in (None, charter.digest):
         raise UserError(
-            f"{connection.url} is the hub of the team {record.id}, not of {team}: check the URL, the "
-            "team id and the run directory"
+            f"{connection.url} is the hub of the team {charter.digest}, not of {team}: check the URL, "
+            "the team id and the run directory"
         )
-    return record
+    return charter, _amendments(connection.send("GET", "/v1/amendments"))
 
 
 def _amendments(data: bytes) -> list[Signed]:
@@ -99,13 +103,24 @@ class HubClient:
 
     def refresh(self) -> None:
         """Fetch new amendments and verify that they continue the known chain."""
-        known, found = self.team, fetch_team(self.connection, self.team.id)
-        if [a.digest for a in found.chain[: len(known.chain)]] != [a.digest for a in known.chain]:
-            self._contradiction(
-                "amendments", known.chain[-1], [*found.chain, None][-1], "chain of amendments"
-            )
-        self.team = found
-        if len(found.chain) > len(known.chain):
+        known, team = self.team.chain, self.team
+        try:
+            _, found = _fetch_records(self.connection, team.id)
+            for number, (mine, theirs) in enumerate(zip(known, found, strict=False)):
+                if mine.digest != theirs.digest:
+                    TeamRecord(team.signed, team.charter, known[:number]).amended(theirs)  # valid
+                    self._contradiction("amendments", mine, theirs, "two amendments of one number")
+            if len(found) < len(known):
+                raise UserError(
+                    f"{self.url}: the hub lacks amendments that this member has, so it was restored "
+                    "from an old backup: restore a newer one, or sign the same amendments again"
+                )
+            for amendment in found[len(known) :]:
+                team = team.amended(amendment)
+        except Malformed as error:
+            raise UserError(f"{self.url}: {error}") from error
+        if len(found) > len(known):
+            self.team = team
             self._store_chain()
 
     def _store_chain(self) -> None:
@@ -185,7 +200,7 @@ class HubClient:
         if not set(content["batches"]) <= set(team.roster(step)):
             raise Malformed(f"the snapshot of step {step + 1} has batches of strangers")
         if content.get("previous") != (before.digest if before else team.id):
-            self._contradiction(f"fork-step-{step:06d}", before, found, "chain of snapshots")
+            self._contradiction(f"fork-step-{step:06d}", before, found, "two snapshots of the hub")
         receipt = self._file("receipts", step)
         mine = Signed.decode("receipt", receipt.read_bytes()) if receipt.exists() else None
         listed = content["batches"].get(self.name, {})
@@ -194,7 +209,9 @@ class HubClient:
             and not mine.content["late"]
             and any(listed.get(part) != mine.content[part] for part in ("outcomes", "texts"))
         ):
-            self._contradiction(f"censored-step-{step:06d}", mine, found, "snapshot and receipt")
+            self._contradiction(
+                f"censored-step-{step:06d}", mine, found, "snapshot and receipt of the hub"
+            )
         self._store("snapshots", step, found)
 
     # ------------------------------------------------------------ batches of others
@@ -233,7 +250,7 @@ class HubClient:
         step = theirs.content["step"]
         mine = self.known(step)
         if mine is not None and mine.content != theirs.content:
-            self._contradiction(f"fork-step-{step:06d}", mine, theirs, "snapshots of one step")
+            self._contradiction(f"fork-step-{step:06d}", mine, theirs, "two snapshots of the hub")
 
     def part(self, step: int, digest: str) -> bytes:
         """The lines of a part, verified against its digest."""
@@ -268,6 +285,6 @@ class HubClient:
         both = [{"kind": s.kind, **s.plain()} for s in (one, two) if s]
         write_atomic(path, canonical({"hub": self.team.charter.hub, "records": both}))
         raise Contradiction(
-            f"{self.url}: two records that the hub signed contradict each other ({what}). The proof is "
-            f"{path}: show it to the other members before anyone continues"
+            f"{self.url}: {what} contradict each other. Both are in {path}: show them to the other "
+            "members before anyone continues"
         )

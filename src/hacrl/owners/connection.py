@@ -18,8 +18,8 @@ except ImportError as error:
 PATIENCE = 3600.0  # seconds to wait for a hub that cannot be reached
 POLL = 5.0  # seconds that the hub holds a request for a snapshot that does not exist yet
 MOST = 1 << 30  # largest answer in bytes
-_AGAIN = {"rate", "busy", "database", "restarted", "slow", "incomplete"}
-"""Codes of refusals after which the request is signed and sent again; only old hubs say "slow"."""
+_AGAIN = {"rate", "busy", "database", "restarted", "amended", "incomplete"}
+"""Codes of refusals after which the request is signed and sent again."""
 
 
 class HubRefused(UserError):

@@ -81,6 +81,16 @@ class Membership:
         """The config of the member's run: mine.toml with everything common from the charter."""
         tree = read_toml(mine)
         apply_overrides(tree, overrides, mine.parent)
+        for name in ("trust", "hub", "verifier"):
+            if not isinstance(tree.get(name, {}), dict):
+                raise UserError(f"{mine}: {name} = {tree[name]!r}: give a table [{name}]")
+        known = {*(m.name for m in self.team.charter.members)}
+        known |= {a.member for a in self.team.amendments}
+        trusted = tree.get("trust", {}).get("trusted", [])
+        if isinstance(trusted, list) and (unknown := [n for n in trusted if n not in known]):
+            raise UserError(
+                f"{mine}: trust.trusted: {unknown[0]!r} is not one of {', '.join(sorted(known))}"
+            )
         self._refuse_common(tree, str(mine))
         content = self.team.signed.content
         verifier, trust = dict(content["verifier"]), {"judge_again": True, **tree.get("trust", {})}
@@ -134,7 +144,7 @@ class Membership:
             _place(client, name, digest, run / "data" / name, beside / name)
         if client.head:
             note(chain_head(client.folder))
-        return HubPool(run / "pool", client, self.member().publish)
+        return HubPool(run / "pool", client)
 
 
 def _place(client: HubClient, name: str, digest: str, place: Path, own: Path) -> None:

@@ -9,17 +9,19 @@ as an outcome (Finish.WITHHELD).
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 from hacrl.config import AgentConfig, Config
 from hacrl.errors import UserError
-from hacrl.owners.batch import Batch, Envelope
+from hacrl.owners.batch import Batch, Envelope, read_envelope
 from hacrl.owners.client import HubClient
 from hacrl.owners.connection import HubRefused
-from hacrl.owners.signing import Signed
+from hacrl.owners.signing import Malformed, Signed
 from hacrl.store.codec import TRAJECTORY, CodecError
 from hacrl.store.files import write_atomic
 from hacrl.store.pool import Pool
 from hacrl.trust import Level
+from hacrl.trust.publish import receives_texts
 from hacrl.types import Finish, Trajectory
 
 TOO_LATE = ("late", "skipped", "revealed", "roster")
@@ -29,12 +31,12 @@ TOO_LATE = ("late", "skipped", "revealed", "roster")
 class HubPool(Pool):
     """The pool of one member.
 
-    Example: pool = HubPool(run.pool_path, client, "all")
+    Example: pool = HubPool(run.pool_path, client)
     """
 
-    def __init__(self, folder: Path, client: HubClient, level: Level) -> None:
+    def __init__(self, folder: Path, client: HubClient) -> None:
         super().__init__(folder)
-        self.client, self.level = client, level
+        self.client = client
         self._way = "start `hacrl join` again: it is copied from the hub again"
         self._away: dict[int, bool] = {}
 
@@ -57,9 +59,7 @@ class HubPool(Pool):
             return not self._envelope(step).exists()
         if step and not self.closed(step - 1):
             self.close(step - 1, ())
-        state = client.state()
-        if state["amendments"] != client.team.head:
-            client.refresh()
+        state = self._state()
         mine = client.team.roster(step).get(client.name)
         if mine is None or mine.key != client.key.public:
             return True
@@ -70,6 +70,13 @@ class HubPool(Pool):
                 "lost, make a new key and ask the founder for an amendment (rotate)"
             )
         return bool(state["open"] > step)
+
+    def _state(self) -> dict[str, Any]:
+        """The hub's state, after its new amendments were fetched."""
+        state = self.client.state()
+        if state["amendments"] != self.client.team.head:
+            self.client.refresh()
+        return state
 
     def team(self, config: Config, step: int) -> Config:
         """The config with the members of the step as agents."""
@@ -89,9 +96,8 @@ class HubPool(Pool):
         late, the step is skipped: the member learns from the others' batches."""
         digest = super().publish(step, agent, trajectories)
         if not self.closed(step):
-            batch = self._signed(step, trajectories)
             try:
-                self.client.put(batch)
+                self.client.put(self._signed(step, trajectories))
             except HubRefused as refused:
                 if refused.code not in TOO_LATE:
                     raise
@@ -141,29 +147,46 @@ class HubPool(Pool):
         """The late batches of a closed step, by author, copied into the run directory. Rows that cannot
         be read are left out."""
         for listed in self.client.envelopes(step):
-            if listed.late and (agent := listed.envelope.agent) != self.client.name:
-                self.store_lines(step, agent, self._lines_of(listed.envelope))
+            agent = listed.envelope.agent
+            if listed.late and agent != self.client.name and not self.whole(step, agent):
+                try:
+                    self.store_lines(step, agent, self._lines_of(listed.envelope))
+                except HubRefused as refused:
+                    if refused.code != "gone":  # the hub removed it: this member is behind
+                        raise
         own = {*self.members(step), self.client.name}
         return {n: list(self.rows(n, step)) for n in self.arrived(step) if n not in own}
 
     def _signed(self, step: int, trajectories: Sequence[Trajectory]) -> Batch:
-        """The batch with the envelope that was signed first, so that it is sent with the same bytes."""
+        """The batch with the envelope that was signed first, so that it is sent with the same bytes. It
+        is signed again if the hub cannot have accepted it: the member has another key or level now."""
         client, path = self.client, self._envelope(step)
-        author = (client.key, client.team.id, client.name)
+        newest = self._state()["newest"]
         member = client.team.roster(step).get(client.name)  # it may join again with another level
-        level = member.publish if member else self.level
-        batch = Batch.build(*author, step, trajectories, level, client.head)
-        if not path.exists():
-            write_atomic(path, batch.envelope.encode())
-            return batch
-        signed = Signed.decode("envelope", path.read_bytes())
-        first, now = (Envelope.model_validate(e.content) for e in (signed, batch.envelope))
-        if first.same != now.same:
-            raise UserError(
-                f"{path}: a different batch of step {step + 1} was already signed, and a member may "
-                "publish only one. Restore the journal of the run"
+        if member is None:
+            raise HubRefused("roster", f"{client.name!r} is not a member in step {step + 1}")
+        author = (client.key, client.team.id, client.name)
+        built = (
+            Batch.build(*author, step, trajectories, level, client.head)
+            for level in (member.publish, *get_args(Level))
+        )
+        batch = next(built)  # at the present level
+        if path.exists():
+            signed = Signed.decode("envelope", path.read_bytes())
+            same = read_envelope(signed).same
+            first = next(
+                (b for b in (batch, *built) if read_envelope(b.envelope).same == same), None
             )
-        return Batch(signed, batch.outcomes, batch.texts)
+            if first is None:
+                raise UserError(
+                    f"{path}: a different batch of step {step + 1} was already signed, and a member may "
+                    "publish only one. Restore the journal of the run"
+                )
+            known = client.sent(step) or (newest is not None and newest >= step)
+            if known or (first is batch and signed.valid(member.key)):
+                return Batch(signed, first.outcomes, first.texts)
+        write_atomic(path, batch.envelope.encode())
+        return batch
 
     def _envelope(self, step: int) -> Path:
         """The envelope that this member signed for a step."""
@@ -172,14 +195,27 @@ class HubPool(Pool):
     def _lines_of(self, envelope: Envelope) -> bytes:
         """The rows of a batch: texts where they are published and received, else outcomes."""
         step = envelope.step
-        outcomes, texts = self.client.part(step, envelope.outcomes).splitlines(), list[bytes]()
+        outcomes, texts = self._part(step, envelope.outcomes, envelope.rows), list[bytes]()
         if envelope.published:
             try:
-                texts = self.client.part(step, envelope.texts).splitlines()
+                texts = self._part(step, envelope.texts, envelope.published)
             except HubRefused as refused:
-                if refused.code != "reciprocity":
+                if refused.code != "reciprocity" or self._receives(envelope.agent, step):
                     raise
         return b"".join(line + b"\n" for line in merged(outcomes, texts, self.client.note))
+
+    def _receives(self, author: str, step: int) -> bool:
+        """Whether this member must receive the author's texts."""
+        charter, roster = self.client.team.charter, self.client.team.roster(step)
+        own, other = (roster[name].publish for name in (self.client.name, author))
+        return self.client.sent(step) and (not charter.reciprocity or receives_texts(own, other))
+
+    def _part(self, step: int, digest: str, rows: int) -> list[bytes]:
+        """The lines of a part; Malformed unless there are as many as its envelope says."""
+        lines = self.client.part(step, digest).split(b"\n")[:-1]
+        if len(lines) != rows:
+            raise Malformed(f"a part of step {step + 1} has {len(lines)} rows, its envelope {rows}")
+        return lines
 
 
 def merged(

@@ -18,7 +18,9 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from hacrl.errors import UserError
 from hacrl.store.files import write_atomic
@@ -47,6 +49,8 @@ REQUEST = ("team", "hub", "member", "method", "path", "body", "time", "nonce")
 """What the signature of a request covers. The path includes the query, the body is its sha256."""
 
 Content = dict[str, Any]
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A sha256 or a public key."""
 
 
 class Malformed(UserError):

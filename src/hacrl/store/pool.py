@@ -194,7 +194,8 @@ class Pool:
         """Verify the digest of a batch. Return its trajectories, and one reason for each row that cannot
         be read. Such a row is no error: it must not stop the other agents."""
         rows, unreadable = [], []
-        for number, line in enumerate(self._lines(step, agent, digest).splitlines(), start=1):
+        lines = self._lines(step, agent, digest).split(b"\n")[:-1]  # \r is no end of a line
+        for number, line in enumerate(lines, start=1):
             try:
                 row = TRAJECTORY.decode(line)
                 if (row.step, row.agent) != (step, agent):

@@ -64,18 +64,20 @@ class LateBatches:
         found = []
         for at, names in sorted(sources.items()):
             problems = self.problems_of(at)
-            rows = [t for name in sorted(names) for t in self._rows(at, name)]
-            seen = self.view.with_late(at, problems, rows, verdicts)
+            unreadable: list[tuple[str, str]] = []
+            rows = [t for name in sorted(names) for t in self._rows(at, name, unreadable)]
+            seen = self.view.with_late(at, problems, rows, verdicts, unreadable)
             samples, _ = maker.make(seen.snapshot.groups, own, problems, only=names)
             found.append(LateStep(seen, frozenset(names), problems, step - at, samples))
         return found
 
-    def _rows(self, at: int, name: str) -> list[Trajectory]:
-        """The rows of a late batch; copied again if its file is damaged or gone."""
+    def _rows(self, at: int, name: str, unreadable: list[tuple[str, str]]) -> list[Trajectory]:
+        """The rows of a late batch; copied again if its file is damaged or gone. Adds the source and the
+        reason of each row that cannot be read to `unreadable`."""
         if not self.pool.whole(at, name) and name not in self.pool.late(at):
             what = f"the batch of {name!r} of step {at + 1}, which came late, is missing"
             raise changed(self.pool.folder, what)
-        return list(self.pool.rows(name, at))
+        return list(self.pool.rows(name, at, lambda reason: unreadable.append((name, reason))))
 
     def _choose(self, step: int) -> dict[str, Any]:
         """New late batches, oldest first, up to the configured number of rows, and verdicts on them."""

@@ -118,5 +118,5 @@ def count_copies(
 
 
 def _long_text(t: Trajectory) -> LongText | None:
-    text = t.text.encode("utf-8", "surrogatepass")
+    text = (t.reply_start + t.text).encode("utf-8", "surrogatepass")
     return (t.problem_id, hashlib.sha256(text).hexdigest()) if len(text) >= LONG_TEXT else None

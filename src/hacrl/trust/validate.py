@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hacrl.config import Config
+from hacrl.config_agent import MAX_REPLY_START
 from hacrl.types import Finish, Group, Problem, Snapshot, Trajectory
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Invalid:
 
     agent: str  # the agent that published it
     kind: str
-    """For metrics: unreadable, agent, problem, index, verdict, verifier, temperature, length, logprob,
-    reward or tokens."""
+    """For metrics: unreadable, agent, problem, index, verdict, verifier, temperature, turns, length,
+    logprob, reward or tokens."""
     detail: str
 
 
@@ -144,7 +145,11 @@ class Checker:
         return None
 
     def _text_fault(self, t: Trajectory) -> tuple[str, str] | None:
-        """What is wrong with length and log-probability of a row with a text."""
+        """What is wrong with turns, length and log-probability of a row with a text."""
+        if [turn.generated for turn in t.turns] not in ([True], [False, True]):
+            return "turns", "must be one generated text, after reply_start if it has one"
+        if len(t.reply_start) > MAX_REPLY_START:
+            return "length", f"reply_start has {len(t.reply_start)} characters"
         limit = self.limits.get(t.agent, t.sampling.limit)
         if not 0 < t.num_tokens <= limit:
             return "length", f"{t.num_tokens} tokens, but its limit is {limit}"

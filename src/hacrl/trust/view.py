@@ -130,10 +130,13 @@ class View:
         problems: Mapping[str, Problem],
         rows: Sequence[Trajectory],
         verdicts: Mapping[Key, Verdict],
+        unreadable: Sequence[tuple[str, str]] = (),
     ) -> Seen:
-        """A closed step with further rows, which came late. The counts are of these rows."""
+        """A closed step with further rows, which came late. The counts are of these rows, and of those
+        that cannot be read: sources and reasons."""
         seen = self.at(step, problems).snapshot
-        late, invalid = self.checker.check(Snapshot(step, (), make_groups(rows)), problems)
+        found_late = Snapshot(step, (), make_groups(rows), tuple(unreadable))
+        late, invalid = self.checker.check(found_late, problems)
         judged = late.mapped(lambda t: self._judged(t, verdicts)) if self.judges else late
         found = Seen(replace(seen, groups=make_groups(seen.rows + judged.rows)), invalid)
         for claim in self._texts(late) if self.judges else ():

@@ -44,6 +44,7 @@ MAX_LINE = 1 << 18
 """Most bytes of an envelope with the snapshot of a large team, of a skip or of an amendment."""
 MAX_WAIT = 60.0
 UPLOAD_SECONDS = 600.0
+MOST_WAITS = 4  # of a member at a time
 WORKERS = 4  # batches that are unpacked at a time; more would need more memory
 
 
@@ -57,6 +58,7 @@ class Hub:
         self.wake = asyncio.Event()  # set, and replaced, whenever a step closes or a batch arrives
         self.working = asyncio.Semaphore(WORKERS)
         self.uploading: set[str] = set()
+        self.waiting: Counter[str] = Counter()
 
     def changed(self) -> None:
         """Wake waiting requests and the closer."""
@@ -138,12 +140,22 @@ class Hub:
         self.changed()
         return receipt
 
-    async def snapshot(self, member: str, step: int, wait: float) -> Signed:
-        """The snapshot of a step. Waits for it up to `wait` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                while self.store.open <= step:
-                    await self.wake.wait()
+    async def snapshot(self, member: str, request: Request, step: int, wait: float) -> Signed:
+        """The snapshot of a step. Waits for it up to `wait` seconds while the member is connected."""
+        if not 0 <= step < self.store.charter.steps:
+            raise Refused(409, "step", f"the team has steps 1 to {self.store.charter.steps}")
+        if self.waiting[member] >= MOST_WAITS:
+            raise Refused(429, "busy", f"{MOST_WAITS} requests of {member!r} wait for a snapshot")
+        self.waiting[member] += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    while self.store.open <= step and not await request.is_disconnected():
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(1.0):
+                                await self.wake.wait()
+        finally:
+            self.waiting[member] -= 1
         return await run_in_threadpool(self.store.snapshot, member, step)
 
     def metrics(self) -> str:
@@ -263,8 +275,8 @@ def _for_members(app: FastAPI, hub: Hub, data_files: dict[str, Path]) -> None:
         return _json((await hub.put_skip(member, request, step)).encode())
 
     @app.get("/v1/steps/{step}/snapshot")
-    async def snapshot(member: Member, step: int, wait: Wait = 0.0) -> Response:
-        return _json((await hub.snapshot(member, step, wait)).encode())
+    async def snapshot(member: Member, request: Request, step: int, wait: Wait = 0.0) -> Response:
+        return _json((await hub.snapshot(member, request, step, wait)).encode())
 
     @app.get("/v1/steps/{step}/envelopes")
     async def envelopes(member: Member, step: int) -> Response:

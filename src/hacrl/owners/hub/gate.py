@@ -8,7 +8,8 @@
 
 The signature covers team id, hub key, member, method, path with query, body, time and nonce. A request
 is valid for WINDOW seconds around the hub's time, once. Nonces are in memory: after a restart, requests
-that were signed before the start are refused.
+that were signed before the start are refused. A request of a member whose clock is ahead may be accepted
+once more after a restart; repeated requests change nothing.
 """
 
 from collections import Counter, deque

@@ -28,7 +28,7 @@ facts = sa.Table(
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("value", sa.Text),
 )
-"""The team id and the version of the tables."""
+"""The team id."""
 
 amendments = sa.Table(
     "amendments",
@@ -109,7 +109,8 @@ class Records:
     def __init__(
         self, team: TeamRecord, engine: sa.Engine, data: Path, keep_steps: int | None
     ) -> None:
-        self.engine, self.folder, self.keep_steps = engine, data / "parts", keep_steps
+        self.engine, self.folder = engine, data / "parts"
+        self.keep_steps = keep_steps and max(keep_steps, team.charter.staleness + 1)
         self.lock = RLock()
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep(self.folder)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, insert, or_, select
 
 from hacrl.errors import UserError
 from hacrl.owners.batch import Envelope, Layout, measure
-from hacrl.owners.charter import TeamRecord
+from hacrl.owners.charter import Amended, TeamRecord
 from hacrl.owners.hub import records as t
 from hacrl.owners.signing import Content, Key, Malformed, Signed, canonical, sha256
 from hacrl.trust.publish import receives_texts
@@ -76,6 +76,8 @@ class HubStore(t.Records):
         files = dict(zip((envelope.outcomes, envelope.texts), parts, strict=True))
         self.write(files)
         with self.writing() as db:
+            if self._member_of(member, envelope.agent, envelope.team, envelope.step) != roster:
+                raise Refused(409, "amended", f"{member!r} was amended in the meantime; send again")
             self.write(files)  # in case they were pruned in the meantime
             if found := self.arrival(envelope.step, member, "batch", db):
                 return self._again(found, signed, envelope)
@@ -244,7 +246,7 @@ class HubStore(t.Records):
 
     def amend(self, signed: Signed) -> None:
         """Append an amendment to the chain."""
-        with self.writing() as db:
+        with self.lock:
             if signed.digest in {a.digest for a in self.team.chain}:
                 return
             team = self.team.amended(signed)
@@ -252,12 +254,18 @@ class HubStore(t.Records):
             if new.step < self.open:
                 message = f"step {new.step + 1} is closed; the earliest possible is {self.open + 1}"
                 raise Refused(409, "closed", message)
-            here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
-            if new.step == self.open and any(here):
-                message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
-                raise Refused(409, "arrived", message)
-            db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
-            self.team = team
+            if new.step >= self.charter.steps:
+                raise Refused(409, "step", f"the team has steps 1 to {self.charter.steps}")
+            if any(_same_rotate(new, a) and a.step >= self.open for a in self.team.effective):
+                message = f"{new.member!r} has announced a new key already; wait for its step"
+                raise Refused(409, "announced", message)
+            with self.writing() as db:
+                here = [self.arrival(self.open, new.member, kind, db) for kind in ("batch", "skip")]
+                if new.step == self.open and any(here):
+                    message = f"{new.member!r} has sent step {new.step + 1}; choose the next"
+                    raise Refused(409, "arrived", message)
+                db.execute(insert(t.amendments).values(number=new.number, record=_text(signed)))
+            self.team = team  # not before the commit
         self.close_if_due()
 
     # ------------------------------------------------------------ reading
@@ -312,9 +320,12 @@ class HubStore(t.Records):
             raise Refused(403, "commit", f"publish or skip step {step + 1} before you read it")
 
     def _reveal(self, member: str, step: int) -> None:
-        """Like `_committed`, and record that a member without a batch reads the step."""
+        """Like `_committed`, for the members of the step only, and record that a member without a batch
+        reads the step."""
         self._committed(member, step)
-        if member in self.team.roster(step) and not self.arrival(step, member, "batch"):
+        if member not in self.team.roster(step):
+            raise Refused(403, "roster", f"{member!r} is not a member in step {step + 1}")
+        if not self.arrival(step, member, "batch"):
             with self.writing() as db:
                 if not self.arrival(step, member, "batch", db) and not self._revealed(
                     step, member, db
@@ -324,6 +335,12 @@ class HubStore(t.Records):
     def _revealed(self, step: int, member: str, db: Connection | None) -> bool:
         r = t.reveals.c
         return bool(self.rows(select(r.step).where(r.step == step, r.agent == member), db))
+
+
+def _same_rotate(one: Amended, two: Amended) -> bool:
+    """Whether both are rotates that the same member signed."""
+    both = {(a.kind, a.signer, a.member) for a in (one, two)}
+    return both == {("rotate", "member", one.member)}
 
 
 def _text(signed: Signed) -> str:
