@@ -2,13 +2,15 @@
 
     python scripts/long_runs.py              # the tables of docs/results/long.md, and its figure
     python scripts/long_runs.py real-pair    # the table of docs/results/real-pair.md, and its figure
+    python scripts/long_runs.py long --against gspo-64x4
 
 Both draw docs/images/exchange.svg, too.
 
 A cell has the own rollouts at which held-out accuracy first reaches a target, and how many times as many
 the agent needs alone (arm gspo): 1.2 means that the team saves a sixth. The last table has own rollouts
-as a fraction of those of double rollouts (arm gspo_x2). Means are geometric, over the seeds that reach
-the target in both arms; at most one seed of each arm may miss it. Intervals are Student's t over seeds.
+as a fraction of those of another arm, by default double rollouts. Means are geometric, over the seeds
+that reach the target in both arms; at most one seed of each arm may miss it. Intervals are Student's t
+over seeds.
 """
 
 import argparse
@@ -49,6 +51,7 @@ LINES = {
     "hacpo": ("C3", "-"),
     "naive": ("C0", "-"),
     "overlap": ("C2", "-"),
+    "overlap-64x4": ("C2", "--"),
 }
 
 Curve = list[dict[str, Any]]  # evaluations with own rollouts and accuracy
@@ -135,22 +138,22 @@ def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[in
     return "\n".join(lines)
 
 
-def against_double(
-    found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]
+def against(
+    reference: str, found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]
 ) -> str:
-    """Own rollouts until a target as a fraction of those of double rollouts (arm gspo_x2)."""
+    """Own rollouts until a target as a fraction of those of another arm."""
     lines = [
         "",
-        f"| agent, arm | {' | '.join(map(str, targets))} |",
+        f"| agent, arm; fraction of {reference} | {' | '.join(map(str, targets))} |",
         "|---" * (1 + len(targets)) + "|",
     ]
     for (name, team, arm), runs in found.items():
-        double = next((r for (n, _, a), r in found.items() if (n, a) == (name, "gspo_x2")), None)
-        if double is None or double is runs:
+        other = next((r for (n, _, a), r in found.items() if (n, a) == (name, reference)), None)
+        if other is None or other is runs:
             continue
         cells = []
         for target in targets:
-            f = exchange_rate(double, runs, target / 100)
+            f = exchange_rate(other, runs, target / 100)
             cells.append(f"{f.mean:.2f} [{f.low:.2f}, {f.high:.2f}]" if f else "")
         lines.append(f"| {name}, {label(team, arm)} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -220,9 +223,11 @@ def _save(figure: Any, name: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Own rollouts until an accuracy is reached.")
     parser.add_argument("suite", nargs="?", default="long", choices=TARGETS)
-    suite = parser.parse_args().suite
+    parser.add_argument("--against", default="gspo_x2", help="arm of the last table")
+    arguments = parser.parse_args()
+    suite = arguments.suite
     curves = read_curves(suite)
     print(table(curves, TARGETS[suite]))
-    print(against_double(curves, TARGETS[suite]))
+    print(against(arguments.against, curves, TARGETS[suite]))
     draw(curves, suite)
     draw_exchange()

@@ -1,7 +1,7 @@
 """scripts/long_runs.py: rollouts until an accuracy is reached, by hand."""
 
 import pytest
-from long_runs import against_double, cell, exchange_rate, first, table
+from long_runs import against, cell, exchange_rate, first, table
 
 
 def curve(*accuracies: float) -> list[dict[str, float]]:
@@ -28,7 +28,7 @@ def test_rollouts_as_a_fraction_of_double_rollouts() -> None:
     """Double rollouts reach 0.4 after 200, the team after 50: a quarter."""
     double, team = (dict.fromkeys("12", curve(*c)) for c in ((0.0, 0.2, 0.4), (0.0, 0.8)))
     found = {("a", "two", "gspo_x2"): double, ("a", "two", "naive"): team}
-    lines = against_double(found, (40, 90)).splitlines()
+    lines = against("gspo_x2", found, (40, 90)).splitlines()
     assert lines[-1] == "| a, naive | 0.25 [0.25, 0.25] |  |" and len(lines) == 4
 
 
