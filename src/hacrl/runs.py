@@ -167,10 +167,11 @@ def train_team(
             executor.open(stack, task, pool)
             log = MetricsLog(run, observer, WATCHES)
             stack.callback(log.close)
-            team = Team(config, run, pool, executor, log)
             # pop_all: what was opened is closed before the signal handlers are restored.
             with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
                 runner.get_loop().set_exception_handler(_report_unless_stopped)
+                runner.get_loop().run_until_complete(executor.load())
+                team = Team(config, run, pool, executor, log)  # it removes what is not used again
                 runner.get_loop().run_until_complete(team.train())
     except Exception as error:
         if on_disk.trains:

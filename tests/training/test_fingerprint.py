@@ -16,6 +16,7 @@ from hacrl.pocket import pocket_path
 from hacrl.policy.load import find_model
 from hacrl.store.checkpoint import fingerprint_of
 from hacrl.store.rundir import RunDirectory
+from hacrl.tasks import make_task
 
 REWARD = """from helpers import contains
 def score(completion, answer):
@@ -296,6 +297,41 @@ def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path
     assert all(path.read_bytes() == old for path, old in kept.items())
     assert all(path.read_bytes() != old for path, old in before.items())
     assert run.steps_done() == 3
+
+
+def files(run: RunDirectory) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("runtime", ["local", "processes"])
+def test_an_accepted_change_that_cannot_be_trained_changes_no_file(
+    runtime: str, tmp_path: Path
+) -> None:
+    """Too small updates, and a model that does not exist: nothing of the run was to be lost."""
+    settings = {**QUICK, "steps": 2, "runtime": {"kind": runtime, "threads": 1, "device": "cpu"}}
+    run = hacrl.train(team(member("wren"), **settings), tmp_path / "run")
+    shutil.rmtree(run.checkpoints("wren") / "step-000002")
+    before = files(run)
+    for change in ({"minibatch_samples": 3}, {"agents.wren.model": str(tmp_path / "gone")}):
+        refused = pytest.raises(UserError, match=r"minibatch_samples = 3|gone")
+        with pytest.warns(UserWarning, match="changed inputs"), refused:
+            hacrl.resume(run.path, change, accept_changed=True)
+        assert files(run) == before
+
+
+def test_a_kill_before_the_replies_of_old_inputs_are_removed(tmp_path: Path) -> None:
+    """The change is stored, the run is killed while it loads: the next resume removes them."""
+    run = hacrl.train(team(member("wren"), **QUICK), tmp_path / "run")
+    shutil.rmtree(run.checkpoints("wren") / "step-000003")
+    replies = run.journal("wren") / "step-000002.jsonl"
+    before = replies.read_bytes()
+    config = hacrl.config.change_config(run.config(), {"agents.wren.learning_rate": 0.1, "seed": 4})
+    task = make_task(config.task, config.seed, run.path)
+    fingerprint.check_inputs(config, task, run, lambda text: None, accept_changed=True)
+    run.set_config(config)
+    hacrl.resume(run.path)
+    assert replies.read_bytes() != before
+    assert history(run)[1]["sampled_again"] and "pending" not in history(run)[1]
 
 
 def test_an_agent_may_leave_the_team(tmp_path: Path) -> None:

@@ -54,22 +54,22 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
 
 
 def _forget_other_inputs(run: RunDirectory, first: int, note: Note) -> None:
-    """Replies of a step belong to the weights that sampled it. If the run goes back to a step before an
-    accepted change of the inputs, the weights differ from then on, so later steps are sampled again."""
+    """Replies of a step belong to the weights that sampled it. After an accepted change of the inputs
+    ("pending"), or if the run goes back to a step before one, the weights differ from then on, so later
+    steps are sampled again."""
     content = run.fingerprint()
-    after = [
-        entry
-        for entry in content.get("history", ())
-        if entry.get("sampled_again") and entry["step"] > first
-    ]
+    changes = [entry for entry in content.get("history", ()) if entry.get("sampled_again")]
+    after = [entry for entry in changes if entry["step"] > first]
     if after:
         note(
             f"the run goes back to a step before a change of its inputs: replies from step {first + 1} "
             "on are sampled again."
         )
+    if after or any(entry.get("pending") for entry in changes):
         run.forget_from(first)
-        for entry in after:
-            entry["step"] = first
+        for entry in changes:
+            entry["step"] = min(entry["step"], first)
+            entry.pop("pending", None)
         run.set_fingerprint(content)
 
 
