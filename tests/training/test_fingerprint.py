@@ -299,6 +299,21 @@ def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path
     assert run.steps_done() == 3
 
 
+@pytest.mark.parametrize(
+    "change", [{"max_response_tokens": 14}, {"samples_per_prompt": 2, "minibatch_samples": 6}]
+)
+def test_capability_counts_steps_of_larger_limits(change: dict[str, Any], tmp_path: Path) -> None:
+    run = hacrl.train(
+        team(member("wren"), member("finch"), **{**QUICK, "steps": 2}), tmp_path / "run"
+    )
+    with pytest.warns(UserWarning, match="from step 3 on"):
+        hacrl.resume(run.path, {"steps": 3, **change}, accept_changed=True)
+    last = run.metric_rows("train", "wren")[-1]
+    for name in ("wren", "finch"):
+        rewards = [row["reward"] for row in run.metric_rows("train", name)]
+        assert last[f"capability/{name}"] == pytest.approx(sum(rewards) / 3)
+
+
 def files(run: RunDirectory) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 

@@ -102,10 +102,11 @@ class View:
         self.judges = judges and config.trust.judge_again
         self.config = config
 
-    def at(self, step: int, problems: Mapping[str, Problem]) -> Seen:
-        """Read a closed step. Texts are judged if no verdicts of the step are journalled."""
+    def at(self, step: int, problems: Mapping[str, Problem], older: bool = False) -> Seen:
+        """Read a closed step. Texts are judged if no verdicts of the step are journalled. `older`: the
+        step is of an earlier config (validate.py)."""
         team = self.pool.team(self.config, step)
-        self.checker.expect(team)
+        self.checker.expect(team, older)
         snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
         # A step that was closed without this agent has no replies of it, whatever it publishes.
         replaces = self.replaces_own and self.name in snapshot.members
