@@ -314,6 +314,32 @@ def test_capability_counts_steps_of_larger_limits(change: dict[str, Any], tmp_pa
         assert last[f"capability/{name}"] == pytest.approx(sum(rewards) / 3)
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"seed": 5}, False),
+        ({"agents.wren.publish": "successes"}, False),
+        ({"max_prompt_tokens": 5}, True),
+    ],
+)
+def test_a_batch_from_before_an_accepted_change_is_written_again_only_if_it_is_the_same(
+    change: dict[str, Any], same: bool, tmp_path: Path
+) -> None:
+    run = hacrl.train(team(member("wren"), **{**QUICK, "steps": 2}), tmp_path / "run")
+    with pytest.warns(UserWarning, match="from step 3 on"):
+        hacrl.resume(run.path, {"steps": 3, **change}, accept_changed=True)
+    (batch,) = (run.pool_path / "step-000001" / "wren").iterdir()
+    before = batch.read_bytes()
+    batch.write_bytes(b"damaged")
+    if same:
+        hacrl.resume(run.path, steps=4)
+        assert batch.read_bytes() == before
+        return
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"inputs of the run have changed since\. Restore"):
+            hacrl.resume(run.path, steps=4)
+
+
 def files(run: RunDirectory) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
