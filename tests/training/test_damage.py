@@ -194,6 +194,20 @@ def test_a_damaged_journal_is_named_and_its_deletion_samples_the_same(
     assert run.metrics_path.read_bytes() == whole.metrics_path.read_bytes()
 
 
+def test_a_journal_of_a_step_before_the_checkpoint_must_be_restored(tmp_path: Path) -> None:
+    """Without its own rewards of step 1 the agent, which publishes nothing, had another capability."""
+    agents = [member("wren", publish="nothing"), member("finch")]
+    settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 2}, "steps": 2}
+    run = hacrl.train(team(*agents, **settings), tmp_path / "run")
+    path = run.journal("wren") / "step-000000.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=f"{path}: the content.*or start a new run"):
+        hacrl.resume(run.path, steps=3)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{path}: the file is missing.*or start a new run"):
+        hacrl.resume(run.path, steps=3)
+
+
 # ---------------------------------------------------------------- two kills
 
 

@@ -19,7 +19,7 @@ from hacrl.errors import RunStopped, UserError
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.store.files import changed
+from hacrl.store.files import RESTORE, changed
 from hacrl.store.journal import Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import attempt, evaluate, judge, short_prompts, stop_if_unjudged
@@ -99,11 +99,7 @@ class Agent:
 
     def republish(self, step: int) -> None:
         """Publish a journalled step again, because its batch is damaged."""
-        if (rows := self._own_rows(step)) is None:
-            raise changed(
-                self.journal.path(step), f"missing, and {self.pool.folder} is damaged, too"
-            )
-        self._publish(step, rows)
+        self._publish(step, self._own_rows(step))
 
     def learn(self, step: int) -> dict[str, Any]:
         """Learn from the step's snapshot and return metrics."""
@@ -198,10 +194,10 @@ class Agent:
                 )
         return problems, prompts
 
-    def _own_rows(self, step: int) -> list[Trajectory] | None:
-        """The complete rows of a journalled step."""
-        if (entry := self.journal.read(step)) is None:
-            return None
+    def _own_rows(self, step: int) -> list[Trajectory]:
+        """The complete rows of a journalled step. It may be one that is not sampled again."""
+        if (entry := self.journal.read(step, RESTORE)) is None:
+            raise changed(self.journal.path(step), "the file is missing")
         problems, prompts = self._prompts(step)
         # After an accepted change of the task or a limit, an older step has other prompts than it had.
         known = {p.id for p in problems}

@@ -59,11 +59,11 @@ class StepReader:
         agent: AgentConfig,
         shared: Shared,
         policy: Policy,
-        own_rows: Callable[[int], Sequence[Trajectory] | None],
+        own_rows: Callable[[int], Sequence[Trajectory]],
         clock: Clock,
         notes: list[str],
     ) -> None:
-        """`own_rows` returns the learner's complete rows of a step, None if it has none."""
+        """`own_rows` returns the learner's complete rows of a step."""
         config, pool, verifier = shared.config, shared.pool, shared.verifier
         self.config, self.task, self.run, self.policy = config, shared.task, shared.run, policy
         self.name, self.algorithm = agent.name, shared.algorithm
