@@ -152,7 +152,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides, folder: Path) ->
         else:
             set_key(tree, override)
     given = resolve_imports(tree, folder).get("algorithm", {})
-    if isinstance(before, dict) and isinstance(given, dict):
+    if not isinstance(before, dict):
+        tree["algorithm"] = before  # the schema reports it
+    elif isinstance(given, dict):
         name = given.get("name")
         if name is not None and name != before.get("name"):
             known = algorithm_class(name).Settings.model_fields
@@ -288,7 +290,7 @@ def _place(location: Sequence[int | str], tree: Any) -> Iterator[int | str]:
         if isinstance(tree, dict) and (part in tree or i == len(location) - 1):
             tree = tree.get(part)
         elif isinstance(tree, list) and isinstance(part, int):
-            tree = tree[part]
+            tree = tree[part] if part < len(tree) else None  # an item is missing
         else:
             continue
         yield part
