@@ -138,6 +138,12 @@ def test_the_known_keys_of_a_table_are_listed_once(path: Path) -> None:
     assert "agents.1.xx: unknown key" in text
 
 
+def test_the_verifier_s_memory_limit_can_be_unset(path: Path, tmp_path: Path) -> None:
+    config = load_config(path, ["verifier.memory_gb=0"])
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.toml").verifier.memory_gb == 0
+
+
 def test_a_mistake_in_the_file_names_the_file(path: Path) -> None:
     path.write_text(f"stepz = 2\n{TEXT}")
     with pytest.raises(UserError, match=rf"^{path}: stepz: unknown key; did you mean 'steps'\?$"):

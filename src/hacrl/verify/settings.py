@@ -80,9 +80,9 @@ class VerifierConfig(BaseModel):
     """Worker processes. Unset: one less than the cores of this process, at least 1, at most 16; a
     run of `hacrl compare` counts only its part of the cores. 0: judge in this process, without
     limits (tests and debugging only)."""
-    memory_gb: float | None = Field(default=8.0, gt=0)
-    """Memory limit of a worker (Linux). A call that needs more raises MemoryError and is ERROR.
-    Unset it ("none" on the command line) for no limit."""
+    memory_gb: float = Field(default=8.0, ge=0)
+    """Memory limit of a worker (Linux). A call that needs more raises MemoryError and is ERROR. 0: no
+    limit."""
 
     @model_validator(mode="after")
     def _known(self) -> VerifierConfig:
