@@ -45,6 +45,11 @@ def start(
     """Train from the first step in a new run directory, and return it."""
     config, name = read_config(config)
     config = change_config(config, overrides)
+    if config.hub is not None:
+        raise UserError(
+            f"[hub]: the config is that of a member of a team across owners. Train it with `hacrl join "
+            f"{config.hub.url} MINE.toml --as {config.agents[0].name} --key FILE`, or remove the table."
+        )
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
         try:
@@ -197,6 +202,11 @@ def _check_task(config: Config, task: Task) -> list[str]:
     task.batch(0, config.problems_per_step)
     wanted = config.evaluation.problems
     found = len(task.held_out(config.evaluation.most)) if wanted else 0
+    if wanted and not found:
+        raise UserError(
+            f"evaluation.problems = {wanted}, but the task has no held-out problems: give it some, or "
+            "switch evaluation off with evaluation.problems=0"
+        )
     if isinstance(wanted, int) and found < wanted:
         notes.append(
             f"evaluation.problems = {wanted}, but the task has {plural(found, 'held-out problem')}; "

@@ -235,6 +235,20 @@ def test_first_hour_5_few_held_out_problems_are_used_with_a_note(
         hacrl.train(config, tmp_path / "all")
 
 
+def test_a_task_without_held_out_problems_is_found_before_loading(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("hacrl.policy.policy.load_model", no_model)
+    (tmp_path / "own_task.py").write_text(
+        OWN_TASK.replace("    return A", "    task = A")
+        + "    task.held_out = lambda count: []\n    return task\n"
+    )
+    (tmp_path / "kinds.txt").write_text("add sub")
+    config = team(member("wren"), steps=1, task={"kind": f"{tmp_path}/own_task:make"})
+    with pytest.raises(UserError, match=r"evaluation\.problems = 12, but the task has no held-out"):
+        hacrl.train(config, tmp_path / "run")
+
+
 def test_first_hour_15_the_environment_has_the_threads_of_the_config(tmp_path: Path) -> None:
     config = hacrl.config.parse_config(team(member("wren"), runtime={"threads": 3}))
     run = RunDirectory.create(tmp_path / "run", config)
