@@ -238,6 +238,7 @@ class Team:
                 if newest
                 else "the beginning, without a checkpoint"
             )
+            how = how if name in self.learners else "this step: it does not learn"
             return self.observer.note(f"{what}. It restarts from {how}.")
         what += f" for the {MAX_LOSSES}th time"
         others = (self.active & set(self.learners)) - {name}
