@@ -153,6 +153,28 @@ def test_a_reward_that_cannot_be_used(
         hacrl.train(config(**settings), tmp_path / "run", reward=reward)
 
 
+def test_a_function_and_the_runtime_of_the_overrides(tmp_path: Path) -> None:
+    """What counts is the runtime with overrides. An evaluation has none."""
+    with pytest.raises(UserError, match=r"needs runtime\.kind = 'local', not 'processes'"):
+        hacrl.train(config(), tmp_path / "a", reward=points, **{"runtime.kind": "processes"})
+    place = {"kind": "ray", "threads": 1, "device": "cpu"}
+    made = hacrl.train(
+        config(steps=1, runtime=place), tmp_path / "b", reward=points, **{"runtime.kind": "local"}
+    )
+    text = made.config_path.read_text()
+    made.config_path.write_text(text.replace('kind = "local"', 'kind = "ray"'))
+    found = made.evaluate(reward=points, **{"evaluation.problems": 3})
+    assert list(found["problems"]) == [3, 3]
+
+
+def test_a_member_of_a_team_across_owners_does_not_train_alone(tmp_path: Path) -> None:
+    hub = {"url": "http://x", "team": "t", "verifier": "number/1"}
+    alone = team(member("wren"), hub=hub)
+    with pytest.raises(UserError, match=r"hacrl join http://x MINE\.toml --as wren"):
+        hacrl.train(alone, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_function_with_an_open_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "x").open("w") as file, pytest.raises(UserError, match="cannot be sent"):
         hacrl.train(config(), tmp_path / "run", reward=lambda completion: file.write(completion))

@@ -117,6 +117,9 @@ def test_paths_are_relative_to_the_file_or_begin_at_home(
             ["agents.0.lora: must be a table, e.g. { key = value } (given: True)"],
         ),
         ('agents={name="a"}', ["agents: must be a list of tables: write [[agents]]"]),
+        ("agents.0.betas=[0.9]", ["agents.0.betas.1: missing; add it"]),
+        ("agents.0.lora.alpha=0", ["agents.0.lora.alpha: Input should be greater than 0"]),
+        ("agents.0.name=snapshot.json", ["'snapshot.json' is a file of the pool"]),
         ("agents.0.frozen=true", ["agents.0.frozen: unknown key; write learn = false"]),
         ("agents.0.name=finch", ["agents.0.name=finch: agents: the name"]),
     ],
@@ -136,10 +139,26 @@ def test_the_known_keys_of_a_table_are_listed_once(path: Path) -> None:
     assert "agents.1.xx: unknown key" in text
 
 
+def test_the_verifier_s_memory_limit_can_be_unset(path: Path, tmp_path: Path) -> None:
+    config = load_config(path, ["verifier.memory_gb=0"])
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.toml").verifier.memory_gb == 0
+
+
 def test_a_mistake_in_the_file_names_the_file(path: Path) -> None:
     path.write_text(f"stepz = 2\n{TEXT}")
     with pytest.raises(UserError, match=rf"^{path}: stepz: unknown key; did you mean 'steps'\?$"):
         load_config(path)
+
+
+@pytest.mark.parametrize("overrides", [[], ["steps=3"], ["algorithm.alpha=2"]])
+@pytest.mark.parametrize("text", ['algorithm = "gspo"\n%s', '%s\n[[algorithm]]\nname = "gspo"'])
+def test_an_algorithm_that_is_no_table_is_refused(
+    text: str, overrides: list[str], path: Path
+) -> None:
+    path.write_text(text % TEXT)
+    with pytest.raises(UserError, match=r"algorithm: must be a table"):
+        load_config(path, overrides)
 
 
 def test_another_algorithm_drops_the_settings_it_does_not_have(path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacrl.config import Config, load_config
+from hacrl.config import Config, change_config, load_config
 from hacrl.config_file import Overrides
 from hacrl.errors import UserError
 from hacrl.importing import give_function
@@ -129,6 +129,7 @@ def train(
         if isinstance(config, dict):  # the function takes the place of a verifier
             config = {"verifier": {"kind": "exact"}, **config}
         config, name = read_config(config)
+        _check_local(change_config(config, overrides))
         run = run or free_name(Path("runs") / name)
         overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
@@ -158,7 +159,9 @@ def resume(
     if overrides and (settings or reward):
         raise TypeError("give overrides or keyword arguments, not both")
     if reward is not None:
-        settings = {**_reward_settings(reward, RunDirectory.open(Path(run)).config()), **settings}
+        old = RunDirectory.open(Path(run)).config()
+        _check_local(change_config(old, settings))
+        settings = {**_reward_settings(reward, old), **settings}
     with _shown(observer, callbacks) as shown:
         return Run(resume_run(Path(run), overrides or settings, shown, HOOKS, accept_changed).path)
 
@@ -251,13 +254,17 @@ def compare(
 # ---------------------------------------------------------------- helpers
 
 
-def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
-    """The verifier settings for a given function. Options such as reward_range are kept."""
+def _check_local(config: Config) -> None:
+    """UserError if agents are in other processes, which a Python function does not reach."""
     if config.runtime.kind != "local":
         raise UserError(
             f"reward: a Python function needs runtime.kind = 'local', not {config.runtime.kind!r}; "
             'write it into a file, and give verifier = { kind = "function", options = { path = ... } }'
         )
+
+
+def _reward_settings(reward: Reward, config: Config) -> dict[str, Any]:
+    """The verifier settings for a given function. Options such as reward_range are kept."""
     old = config.verifier.options if config.verifier.kind == "function" else {}
     path, version = give_function(reward, "reward")
     options = {**old, "path": path, "version": version}

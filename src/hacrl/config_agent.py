@@ -34,7 +34,7 @@ class Table(BaseModel):
 class LoraSettings(Table):
     rank: int = Field(32, ge=1)
     """Rank of the adapter."""
-    alpha: float | None = None
+    alpha: float | None = Field(None, gt=0)
     """Scale. Unset: twice the rank."""
     targets: str | list[str] = "all-linear"
     """Which modules get an adapter."""
@@ -131,6 +131,8 @@ class AgentConfig(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> AgentConfig:
+        if self.name == "snapshot.json":
+            raise ValueError("name: 'snapshot.json' is a file of the pool; choose another name")
         if bool(self.model) == (self.replay is not None):
             raise ValueError("give either `model` or `replay`, one of the two")
         if self.schedule == "constant" and (self.schedule_steps or self.schedule_options):

@@ -153,7 +153,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides, folder: Path) ->
         else:
             set_key(tree, override)
     given = resolve_imports(tree, folder).get("algorithm", {})
-    if isinstance(before, dict) and isinstance(given, dict):
+    if not isinstance(before, dict):
+        tree["algorithm"] = before  # the schema reports it
+    elif isinstance(given, dict):
         name = given.get("name")
         if name is not None and name != before.get("name"):
             known = algorithm_class(name).Settings.model_fields

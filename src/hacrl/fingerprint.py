@@ -4,7 +4,8 @@ RUN/fingerprint.json keeps them, and `hacrl resume` compares them with those it 
 
     inputs      the current inputs
     history     [{"step": 0, "digest": ...}, {"step": 20, "digest": ..., "changes": [...]}]; with
-                "sampled_again" where replies of later steps were removed
+                "sampled_again" where replies of later steps are removed; "pending" until they
+                are (training/repair.py)
 
 The manifest of a checkpoint has the digest of the inputs that the checkpoint was trained with.
 """
@@ -64,7 +65,8 @@ def check_inputs(
     accept_changed: bool = False,
 ) -> None:
     """Compare the inputs with those that the run stored, and store them. A new run only stores them.
-    UserError if a change would change results and is not accepted."""
+    UserError if a change would change results and is not accepted. Replies that an accepted change
+    makes invalid are removed once all agents are loaded (training/repair.py)."""
     stored = run.fingerprint()
     old: Inputs = stored.get("inputs", {})
     new = read_inputs(config, task, old.get("files", {}))
@@ -98,11 +100,10 @@ def check_inputs(
     elif not stored and run.journalled():
         note("the run has no fingerprint.json, so changed data or models cannot be detected.")
     sampled_again = any(kind == "results" for kind, _ in found)
-    if sampled_again:
-        run.forget_from(step)
     if noted or not history:
         entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
-        history = [*history, entry | ({"sampled_again": True} if sampled_again else {})]
+        again = {"sampled_again": True, "pending": True} if sampled_again else {}
+        history = [*history, entry | again]
     run.set_fingerprint({"inputs": new, "history": history})
 
 

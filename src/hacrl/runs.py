@@ -45,6 +45,11 @@ def start(
     """Train from the first step in a new run directory, and return it."""
     config, name = read_config(config)
     config = change_config(config, overrides)
+    if config.hub is not None:
+        raise UserError(
+            f"[hub]: the config is that of a member of a team across owners. Train it with `hacrl join "
+            f"{config.hub.url} MINE.toml --as {config.agents[0].name} --key FILE`, or remove the table."
+        )
     directory = RunDirectory.create(Path(run) if run else free_name(Path("runs") / name), config)
     with directory.locked():
         try:
@@ -167,10 +172,11 @@ def train_team(
             executor.open(stack, task, pool)
             log = MetricsLog(run, observer, WATCHES)
             stack.callback(log.close)
-            team = Team(config, run, pool, executor, log)
             # pop_all: what was opened is closed before the signal handlers are restored.
             with stoppable(), stack.pop_all(), asyncio.Runner() as runner:
                 runner.get_loop().set_exception_handler(_report_unless_stopped)
+                runner.get_loop().run_until_complete(executor.load())
+                team = Team(config, run, pool, executor, log)  # it removes what is not used again
                 runner.get_loop().run_until_complete(team.train())
     except Exception as error:
         if on_disk.trains:
@@ -196,6 +202,11 @@ def _check_task(config: Config, task: Task) -> list[str]:
     task.batch(0, config.problems_per_step)
     wanted = config.evaluation.problems
     found = len(task.held_out(config.evaluation.most)) if wanted else 0
+    if wanted and not found:
+        raise UserError(
+            f"evaluation.problems = {wanted}, but the task has no held-out problems: give it some, or "
+            "switch evaluation off with evaluation.problems=0"
+        )
     if isinstance(wanted, int) and found < wanted:
         notes.append(
             f"evaluation.problems = {wanted}, but the task has {plural(found, 'held-out problem')}; "

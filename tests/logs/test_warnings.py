@@ -185,10 +185,23 @@ def test_replies_that_are_not_judged_are_named_at_most_thrice(run: RunDirectory)
     assert VerifierWatch(run).look([judged(6, 99)]) == []
 
 
-def test_a_run_of_fewer_steps_is_warned_at_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        (8, "all replies to a problem got the same"),
+        (
+            1,
+            "with samples_per_prompt = 1 hacpo has no other reply to compare a reward with. Raise it.",
+        ),
+    ],
+)
+def test_a_run_of_fewer_steps_is_warned_at_its_end(
+    samples: int, reason: str, tmp_path: Path
+) -> None:
     """A trial of two steps with a reward that is always 0 says so. Peers need five steps."""
     tree: dict[str, Any] = {
         "steps": 2,
+        "samples_per_prompt": samples,
         "task": {"kind": "arithmetic"},
         "verifier": {"kind": "number"},
     }
@@ -196,5 +209,6 @@ def test_a_run_of_fewer_steps_is_warned_at_its_end(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config)
     rows = [train(s, **NO_SIGNAL, own__advantage_zero=1.0) for s in range(2)]
     (sentence,) = warnings(run, rows)
-    assert sentence.startswith("agent 'ant' had no training signal in the 2 steps up to step 2: ")
+    start = "agent 'ant' had no training signal in the 2 steps up to step 2: "
+    assert sentence.startswith(start + reason)
     assert warnings(run, [peers(s, 0.0) for s in range(2)]) == []

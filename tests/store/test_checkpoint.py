@@ -91,27 +91,6 @@ def test_the_start_counts_as_a_candidate_for_the_best(store):
     assert store.best() == (0, 0.5)
 
 
-def test_later_checkpoints_of_an_earlier_attempt_do_not_count(tmp_path):
-    """Ant had saved step 30 when the run was killed, bee had not: both resume from 20. When they save
-    25, ant's old 30 must not take the place of its 25, or no step would be common to both."""
-    team = {name: Checkpoints(tmp_path / name, keep=1) for name in ("ant", "bee")}
-    for store in team.values():
-        store.save(checkpoint(20))
-    team["ant"].mark_best(30, 0.9)
-    team["ant"].save(checkpoint(30))
-
-    team = {name: Checkpoints(tmp_path / name, keep=1) for name in team}
-    assert newest_common(team, pytest.fail) == 20
-    assert team["ant"].mark_best(25, 0.1)  # the score of 30 does not count
-    for store in team.values():
-        store.save(checkpoint(25))
-    assert newest_common(team, pytest.fail) == 25
-    for store in team.values():
-        store.prune()
-    assert [store.steps() for store in team.values()] == [[25], [25]]
-    assert team["ant"].best() == (25, 0.1)
-
-
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 )

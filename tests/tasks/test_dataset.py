@@ -62,13 +62,16 @@ def test_seeds_and_epochs_differ() -> None:
 
 def test_a_row_becomes_a_problem(tmp_path: Path) -> None:
     data = [{"n": 7, "problem": "2 + 2 = {?}", "gold": 4, "area": "sums", "hint": "count"}]
-    columns = {"question": "problem", "answer": "gold", "id": "n", "task": "area"}
+    names = {"question": "problem", "answer": "gold", "id": "n", "task": "area"}
     prompt = "{question}\nHint: {hint}. Use \\boxed{{}}."
-    task = task_of(tmp_path, data, held_out_fraction=0, columns=columns, prompt=prompt)
+    task = task_of(tmp_path, data, held_out_fraction=0, columns=names, prompt=prompt)
     message = Message("user", "2 + 2 = {?}\nHint: count. Use \\boxed{}.")
     columns = {"area": "sums", "hint": "count"}
     assert task.batch(0, 1) == [Problem("7", (message,), "4", "sums", columns)]
     assert task.batch(0, 1)[0].asked == {"n": 7, "problem": "2 + 2 = {?}", "gold": 4}
+    blank = [{**data[0], "area": " "}]
+    task = task_of(tmp_path, blank, held_out_fraction=0, columns=names, prompt=prompt)
+    assert task.batch(0, 1)[0].task == task.name  # "" would be all tasks in capability
 
 
 def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:

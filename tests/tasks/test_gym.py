@@ -58,6 +58,10 @@ def test_held_out_problems_take_turns() -> None:
     assert Counter(p.task for p in task.held_out(6)) == {"a": 4, "b": 2}
     assert len(task.held_out(None)) == 6
     assert len(task.held_out(7)) == 6
+    with pytest.raises(
+        UserError, match=r"task 'mix' has no held-out problems: raise task\.held_out"
+    ):
+        GymTask("mix", (pool("a", 1, 0),), seed=0).held_out(4)
 
 
 @pytest.mark.parametrize(

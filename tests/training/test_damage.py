@@ -20,7 +20,9 @@ from hacrl.runs import start
 from hacrl.store.checkpoint import Checkpoints
 from hacrl.store.pool import Pool
 from hacrl.store.reader import RunReader
+from hacrl.store.rundir import RunDirectory
 from hacrl.study.inspect.summary import summarise
+from hacrl.training.repair import damaged_batches, first_step
 
 CONFIG = team(
     member("wren"),
@@ -189,6 +191,59 @@ def test_a_damaged_journal_is_named_and_its_deletion_samples_the_same(
     path.unlink()
     hacrl.resume(run.path)
     assert path.read_bytes() == before
+    assert run.metrics_path.read_bytes() == whole.metrics_path.read_bytes()
+
+
+def test_a_journal_of_a_step_before_the_checkpoint_must_be_restored(tmp_path: Path) -> None:
+    """Without its own rewards of step 1 the agent, which publishes nothing, had another capability."""
+    agents = [member("wren", publish="nothing"), member("finch")]
+    settings = {"evaluation": {"problems": 0}, "checkpoint": {"every": 2}, "steps": 2}
+    run = hacrl.train(team(*agents, **settings), tmp_path / "run")
+    path = run.journal("wren") / "step-000000.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=f"{path}: the content.*or start a new run"):
+        hacrl.resume(run.path, steps=3)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{path}: the file is missing.*or start a new run"):
+        hacrl.resume(run.path, steps=3)
+
+
+# ---------------------------------------------------------------- two kills
+
+
+@pytest.mark.parametrize("cause", ["checkpoint", "metrics"])
+def test_a_checkpoint_after_the_first_step_of_a_resume_does_not_count(
+    cause: str, run: RunReader
+) -> None:
+    """finch had saved step 3 when the run was killed, wren had not. After the resume wren is faster and
+    saves it before the second kill. Or metrics of step 3 were damaged. The next resume must not start
+    after step 3: its metrics are not written."""
+    names, saved = ("wren", "finch"), run.checkpoints("wren") / "step-000003"
+    folders = {name: Checkpoints(run.checkpoints(name), 2) for name in names}
+    if cause == "checkpoint":
+        saved.rename(saved.with_name("kept"))
+    else:
+        drop_last_lines(run.metrics_path, 3)
+    assert first_step(RunDirectory(run.path), folders, lambda text: None) == 2
+    if cause == "checkpoint":
+        saved.with_name("kept").rename(saved)
+    assert first_step(RunDirectory(run.path), folders, lambda text: None) == 2
+
+
+def test_a_damaged_batch_after_the_checkpoint_opens_its_step_again(
+    run: RunReader, whole: RunReader
+) -> None:
+    """Agents do not wait in a closed step, so in parallel one would read the batch before the other has
+    written it again."""
+    for name in ("wren", "finch"):
+        shutil.rmtree(run.checkpoints(name) / "step-000003")
+    (batch,) = (run.pool_path / "step-000002" / "finch").iterdir()
+    batch.write_bytes(b"damaged")
+    pool, directory = Pool(run.pool_path), RunDirectory(run.path)
+    damaged_batches(run.config(), directory, pool, 2, lambda text: None)
+    assert [pool.closed(step) for step in range(3)] == [True, True, False]
+    hacrl.resume(run.path)
+    assert pool.snapshot(2) == Pool(whole.pool_path).snapshot(2)
     assert run.metrics_path.read_bytes() == whole.metrics_path.read_bytes()
 
 

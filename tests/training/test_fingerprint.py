@@ -16,6 +16,7 @@ from hacrl.pocket import pocket_path
 from hacrl.policy.load import find_model
 from hacrl.store.checkpoint import fingerprint_of
 from hacrl.store.rundir import RunDirectory
+from hacrl.tasks import make_task
 
 REWARD = """from helpers import contains
 def score(completion, answer):
@@ -234,6 +235,20 @@ def test_first_hour_5_few_held_out_problems_are_used_with_a_note(
         hacrl.train(config, tmp_path / "all")
 
 
+def test_a_task_without_held_out_problems_is_found_before_loading(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("hacrl.policy.policy.load_model", no_model)
+    (tmp_path / "own_task.py").write_text(
+        OWN_TASK.replace("    return A", "    task = A")
+        + "    task.held_out = lambda count: []\n    return task\n"
+    )
+    (tmp_path / "kinds.txt").write_text("add sub")
+    config = team(member("wren"), steps=1, task={"kind": f"{tmp_path}/own_task:make"})
+    with pytest.raises(UserError, match=r"evaluation\.problems = 12, but the task has no held-out"):
+        hacrl.train(config, tmp_path / "run")
+
+
 def test_first_hour_15_the_environment_has_the_threads_of_the_config(tmp_path: Path) -> None:
     config = hacrl.config.parse_config(team(member("wren"), runtime={"threads": 3}))
     run = RunDirectory.create(tmp_path / "run", config)
@@ -296,6 +311,82 @@ def test_an_accepted_change_judges_the_steps_after_the_checkpoint_again(tmp_path
     assert all(path.read_bytes() == old for path, old in kept.items())
     assert all(path.read_bytes() != old for path, old in before.items())
     assert run.steps_done() == 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_response_tokens": 14}, {"samples_per_prompt": 2, "minibatch_samples": 6}]
+)
+def test_capability_counts_steps_of_larger_limits(change: dict[str, Any], tmp_path: Path) -> None:
+    run = hacrl.train(
+        team(member("wren"), member("finch"), **{**QUICK, "steps": 2}), tmp_path / "run"
+    )
+    with pytest.warns(UserWarning, match="from step 3 on"):
+        hacrl.resume(run.path, {"steps": 3, **change}, accept_changed=True)
+    last = run.metric_rows("train", "wren")[-1]
+    for name in ("wren", "finch"):
+        rewards = [row["reward"] for row in run.metric_rows("train", name)]
+        assert last[f"capability/{name}"] == pytest.approx(sum(rewards) / 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"seed": 5}, False),
+        ({"agents.wren.publish": "successes"}, False),
+        ({"max_prompt_tokens": 5}, True),
+    ],
+)
+def test_a_batch_from_before_an_accepted_change_is_written_again_only_if_it_is_the_same(
+    change: dict[str, Any], same: bool, tmp_path: Path
+) -> None:
+    run = hacrl.train(team(member("wren"), **{**QUICK, "steps": 2}), tmp_path / "run")
+    with pytest.warns(UserWarning, match="from step 3 on"):
+        hacrl.resume(run.path, {"steps": 3, **change}, accept_changed=True)
+    (batch,) = (run.pool_path / "step-000001" / "wren").iterdir()
+    before = batch.read_bytes()
+    batch.write_bytes(b"damaged")
+    if same:
+        hacrl.resume(run.path, steps=4)
+        assert batch.read_bytes() == before
+        return
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"inputs of the run have changed since\. Restore"):
+            hacrl.resume(run.path, steps=4)
+
+
+def files(run: RunDirectory) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("runtime", ["local", "processes"])
+def test_an_accepted_change_that_cannot_be_trained_changes_no_file(
+    runtime: str, tmp_path: Path
+) -> None:
+    """Too small updates, and a model that does not exist: nothing of the run was to be lost."""
+    settings = {**QUICK, "steps": 2, "runtime": {"kind": runtime, "threads": 1, "device": "cpu"}}
+    run = hacrl.train(team(member("wren"), **settings), tmp_path / "run")
+    shutil.rmtree(run.checkpoints("wren") / "step-000002")
+    before = files(run)
+    for change in ({"minibatch_samples": 3}, {"agents.wren.model": str(tmp_path / "gone")}):
+        refused = pytest.raises(UserError, match=r"minibatch_samples = 3|gone")
+        with pytest.warns(UserWarning, match="changed inputs"), refused:
+            hacrl.resume(run.path, change, accept_changed=True)
+        assert files(run) == before
+
+
+def test_a_kill_before_the_replies_of_old_inputs_are_removed(tmp_path: Path) -> None:
+    """The change is stored, the run is killed while it loads: the next resume removes them."""
+    run = hacrl.train(team(member("wren"), **QUICK), tmp_path / "run")
+    shutil.rmtree(run.checkpoints("wren") / "step-000003")
+    replies = run.journal("wren") / "step-000002.jsonl"
+    before = replies.read_bytes()
+    config = hacrl.config.change_config(run.config(), {"agents.wren.learning_rate": 0.1, "seed": 4})
+    task = make_task(config.task, config.seed, run.path)
+    fingerprint.check_inputs(config, task, run, lambda text: None, accept_changed=True)
+    run.set_config(config)
+    hacrl.resume(run.path)
+    assert replies.read_bytes() != before
+    assert history(run)[1]["sampled_again"] and "pending" not in history(run)[1]
 
 
 def test_an_agent_may_leave_the_team(tmp_path: Path) -> None:

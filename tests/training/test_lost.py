@@ -143,6 +143,17 @@ def test_a_member_lost_at_any_call_changes_no_number(dtype: str, tmp_path: Path)
         assert all(mine[key].equal(theirs[key]) for key in theirs)
 
 
+def test_a_frozen_member_restarts_where_it_was(tmp_path: Path) -> None:
+    agents = [member("wren"), member("finch", learn=False)]
+    lose = {("finch", "rollout", "2"): "before"}
+    config = {**TEAM, "agents": agents, "steps": 3, "evaluation": {"problems": 0}}
+    run, notes = train(Losing, config, tmp_path / "run", lose=lose)
+    assert run.steps_done() == 3
+    assert notes == [
+        "agent 'finch' was lost in step 3 (killed). It restarts from this step: it does not learn."
+    ]
+
+
 def test_a_member_that_is_always_lost_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match=r"'finch' was lost in step 2 .* for the 5th time"):
         train(Losing, TEAM, tmp_path / "run", lose=Always("finch"))

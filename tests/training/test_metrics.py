@@ -65,8 +65,8 @@ def test_learning_metrics_by_hand() -> None:
 
     own, peers = [sample("a", 2)], [sample("b", n) for n in (1, 2, 3, 4)]
     reports = [
-        UpdateReport(0.2, 1.0, 0.0, False, (1.0,), (1.0,), 1e-3),
-        UpdateReport(0.2, 1.0, 0.0, False, (1.1,), (0.0,), 1e-3),
+        UpdateReport(0.2, 1.0, 0.3, False, (1.0,), (1.0,), 1e-3),
+        UpdateReport(0.2, 1.0, 0.5, False, (1.1,), (0.0,), 1e-3),
         UpdateReport(0.5, 4.0, 0.0, False, (0.7, 0.9, 1.1, 0.8), (0.0, 1.62, 0.0, 1.28), 1e-3),
     ]
     parts = [("own", own), ("own", own), ("peers", peers)]
@@ -88,6 +88,7 @@ def test_learning_metrics_by_hand() -> None:
     assert (made["own/clipped_first"], made["own/clipped"]) == (0.0, 0.5)
     assert made["ratio/b"] == pytest.approx(0.875)
     assert (made["loss"], made["grad_norm"]) == (pytest.approx(0.3), 2.0)
+    assert made["kl"] == pytest.approx(0.4)  # of updates with own samples: peers have no KL term
     assert (made["capability/b"], made["weight/b"], made["updates"]) == (0.5, 2.0, 3)
 
 

@@ -76,6 +76,28 @@ def test_a_replay_member_keeps_what_it_published(tmp_path: Path) -> None:
     assert run.metrics_path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("verifier", "fits"),
+    [
+        ({"options": {"which": "first"}}, False),
+        ({"options": {"which": "last"}, "workers": 0}, True),
+    ],
+)
+def test_a_replayed_run_must_be_judged_with_the_same_options(
+    verifier: dict, fits: bool, tmp_path: Path
+) -> None:
+    config = team(member("finch"), steps=1, **NO_EVALUATION)
+    stored = hacrl.train(config, tmp_path / "stored")
+    agents = [member("wren"), {"name": "old", "replay": str(stored.path)}]
+    settings = {**NO_EVALUATION, "verifier": {**config["verifier"], **verifier}}
+    config = team(*agents, steps=1, **settings)
+    if fits:
+        hacrl.train(config, tmp_path / "run")
+        return
+    with pytest.raises(UserError, match=r'options = .*"which": "last".*this run has .*"first"'):
+        hacrl.train(config, tmp_path / "run")
+
+
 def test_a_replayed_run_must_have_something_stored(tmp_path: Path) -> None:
     config = team(member("finch"), steps=1, **NO_EVALUATION)
     stored = hacrl.train(config, tmp_path / "stored")

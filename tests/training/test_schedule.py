@@ -42,6 +42,10 @@ def test_the_factor_of_every_update(settings: dict[str, Any], values: list[float
 def test_wrong_options_are_named() -> None:
     with pytest.raises(UserError, match=r"agent 'a': schedule_options = \{'rate': 2\} .*'linear'"):
         factors(4, 0, schedule="linear", schedule_options={"rate": 2})
+    with pytest.raises(
+        UserError, match=r"warmup_updates = 5 is more than the 4 updates of schedule"
+    ):
+        factors(4, 0, schedule="inverse_sqrt", warmup_updates=5)
     with pytest.raises(ValueError, match="no meaning with schedule = 'constant'"):
         AgentConfig(name="a", model="m", schedule_steps=3)
 

@@ -125,6 +125,12 @@ def test_bad_call_costs_itself_only(
     assert [v.detail for v in later] == ["42:a", "42:b"]
 
 
+def test_no_memory_limit() -> None:
+    config = VerifierConfig(kind="number", workers=1, memory_gb=0)
+    with VerifierPool(config) as pool:
+        assert pool.judge_all([("42", problem())])[0].status is Status.OK
+
+
 def test_many_hangs_are_each_charged_once(actor: VerifierPool) -> None:
     """Five hangs among 25 calls: these five are TIMEOUT, all others OK."""
     replies = ["spin" if i % 5 == 0 else f"r{i}" for i in range(25)]

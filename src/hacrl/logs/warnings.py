@@ -154,6 +154,11 @@ def no_signal(config: Config, agent: str, rows: Sequence[Row]) -> str | None:
     """All advantages were 0 for some steps: the rewards of each group are equal."""
     if any(r["own/advantage_zero"] != 1 or r.get("peers/forwarded") for r in rows):
         return None
+    if config.samples_of(config.agent(agent)) == 1:
+        return (
+            f"agent {agent!r} had no training signal in {_span(rows)}: with samples_per_prompt = 1 "
+            f"{config.algorithm.name} has no other reply to compare a reward with. Raise it."
+        )
     reward = sum(row["reward"] for row in rows) / len(rows)
     return (
         f"agent {agent!r} had no training signal in {_span(rows)}: all replies to a problem got the "

@@ -66,7 +66,6 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int, fingerprint: str | None = None) -> None:
         self.folder, self.keep, self.fingerprint = folder, keep, fingerprint
-        self._saved: int | None = None
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, replacing one of the same step; return its folder."""
@@ -80,7 +79,6 @@ class Checkpoints:
             (new / _STATE).write_text(state, encoding="utf-8")
             manifest |= {name: sha256(new / name) for name in _FILES}
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        self._saved = checkpoint.step
         return place
 
     def load(self, step: int) -> Checkpoint:
@@ -104,9 +102,8 @@ class Checkpoints:
             raise CorruptCheckpoint(f"{place / _MANIFEST} is of another step or version")
 
     def prune(self, also: Collection[int] = ()) -> None:
-        """Remove all but the newest `keep`, the best one and those of `also`; also those newer than the
-        last saved one, which belong to a run that was resumed from an earlier step."""
-        steps = [step for step in self.steps() if self._saved is None or step <= self._saved]
+        """Remove all but the newest `keep`, the best one and those of `also`."""
+        steps = self.steps()
         kept = {*steps[-self.keep :], *also}
         if best := self.best(steps):
             kept.add(best[0])

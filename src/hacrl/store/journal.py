@@ -51,8 +51,9 @@ class Journal:
                 "stored step is final: resume the run that wrote it, or use another run directory"
             )
 
-    def read(self, step: int) -> tuple[list[Rollout], dict[str, float]] | None:
-        """Return the rollouts and facts of a step, or None if it is not journalled."""
+    def read(self, step: int, way: str = WAY_OUT) -> tuple[list[Rollout], dict[str, float]] | None:
+        """Return the rollouts and facts of a step, or None if it is not journalled. If the file is
+        damaged, a UserError names the `way` out."""
         path = self.path(step)
         try:
             head, _, rest = path.read_bytes().partition(b"\n")
@@ -60,12 +61,12 @@ class Journal:
             return None
         if head != self._header(step, rest):
             reason = "the content, agent, step or version is not that of line 1"
-            raise changed(path, reason, WAY_OUT)
+            raise changed(path, reason, way)
         facts, *lines = rest.split(b"\n")[:-1]
         try:
             return [ROLLOUT.decode(line) for line in lines], json.loads(facts)
         except CodecError as error:
-            raise changed(path, str(error), WAY_OUT) from error
+            raise changed(path, str(error), way) from error
 
     def steps(self) -> list[int]:
         """Return the journalled steps, ascending."""

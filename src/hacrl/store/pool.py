@@ -27,7 +27,7 @@ from pathlib import Path
 from hacrl.config import Config
 from hacrl.errors import UserError
 from hacrl.store.codec import TRAJECTORY, CodecError
-from hacrl.store.files import changed, steps_in, whole_folder
+from hacrl.store.files import RESTORE, changed, steps_in, whole_folder
 from hacrl.store.rows import Row, read_object, write_object
 from hacrl.types import SCHEMA, Snapshot, Trajectory, make_groups
 
@@ -68,6 +68,10 @@ class Pool:
         place = self._step(step) / agent
         exists = place.exists()
         if not (exists and self.whole(step, agent)):
+            counted = self._record(step)["batches"] if self.closed(step) else {}
+            if counted.get(agent, digest) != digest:  # every resume would find it damaged again
+                reason = "the batch is damaged, and the inputs of the run have changed since"
+                raise changed(place, reason, RESTORE)
             try:
                 with whole_folder(place, replace=exists) as new:
                     compressed = gzip.compress(lines, _LEVEL, mtime=0)

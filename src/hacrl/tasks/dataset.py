@@ -207,11 +207,12 @@ def to_problems(
         values = {**row.values, "question": question, "answer": answer, "id": id_}
         if row is rows[0]:
             template.check(values)
+        task = str(_column(row, columns.task, "task")) if columns.task else name
         problem = Problem(
             id=id_,
             messages=(*messages[:-1], Message("user", template.render(values, row.where))),
             answer=answer,
-            task=str(_column(row, columns.task, "task")) if columns.task else name,
+            task=task if task.strip() else name,  # "" means all tasks in capability
             columns={key: value for key, value in row.values.items() if key not in own},
             asked={key: value for key, value in row.values.items() if key in own},
         )

@@ -81,6 +81,11 @@ class GymTask:
 
     def held_out(self, count: int | None) -> list[Problem]:
         """All held-out problems, or the first `count` with the pools taking turns."""
+        if not any(pool.held_out for pool in self.pools):
+            raise UserError(
+                f"task {self.name!r} has no held-out problems: raise task.held_out_fraction, or switch "
+                "evaluation off with evaluation.problems=0"
+            )
         if count is None:
             return [problem for pool in self.pools for problem in pool.held_out]
         ordered = [

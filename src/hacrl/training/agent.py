@@ -19,7 +19,7 @@ from hacrl.errors import RunStopped, UserError
 from hacrl.policy.policy import Policy
 from hacrl.policy.update import UpdateReport
 from hacrl.store.checkpoint import Checkpoints
-from hacrl.store.files import changed
+from hacrl.store.files import RESTORE, changed
 from hacrl.store.journal import Journal
 from hacrl.training.dynamic import round_metrics, sample_rounds
 from hacrl.training.evaluate import attempt, evaluate, judge, short_prompts, stop_if_unjudged
@@ -90,22 +90,16 @@ class Agent:
         else:
             rollouts, facts = entry
         with self.clock("publish"):
-            level, private = self.agent.publish, self.config.trust.judge_again
             rows = make_trajectories(self, step, rollouts, problems, prompts)
-            rows = self.tamper(self, step, rows) if self.tamper else rows
-            self.pool.publish(step, self.name, public_rows(rows, level, private))
-        if level != "all":
+            rows = self._publish(step, rows)
+        if (level := self.agent.publish) != "all":
             facts = {**facts, "withheld": len(rows) - too_long - count_texts(rows, level)}
         rounds = round_metrics(rollouts) if self.config.has_rounds else {}
         return {**rollout_metrics(rollouts, too_long), **facts, **rounds}
 
     def republish(self, step: int) -> None:
         """Publish a journalled step again, because its batch is damaged."""
-        if self.journal.read(step) is None:
-            raise changed(
-                self.journal.path(step), f"missing, and {self.pool.folder} is damaged, too"
-            )
-        self.rollout(step)
+        self._publish(step, self._own_rows(step))
 
     def learn(self, step: int) -> dict[str, Any]:
         """Learn from the step's snapshot and return metrics."""
@@ -177,6 +171,13 @@ class Agent:
 
     # ------------------------------------------------------------ parts of the phases
 
+    def _publish(self, step: int, rows: list[Trajectory]) -> list[Trajectory]:
+        """Publish rows as `publish` and trust allow; return them all, after `hooks.tamper`."""
+        rows = self.tamper(self, step, rows) if self.tamper else rows
+        level, private = self.agent.publish, self.config.trust.judge_again
+        self.pool.publish(step, self.name, public_rows(rows, level, private))
+        return rows
+
     def _prompts(self, step: int) -> tuple[list[Problem], dict[str, tuple[int, ...]]]:
         """The step's problems, and by problem id the prompts that are not too long."""
         limit = self.config.prompt_limit(self.agent)
@@ -193,15 +194,16 @@ class Agent:
                 )
         return problems, prompts
 
-    def _own_rows(self, step: int) -> list[Trajectory] | None:
-        """The complete rows of a journalled step."""
-        if (entry := self.journal.read(step)) is None:
-            return None
+    def _own_rows(self, step: int) -> list[Trajectory]:
+        """The complete rows of a journalled step. It may be one that is not sampled again."""
+        if (entry := self.journal.read(step, RESTORE)) is None:
+            raise changed(self.journal.path(step), "the file is missing")
         problems, prompts = self._prompts(step)
-        # After an accepted change of the task, an older step has other problems than it had.
+        # After an accepted change of the task or a limit, an older step has other prompts than it had.
         known = {p.id for p in problems}
         rollouts = [r for r in entry[0] if r.problem_id in known]
-        return make_trajectories(self, step, rollouts, problems, prompts)
+        attempted = {*prompts, *(r.problem_id for r in rollouts)}
+        return make_trajectories(self, step, rollouts, problems, attempted)
 
     def _minibatches(
         self, step: int, plan: Plan, given: StepSamples

@@ -11,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,16 @@ class Executor(ABC):
     @abstractmethod
     async def call(self, name: str, method: str, *args: Any) -> Any:
         """Call a method of the agent and return its result; AgentLost if its process is gone."""
+
+    async def load(self) -> None:
+        """Load every agent, so that an error in its settings changes no file of the run. An agent that
+        is lost here is loaded again by its first call."""
+
+        async def load(name: str) -> None:
+            with suppress(AgentLost):
+                await self.call(name, "restore", ())
+
+        await asyncio.gather(*(load(agent.name) for agent in self.config.agents))
 
     def report(self, name: str, seconds: Mapping[str, float], notes: Iterable[str]) -> None:
         """Add up an agent's seconds by phase, and pass its notes on."""
@@ -228,6 +238,7 @@ class Team:
                 if newest
                 else "the beginning, without a checkpoint"
             )
+            how = how if name in self.learners else "this step: it does not learn"
             return self.observer.note(f"{what}. It restarts from {how}.")
         what += f" for the {MAX_LOSSES}th time"
         others = (self.active & set(self.learners)) - {name}

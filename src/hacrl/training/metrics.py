@@ -91,7 +91,7 @@ def learning_metrics(
     metrics: dict[str, Any] = {
         "loss": _mean(report.loss for report in reports),
         "grad_norm": _mean(report.grad_norm for report in reports),
-        "kl": _mean(report.kl for report in reports),
+        "kl": _mean(report.kl for _, batch, report in done if any(s.is_own for s in batch)),
         "learning_rate": reports[-1].learning_rate if reports else None,
         "updates": sum(not report.skipped for report in reports),
         "updates_planned": len(plan.floors),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hacrl.config import Config
 from hacrl.safe_text import plural
 from hacrl.store.checkpoint import Checkpoints, newest_common
-from hacrl.store.files import RESTORE, changed, steps_in
+from hacrl.store.files import RESTORE, changed, remove_whole, steps_in
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 
 def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: Note) -> int:
     """Return the newest step with checkpoints of all learners and all metrics up to it, 0 if there is
-    none, and remove later metrics."""
+    none, and remove later metrics and checkpoints."""
     rows, damage = run.intact_metrics()
     among = None
     if damage:
@@ -38,6 +38,12 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
             "journals are not sampled again."
         )
     _forget_other_inputs(run, first, note)
+    for own in checkpoints.values():
+        # A later step whose metrics are gone must not count once all learners have saved it. Metrics are
+        # removed last: a kill in between leaves no checkpoint without them.
+        for step in steps_in(own.folder):
+            if step > first:
+                remove_whole(own.path(step))
     run.rewind(first)
     for name, own in checkpoints.items():
         evaluations = run.metric_rows("evaluation", name)
@@ -48,22 +54,22 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
 
 
 def _forget_other_inputs(run: RunDirectory, first: int, note: Note) -> None:
-    """Replies of a step belong to the weights that sampled it. If the run goes back to a step before an
-    accepted change of the inputs, the weights differ from then on, so later steps are sampled again."""
+    """Replies of a step belong to the weights that sampled it. After an accepted change of the inputs
+    ("pending"), or if the run goes back to a step before one, the weights differ from then on, so later
+    steps are sampled again."""
     content = run.fingerprint()
-    after = [
-        entry
-        for entry in content.get("history", ())
-        if entry.get("sampled_again") and entry["step"] > first
-    ]
+    changes = [entry for entry in content.get("history", ()) if entry.get("sampled_again")]
+    after = [entry for entry in changes if entry["step"] > first]
     if after:
         note(
             f"the run goes back to a step before a change of its inputs: replies from step {first + 1} "
             "on are sampled again."
         )
+    if after or any(entry.get("pending") for entry in changes):
         run.forget_from(first)
-        for entry in after:
-            entry["step"] = first
+        for entry in changes:
+            entry["step"] = min(entry["step"], first)
+            entry.pop("pending", None)
         run.set_fingerprint(content)
 
 
@@ -71,15 +77,17 @@ def damaged_batches(
     config: Config, run: RunDirectory, pool: Pool, first: int, note: Note
 ) -> dict[str, list[int]]:
     """Return, by agent, the steps before `first` whose batch must be published again. Damaged snapshots
-    are removed: the run closes these steps again. With late = "go_on" those before `first` are written
-    again here, because not all agents may have taken part."""
+    are removed, also those of later steps with a damaged batch: the run closes these steps again. With
+    late = "go_on" those before `first` are written again here, because not all agents may have taken
+    part."""
     damaged: dict[str, list[int]] = defaultdict(list)
     reopened = []
     for step in range(max([first, *(step + 1 for step in steps_in(pool.folder))])):
         error = pool.damaged(step) if step < first or pool.closed(step) else None
-        # Batches of other owners have no journal here.
-        foreign = pool.members(step) if config.hub and not error and pool.closed(step) else ()
-        if not all(pool.whole(step, name) for name in foreign):
+        # Batches of other owners have no journal here. From `first` on, agents publish while others may
+        # read already: they wait for one another only in an open step.
+        checked = not error and pool.closed(step) and (config.hub or step >= first)
+        if checked and not all(pool.whole(step, name) for name in pool.members(step)):
             error = changed(pool.folder, f"a batch of step {step + 1} is damaged", RESTORE)
         if error:
             pool.reopen(step)

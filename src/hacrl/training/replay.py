@@ -15,6 +15,7 @@ from hacrl.training.timing import Clock
 from hacrl.training.trajectories import not_attempted
 from hacrl.trust.publish import public_rows
 from hacrl.types import Finish, Sampling, Trajectory
+from hacrl.verify.settings import judging_options
 
 if TYPE_CHECKING:
     from hacrl.training.local import Shared
@@ -40,6 +41,12 @@ class ReplayAgent:
             raise UserError(
                 f"agent {self.name!r}: replay_agent = {self.agent.replay_agent!r}, but the run "
                 f"{run.path} has {', '.join(names)}. Name one of them."
+            )
+        theirs, ours = (judging_options(c.verifier) for c in (run.config(), self.config))
+        if theirs != ours:
+            raise UserError(
+                f"agent {self.name!r}: the run {run.path} was judged with verifier.options = {theirs}, "
+                f"this run has {ours}. Both must be the same."
             )
         stored: dict[str, dict[int, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
         unreadable: list[str] = []

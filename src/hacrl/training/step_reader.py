@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from hacrl.algorithms import Step
@@ -59,11 +59,11 @@ class StepReader:
         agent: AgentConfig,
         shared: Shared,
         policy: Policy,
-        own_rows: Callable[[int], Sequence[Trajectory] | None],
+        own_rows: Callable[[int], Sequence[Trajectory]],
         clock: Clock,
         notes: list[str],
     ) -> None:
-        """`own_rows` returns the learner's complete rows of a step, None if it has none."""
+        """`own_rows` returns the learner's complete rows of a step."""
         config, pool, verifier = shared.config, shared.pool, shared.verifier
         self.config, self.task, self.run, self.policy = config, shared.task, shared.run, policy
         self.name, self.algorithm = agent.name, shared.algorithm
@@ -87,7 +87,9 @@ class StepReader:
         self.defence = Defence(agent.name, config, pool, own_journal)
         settings = config.algorithm
         self.capability = CapabilityHistory(
-            lambda step: self.view.at(step, self.problems(step)).snapshot,
+            lambda step: (
+                self.view.at(step, self.problems(step), older=step < self.changed_at).snapshot
+            ),
             settings if isinstance(settings, CapabilitySettings) else CapabilitySettings(),
         )
         self.maker = SampleMaker(
@@ -100,6 +102,12 @@ class StepReader:
             agent.mask_truncated,
             self.algorithm.peer_filter,
         )
+
+    @cached_property
+    def changed_at(self) -> int:
+        """The step of the last accepted change of the inputs: earlier ones may have had other limits."""
+        history = self.run.fingerprint().get("history", ())
+        return max((entry["step"] for entry in history if entry.get("sampled_again")), default=0)
 
     def problems(self, step: int) -> dict[str, Problem]:
         """The problems of a step by id."""

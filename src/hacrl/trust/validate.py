@@ -62,8 +62,10 @@ class Checker:
         self.plausible = config.trust.judge_again
         self.expect(config)
 
-    def expect(self, config: Config) -> None:
-        """Take numbers and limits of samples from the agents of this config."""
+    def expect(self, config: Config, older: bool = False) -> None:
+        """Take numbers and limits of samples from the agents of this config. `older`: for a step of an
+        earlier config. Its rows name their own limits; their number is not checked."""
+        self.older = older
         self.samples = {a.name: config.samples_of(a) for a in config.agents}
         dynamic = config.problems_per_step > config.prompts_per_step
         publishing = {a.name for a in config.agents if a.publish != "nothing" and not a.replay}
@@ -125,7 +127,7 @@ class Checker:
         if problem is None or t.task != problem.task:
             what = "is not in this step" if problem is None else f"is not of task {t.task!r}"
             return "problem", f"its problem {what}"
-        if t.index >= self.samples[t.agent]:
+        if t.index >= self.samples[t.agent] and not self.older:
             return "index", f"index {t.index}, but {self.samples[t.agent]} samples per prompt"
         if t.finish is Finish.NOT_ATTEMPTED:
             return ("verdict", "not attempted, but with a verdict") if t.verdict else None
@@ -150,7 +152,7 @@ class Checker:
             return "turns", "must be one generated text, after reply_start if it has one"
         if len(t.reply_start) > MAX_REPLY_START:
             return "length", f"reply_start has {len(t.reply_start)} characters"
-        limit = self.limits.get(t.agent, t.sampling.limit)
+        limit = t.sampling.limit if self.older else self.limits.get(t.agent, t.sampling.limit)
         if not 0 < t.num_tokens <= limit:
             return "length", f"{t.num_tokens} tokens, but its limit is {limit}"
         if t.mean_logprob is not None and not MIN_LOGPROB <= t.mean_logprob <= MAX_LOGPROB:

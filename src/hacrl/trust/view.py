@@ -88,30 +88,29 @@ class View:
         checker: Checker,
         verifier: VerifierPool,
         journal: LearnerJournal,
-        own_rows: Callable[[int], Sequence[Trajectory] | None],
+        own_rows: Callable[[int], Sequence[Trajectory]],
         *,
         judges: bool,
         replaces_own: bool,
     ) -> None:
-        """`own_rows` returns the learner's complete rows of a step, None if it has none. `judges`: with
-        trust.judge_again, judge peers' texts. `replaces_own`: what the learner published is not what it
-        sampled."""
+        """`own_rows` returns the learner's complete rows of a step. `judges`: with trust.judge_again,
+        judge peers' texts. `replaces_own`: what the learner published is not what it sampled."""
         self.name, self.trust = agent.name, config.trust
         self.pool, self.checker, self.verifier, self.journal = pool, checker, verifier, journal
         self.own_rows, self.replaces_own = own_rows, replaces_own
         self.judges = judges and config.trust.judge_again
         self.config = config
 
-    def at(self, step: int, problems: Mapping[str, Problem]) -> Seen:
-        """Read a closed step. Texts are judged if no verdicts of the step are journalled."""
+    def at(self, step: int, problems: Mapping[str, Problem], older: bool = False) -> Seen:
+        """Read a closed step. Texts are judged if no verdicts of the step are journalled. `older`: the
+        step is of an earlier config (validate.py)."""
         team = self.pool.team(self.config, step)
-        self.checker.expect(team)
+        self.checker.expect(team, older)
         snapshot, invalid = self.checker.check(self.pool.snapshot(step), problems)
         # A step that was closed without this agent has no replies of it, whatever it publishes.
-        replaces = self.replaces_own and self.name in snapshot.members
-        if replaces and (rows := self.own_rows(step)) is not None:
+        if self.replaces_own and self.name in snapshot.members:
             peers = [t for t in snapshot.rows if t.agent != self.name]
-            snapshot = replace(snapshot, groups=make_groups([*peers, *rows]))
+            snapshot = replace(snapshot, groups=make_groups([*peers, *self.own_rows(step)]))
         if self.trust.reciprocity:
             levels = {a.name: a.publish for a in team.agents}
             snapshot = received(snapshot, self.name, levels)

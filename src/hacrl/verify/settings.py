@@ -8,6 +8,7 @@ worker.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -79,9 +80,9 @@ class VerifierConfig(BaseModel):
     """Worker processes. Unset: one less than the cores of this process, at least 1, at most 16; a
     run of `hacrl compare` counts only its part of the cores. 0: judge in this process, without
     limits (tests and debugging only)."""
-    memory_gb: float | None = Field(default=8.0, gt=0)
-    """Memory limit of a worker (Linux). A call that needs more raises MemoryError and is ERROR.
-    Unset it ("none" on the command line) for no limit."""
+    memory_gb: float = Field(default=8.0, ge=0)
+    """Memory limit of a worker (Linux). A call that needs more raises MemoryError and is ERROR. 0: no
+    limit."""
 
     @model_validator(mode="after")
     def _known(self) -> VerifierConfig:
@@ -143,6 +144,18 @@ def code_digests(config: VerifierConfig) -> dict[Path, str]:
     named = [str(t.options.get("path")) if t.kind == "function" else t.kind for t in tables]
     files = {file for path in named if ":" in path for file in source_files(path)}
     return {file: sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+
+
+def judging_options(config: VerifierConfig) -> str:
+    """The options of a verifier that decide on verdicts, as JSON, with the defaults of built-in kinds. A
+    function's path is left out: the verifier's name has it without the folder."""
+    found = []
+    for table in config.rewards or (config,):
+        options = dict(vars(_make(table)) if table.kind in VERIFIERS else table.options)
+        if table.kind == "function":
+            del options["path"]
+        found.append(options)
+    return json.dumps(found, sort_keys=True, default=str)
 
 
 def _make(config: VerifierConfig | RewardConfig) -> Verifier:

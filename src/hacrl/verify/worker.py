@@ -89,11 +89,11 @@ def _answer(connection: socket.socket, answer: object) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _limit_memory(gigabytes: float | None) -> None:
+def _limit_memory(gigabytes: float) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if gigabytes is None or sys.platform != "linux":
+    if not gigabytes or sys.platform != "linux":
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = int(gigabytes * 2**30)
