@@ -102,8 +102,8 @@ def check_inputs(
     sampled_again = any(kind == "results" for kind, _ in found)
     if noted or not history:
         entry = {"step": step, "digest": digest(new), **({"changes": noted} if noted else {})}
-        again = {"sampled_again": True, "pending": True} if sampled_again else {}
-        history = [*history, entry | again]
+        removes = {"sampled_again": True, "pending": True} if sampled_again else {}
+        history = [*history, entry | removes]
     run.set_fingerprint({"inputs": new, "history": history})
 
 

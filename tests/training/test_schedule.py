@@ -27,6 +27,8 @@ def factors(total: int, *updates: int, **settings: Any) -> list[float]:
         ({"schedule": "linear"}, [1, 0.75, 0.5, 0.25, 0, 0]),
         # 1 in the warm-up, which the policy applies; then (4 - update) / (4 - 2)
         ({"schedule": "linear", "warmup_updates": 2}, [1, 1, 1, 0.5, 0, 0]),
+        # a short trial ends in the warm-up
+        ({"schedule": "cosine", "warmup_updates": 9}, [1, 1, 1, 1, 1, 1]),
         ({"schedule": "cosine"}, [*COSINE, 0]),  # stays at its end
         (
             {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr_rate": 0.1}},
@@ -43,9 +45,9 @@ def test_wrong_options_are_named() -> None:
     with pytest.raises(UserError, match=r"agent 'a': schedule_options = \{'rate': 2\} .*'linear'"):
         factors(4, 0, schedule="linear", schedule_options={"rate": 2})
     with pytest.raises(
-        UserError, match=r"warmup_updates = 5 is more than the 4 updates of schedule"
+        UserError, match=r"warmup_updates = 5 is more than the 4 updates of schedule_steps = 4"
     ):
-        factors(4, 0, schedule="inverse_sqrt", warmup_updates=5)
+        factors(9, 0, schedule="inverse_sqrt", schedule_steps=4, warmup_updates=5)
     with pytest.raises(ValueError, match="no meaning with schedule = 'constant'"):
         AgentConfig(name="a", model="m", schedule_steps=3)
 

@@ -21,10 +21,10 @@ def make_schedule(agent: AgentConfig, steps: int, updates_per_step: int) -> Call
     if agent.schedule == "constant":
         return lambda update: 1.0
     total = (agent.schedule_steps or steps) * updates_per_step
-    if 0 < total < agent.warmup_updates:
+    if agent.schedule_steps and 0 < total < agent.warmup_updates:
         raise UserError(
             f"agent {agent.name!r}: warmup_updates = {agent.warmup_updates} is more than the {total} "
-            f"updates of schedule = {agent.schedule!r}: lower it, or raise schedule_steps"
+            f"updates of schedule_steps = {agent.schedule_steps}: lower it, or raise schedule_steps"
         )
     from transformers import get_scheduler
 

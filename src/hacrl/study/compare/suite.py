@@ -378,10 +378,8 @@ def make_config(
     if suite.benchmarks and not config.checkpoint.save:
         raise UserError(f"{where}: benchmarks need checkpoints; remove checkpoint.save=false")
     if suite.benchmarks and config.has_rounds:
-        text = (
-            f"benchmarks measure the last step, where {config.algorithm.name!r} is over its budget"
-        )
-        raise UserError(f"{where}: {text}; leave out the arm or the benchmarks")
+        over = f"the last step, where {config.algorithm.name!r} is over its budget"
+        raise UserError(f"{where}: benchmarks measure {over}; leave out the arm or them")
     return config
 
 
