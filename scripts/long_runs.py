@@ -141,14 +141,15 @@ def table(found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[in
 def against(
     reference: str, found: dict[tuple[str, str, str], dict[str, Curve]], targets: tuple[int, ...]
 ) -> str:
-    """Own rollouts until a target as a fraction of those of another arm."""
+    """Own rollouts until a target as a fraction of those of another arm, of the same team if there."""
     lines = [
         "",
         f"| agent, arm; fraction of {reference} | {' | '.join(map(str, targets))} |",
         "|---" * (1 + len(targets)) + "|",
     ]
     for (name, team, arm), runs in found.items():
-        other = next((r for (n, _, a), r in found.items() if (n, a) == (name, reference)), None)
+        others = {t: r for (n, t, a), r in found.items() if (n, a) == (name, reference)}
+        other = others.get(team) or next(iter(others.values()), None)
         if other is None or other is runs:
             continue
         cells = []
@@ -186,7 +187,8 @@ def draw_exchange() -> None:
     """Exchange rates at equal accuracy, by agent and rule."""
     found = {suite: read_curves(suite) for suite in PAIR}
     stored = {"SmolLM2": "smollm2", "Gemma": "gemma3"}
-    rules = ("hacpo", "naive", "overlap")
+    rules = ("hacpo", "naive", "overlap", "overlap-64x4")
+    filled = {rule: "none" if rule == "overlap-64x4" else "full" for rule in rules}
     figure, axis = plt.subplots(figsize=(9, 2.2))
     for x, (label, (suite, team, target)) in enumerate(SHOWN.items()):
         agent = stored.get(label, label.strip())
@@ -196,9 +198,9 @@ def draw_exchange() -> None:
         for i, rule in enumerate(rules):
             runs = found[suite].get((agent, team, rule), {})
             if runs and (f := exchange_rate(runs, alone, target / 100)):
-                place = x + 0.15 * (i - 1)
-                axis.plot([place, place], [f.low, f.high], color=LINES[rule][0], linewidth=1.2)
-                axis.plot(place, f.mean, "o", color=LINES[rule][0], markersize=4)
+                place, colour = x + 0.15 * (i - 1.5), LINES[rule][0]
+                axis.plot([place, place], [f.low, f.high], color=colour, linewidth=1.2)
+                axis.plot(place, f.mean, "o", color=colour, markersize=4, fillstyle=filled[rule])
         n = 3 if team == "three" else 2
         axis.plot([x - 0.4, x + 0.4], [n, n], "--", color="grey", linewidth=0.8)
     axis.axhline(1, color="grey", linewidth=0.8)
@@ -209,8 +211,11 @@ def draw_exchange() -> None:
     axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="exchange rate f", ylim=(0.4, 4))
     axis.tick_params(labelsize=8)
-    handles = [plt.Line2D([], [], color=LINES[r][0], marker="o", markersize=3) for r in rules]
-    figure.legend(handles, rules, loc="lower center", ncol=3, fontsize=8, frameon=False)
+    handles = [
+        plt.Line2D([], [], color=LINES[r][0], marker="o", markersize=4, fillstyle=filled[r])
+        for r in rules
+    ]
+    figure.legend(handles, rules, loc="lower center", ncol=4, fontsize=8, frameon=False)
     _save(figure, "exchange")
 
 

@@ -30,6 +30,9 @@ def test_rollouts_as_a_fraction_of_double_rollouts() -> None:
     found = {("a", "two", "gspo_x2"): double, ("a", "two", "naive"): team}
     lines = against("gspo_x2", found, (40, 90)).splitlines()
     assert lines[-1] == "| a, naive | 0.25 [0.25, 0.25] |  |" and len(lines) == 4
+    found["a", "three", "naive"], found["a", "three", "hacpo"] = double, team
+    lines = against("naive", found, (40,)).splitlines()
+    assert lines[-1] == "| a, hacpo in three | 0.25 [0.25, 0.25] |"
 
 
 def test_two_seeds_that_miss_the_target_leave_no_factor() -> None:
