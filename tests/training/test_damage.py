@@ -225,9 +225,13 @@ def test_a_checkpoint_after_the_first_step_of_a_resume_does_not_count(
     else:
         drop_last_lines(run.metrics_path, 3)
     assert first_step(RunDirectory(run.path), folders, lambda text: None) == 2
+    aside = run.checkpoints("finch") / "aside-step-000003"
+    assert aside.is_dir()
     if cause == "checkpoint":
         saved.with_name("kept").rename(saved)
     assert first_step(RunDirectory(run.path), folders, lambda text: None) == 2
+    folders["finch"].prune()
+    assert not aside.exists()
 
 
 def test_a_damaged_batch_after_the_checkpoint_opens_its_step_again(

@@ -125,5 +125,11 @@ def test_copies_are_long_texts_of_others_on_the_same_problem() -> None:
     begun = [Turn("assistant", long[:60], False), Turn("assistant", long[60:], True)]
     begun_by = [replace(now[0], turns=tuple(begun))]  # in reply_start the copy is one, too
     assert count_copies(snapshot(*begun_by), "me", [before]) == ({"ant": 1}, {"ant": 1})
+    both = [
+        Turn("assistant", "s" * 300, False),
+        Turn("assistant", "4", True),
+    ]  # the learner's start
+    honest = [replace(row(agent, 0, ""), turns=tuple(both)) for agent in ("me", "ant")]
+    assert count_copies(snapshot(*honest), "me", []) == ({}, {})
     withheld = replace(now[0], turns=(), finish=Finish.WITHHELD)
     assert count_copies(snapshot(withheld), "me", [before]) == ({}, {})

@@ -235,15 +235,18 @@ class TeamRecord:
     @cached_property
     def effective(self) -> tuple[Amended, ...]:
         """The amendments without those that a member signed and the founder overruled later, for the
-        same step or an earlier one: a member cannot prevent its expulsion by what it announces."""
+        same step or an earlier one: a member cannot prevent its expulsion by what it announces. leave
+        and expel overrule all, rotate overrules rotates."""
         found: list[Amended] = []
-        first: dict[str, int] = {}  # earliest step of the founder's later ones, by member
+        first: dict[tuple[str, str], int] = {}  # earliest step of the founder's, by member and kind
         for a in reversed(self.amendments):
-            if a.signer == "member" and first.get(a.member, a.step + 1) <= a.step:
+            if a.signer == "member" and first.get((a.member, a.kind), a.step + 1) <= a.step:
                 continue
             found.append(a)
             if a.signer == "founder" and a.kind != "join":  # a join follows a leave
-                first[a.member] = min(a.step, first.get(a.member, a.step))
+                for kind in ("rotate",) if a.kind == "rotate" else ("rotate", "leave"):
+                    other = (a.member, kind)
+                    first[other] = min(a.step, first.get(other, a.step))
         return tuple(reversed(found))
 
     def until(self, head: str) -> TeamRecord:

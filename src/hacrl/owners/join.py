@@ -84,12 +84,12 @@ class Membership:
         for name in ("trust", "hub", "verifier"):
             if not isinstance(tree.get(name, {}), dict):
                 raise UserError(f"{mine}: {name} = {tree[name]!r}: give a table [{name}]")
-        known = {*(m.name for m in self.team.charter.members)}
-        known |= {a.member for a in self.team.amendments}
+        known = [m.name for m in self.team.charter.members]
+        known += [a.member for a in self.team.amendments]
         trusted = tree.get("trust", {}).get("trusted", [])
         if isinstance(trusted, list) and (unknown := [n for n in trusted if n not in known]):
             raise UserError(
-                f"{mine}: trust.trusted: {unknown[0]!r} is not one of {', '.join(sorted(known))}"
+                f"{mine}: trust.trusted: {unknown[0]!r} is not one of {', '.join(sorted({*known}))}"
             )
         self._refuse_common(tree, str(mine))
         content = self.team.signed.content

@@ -68,7 +68,8 @@ def head_scale(model: Any) -> float | None:
 
 def caps_logits(config: Any) -> bool:
     """Whether logits become cap * tanh(logits / cap), which small logits of a check would not show."""
-    return bool(getattr(config.get_text_config(), "final_logit_softcapping", None))
+    caps = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    return any(getattr(config.get_text_config(), cap, None) for cap in caps)
 
 
 @torch.no_grad()

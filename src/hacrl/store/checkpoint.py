@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 2
+ASIDE = "aside-"  # before the name of a checkpoint that does not count any more
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.json"
@@ -112,6 +113,19 @@ class Checkpoints:
         for step in steps_in(self.folder):
             if step not in kept:
                 remove_whole(self.path(step))
+        for path in self.folder.glob(f"{ASIDE}*"):
+            remove_whole(path)
+
+    def set_aside(self, after: int) -> list[Path]:
+        """Rename checkpoints of later steps, so that they do not count. `prune` removes them."""
+        moved = []
+        for step in steps_in(self.folder):
+            if step > after:
+                place = self.path(step).with_name(f"{ASIDE}{self.path(step).name}")
+                if place.exists():
+                    remove_whole(place)
+                moved.append(self.path(step).rename(place))
+        return moved
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, ascending, without verifying their content."""

@@ -11,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,11 @@ class Executor(ABC):
         is lost here is loaded again by its first call."""
 
         async def load(name: str) -> None:
-            with suppress(AgentLost):
+            try:
                 await self.call(name, "restore", ())
+            except AgentLost as lost:
+                what = f"agent {name!r} was lost while it was loaded ({lost}). It is loaded again."
+                self.observer.note(what)
 
         await asyncio.gather(*(load(agent.name) for agent in self.config.agents))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hacrl.config import Config
 from hacrl.safe_text import plural
 from hacrl.store.checkpoint import Checkpoints, newest_common
-from hacrl.store.files import RESTORE, changed, remove_whole, steps_in
+from hacrl.store.files import RESTORE, changed, steps_in
 from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 
@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 
 def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: Note) -> int:
     """Return the newest step with checkpoints of all learners and all metrics up to it, 0 if there is
-    none, and remove later metrics and checkpoints."""
+    none. Remove later metrics, and set later checkpoints aside."""
     rows, damage = run.intact_metrics()
     among = None
     if damage:
@@ -41,9 +41,10 @@ def first_step(run: RunDirectory, checkpoints: Mapping[str, Checkpoints], note: 
     for own in checkpoints.values():
         # A later step whose metrics are gone must not count once all learners have saved it. Metrics are
         # removed last: a kill in between leaves no checkpoint without them.
-        for step in steps_in(own.folder):
-            if step > first:
-                remove_whole(own.path(step))
+        for place in own.set_aside(first):
+            note(
+                f"{place}, a later checkpoint, does not count; the next one of this agent replaces it."
+            )
     run.rewind(first)
     for name, own in checkpoints.items():
         evaluations = run.metric_rows("evaluation", name)

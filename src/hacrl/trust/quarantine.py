@@ -105,9 +105,11 @@ def count_copies(
     snapshot: Snapshot, learner: str, earlier: Sequence[Texts]
 ) -> tuple[Counter[str], Counter[str]]:
     """The number of long texts by source, and of those among them that another agent wrote in an earlier
-    step, or the learner in this step, for the same problem."""
+    step, or the learner in this step, for the same problem. The learner's own reply_start makes no text
+    long: honest peers may have the same one."""
     long, copies = Counter[str](), Counter[str]()
-    texts = [(t.agent, key) for t in snapshot.rows if (key := _long_text(t))]
+    start = next((t.reply_start for t in snapshot.rows if t.agent == learner), "")
+    texts = [(t.agent, key) for t in snapshot.rows if (key := _long_text(t, start))]
     own = {key for agent, key in texts if agent == learner}
     for agent, key in texts:
         if agent != learner:
@@ -117,6 +119,8 @@ def count_copies(
     return long, copies
 
 
-def _long_text(t: Trajectory) -> LongText | None:
+def _long_text(t: Trajectory, start: str = "") -> LongText | None:
+    """The key of a text that is long without `start`."""
     text = (t.reply_start + t.text).encode("utf-8", "surrogatepass")
-    return (t.problem_id, hashlib.sha256(text).hexdigest()) if len(text) >= LONG_TEXT else None
+    rest = text.removeprefix(start.encode("utf-8", "surrogatepass"))
+    return (t.problem_id, hashlib.sha256(text).hexdigest()) if len(rest) >= LONG_TEXT else None
