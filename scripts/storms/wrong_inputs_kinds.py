@@ -156,7 +156,7 @@ REWARDS = [
     _reward("raises later", "calls.append(1)\n    if len(calls) > 12: raise OSError('late')",
             "your reward function failed on .*OSError: late"),
     _reward("no argument", "def score():\n    return 1.0", "TypeError: score.. takes 0 positional"),
-    _reward("unknown column", "def score(c, level):\n    return 1.0", "needs 'level', which is no column"),
+    _reward("unknown column", "def score(c, level):\n    return 1.0", "needs 'level', which is no"),
     _reward("async", "async def score(completion):\n    return 1.0", "coroutine.*not a number"),
     _reward("generator", "def score(completion):\n    yield 1.0", "generator.*not a number"),
     _reward("TRL number", "def score(completions, **kw):\n    return 1.0", "not a list of one reward"),
