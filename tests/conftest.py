@@ -48,9 +48,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_random_model(
-    folder: Path, family: str = "llama", seed: int = 0, scale: float = 0.2
-) -> Path:
+def save_random_model(folder: Path, family: str, seed: int = 0) -> Path:
     """A random model with its tokenizer; wide initial weights so that its words differ in chance."""
     tokenizer = byte_tokenizer()
     torch.manual_seed(seed)
@@ -62,7 +60,7 @@ def save_random_model(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
-        "initializer_range": scale,
+        "initializer_range": 0.2,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
         "pad_token_id": tokenizer.pad_token_id,

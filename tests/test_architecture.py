@@ -1,4 +1,5 @@
-"""docs/architecture.md: its tables are complete, and the walk to the optimizer is that of a real run."""
+"""docs/architecture.md: its tables are complete, and the walk to the optimizer is that of a real run.
+Files have at most 400 lines (CONTRIBUTING.md)."""
 
 import re
 import traceback
@@ -39,3 +40,12 @@ def test_the_tables_name_every_package_and_module_once() -> None:
     named = [name.rstrip("/") for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     found = {p.name for p in SRC.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
     assert sorted(named) == sorted(found - {"__init__.py", "__main__.py"})
+
+
+def test_no_python_file_has_more_than_400_lines() -> None:
+    """Also outside the package: tests, scripts, benchmarks and examples."""
+    folders = ("src", "tests", "scripts", "benchmarks", "examples")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}

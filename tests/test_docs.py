@@ -21,7 +21,6 @@ from hacrl.cli import app
 from hacrl.config import load_config, parse_config
 from hacrl.errors import UserError
 from hacrl.store.journal import Journal
-from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
 from hacrl.training.plan import plan_of
 from hacrl.types import Snapshot
@@ -83,7 +82,7 @@ def fragment(folder: Path, name: str) -> dict[str, Any]:
 
 
 def first_cut(run: RunDirectory) -> Snapshot:
-    return Pool(run.pool_path, read_only=True).snapshot(0)
+    return teams.snapshots(run, 1)[0]
 
 
 # ---------------------------------------------------------------- extending.md

@@ -18,15 +18,13 @@ pytestmark = pytest.mark.engines
 
 from process_table import marked, wait_until  # noqa: E402
 from runtimes import CONFIG, actors, in_runtime  # noqa: E402
-from team import member, team  # noqa: E402
+from team import NO_EVALUATION, member, team  # noqa: E402
 
 import hacrl  # noqa: E402
 from hacrl.cluster.actor import FollowerActor  # noqa: E402
 from hacrl.cluster.ray import RayExecutor  # noqa: E402
 from hacrl.errors import RunStopped, UserError  # noqa: E402
 from hacrl.store.rundir import RunDirectory  # noqa: E402
-
-NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 0}}
 
 
 def on_ray(config: dict[str, Any]) -> dict[str, Any]:

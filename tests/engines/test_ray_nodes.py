@@ -71,8 +71,8 @@ def start(nodes: Cluster, place: Path, settings: dict[str, Any], **runtime: Any)
     )
 
 
-def wait_until(happened: Any, process: subprocess.Popen, log: Path, seconds: float = 240) -> None:
-    until = time.monotonic() + seconds
+def wait_until(happened: Any, process: subprocess.Popen, log: Path) -> None:
+    until = time.monotonic() + 240
     while not happened():
         assert process.poll() is None, f"the run has ended: {log.read_text()}"
         assert time.monotonic() < until, f"timed out: {log.read_text()}"

@@ -20,7 +20,6 @@ from vllm_policies import (
     make_policy,
     move,
     requests,
-    rows,
     wide_pocket,
     wide_team,
 )
@@ -174,7 +173,7 @@ def test_stale_weights_stop_the_run(
     config = wide_team(wide, "wren", sampler=sampler, learning_rate=rate, **NO_EVALUATION)
     with pytest.raises(RunStopped, match="stale"):
         hacrl.train(config, tmp_path / "run")
-    trained = rows(RunDirectory.open(tmp_path / "run"), "train", "wren")
+    trained = RunDirectory.open(tmp_path / "run").metric_rows("train", "wren")
     assert [r["step"] for r in trained] == [0]
 
 
@@ -210,9 +209,9 @@ def test_the_pocket_team_improves(wide: dict[str, Path], tmp_path: Path) -> None
     )
     run = hacrl.train(config, tmp_path / "run")
     for name in NAMES:
-        first, last = (r["accuracy"] for r in rows(run, "evaluation", name))
+        first, last = (r["accuracy"] for r in run.metric_rows("evaluation", name))
         assert last > first + 0.1, name
-        for row in rows(run, "train", name):
+        for row in run.metric_rows("train", name):
             assert 0 < row["sync/gap"] < 1e-4
             assert row["sync/gap"] <= row["sync/max_gap"]
             assert row["agreement/mean_gap"] < 1e-4
@@ -237,8 +236,8 @@ def test_agents_of_two_kinds_in_one_team(wide: dict[str, Path], tmp_path: Path) 
     heron = {"name": "heron", "model": str(wide["heron"]), "learning_rate": 2e-4}
     config = team(member("wren", sampler="builtin"), heron, sampler=VLLM, steps=2, **NO_EVALUATION)
     run = hacrl.train(config, tmp_path / "run")
-    assert all("sync/gap" in r for r in rows(run, "train", "heron"))
-    assert not any("sync/gap" in r for r in rows(run, "train", "wren"))
+    assert all("sync/gap" in r for r in run.metric_rows("train", "heron"))
+    assert not any("sync/gap" in r for r in run.metric_rows("train", "wren"))
 
 
 def test_the_same_on_ray(wide: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hacrl.config import AgentConfig, SamplerConfig
 from hacrl.noise import stream_key
 from hacrl.policy.policy import Policy
 from hacrl.sampling.base import Reply, Request
-from hacrl.store.rundir import RunDirectory
 from hacrl.types import Message
 
 NAMES = ("wren", "finch", "heron")  # Llama with tied embeddings, Qwen3, Llama
@@ -79,10 +78,6 @@ def gaps(policy: Policy, asked: list[Request], replies: list[Reply]) -> list[flo
         for score, reply in zip(scores, replies, strict=True)
         for x, y in zip(score, reply.logprobs, strict=True)
     ]
-
-
-def rows(run: RunDirectory, kind: str, agent: str) -> list[dict[str, Any]]:
-    return [r for r in run.metric_rows() if r["kind"] == kind and r["agent"] == agent]
 
 
 def follow(policy: Policy, changes: tuple[float, ...]) -> list[float]:

@@ -20,7 +20,6 @@ from vllm_policies import (
     make_policy,
     move,
     requests,
-    rows,
     wide_pocket,
     wide_team,
 )
@@ -99,7 +98,7 @@ def test_a_short_run(wide: dict[str, Path], tmp_path: Path) -> None:
         agent |= {"dtype": "bfloat16", "sampler_rows": 64}
     run = hacrl.train(config, tmp_path / "run")
     for name in ("wren", "heron"):
-        trained = rows(run, "train", name)
+        trained = run.metric_rows("train", name)
         assert [row["step"] for row in trained] == [0, 1]
         print(name, [(row["sync/gap"], row["agreement/mean_gap"]) for row in trained])
         assert all(0 < row["sync/gap"] < 0.05 for row in trained)

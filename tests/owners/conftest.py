@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_clients import MakeHub
 from hub_process import HubProcess, postgres_server
 from member_process import MemberProcess
-
-MakeHub = Callable[..., HubProcess]
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_clients import MakeHub
 from hub_process import NAMES, HubProcess
 from typer.testing import CliRunner
 
@@ -18,7 +18,6 @@ from hacrl.owners.client import HubRefused
 from hacrl.owners.signing import Key, Malformed, Signed, canonical, sha256
 
 pytestmark = pytest.mark.hub
-MakeHub = Callable[..., HubProcess]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from hub_clients import MakeHub, pools
 from hub_process import NAMES, HubProcess, free_port, rows
 from sqlalchemy import Connection, event, select
 
@@ -22,11 +23,9 @@ from hacrl.owners.connection import Sender
 from hacrl.owners.hub.app import make_app
 from hacrl.owners.hub.records import amendments, connect
 from hacrl.owners.hub.store import HubStore
-from hacrl.owners.pool import HubPool
 from hacrl.owners.signing import Key, Signed, parse
 
 pytestmark = pytest.mark.hub
-MakeHub = Callable[..., HubProcess]
 SIGNERS = (("founder", "founder"), ("bee", "member"))
 
 
@@ -218,13 +217,13 @@ def test_texts_are_withheld_only_where_the_levels_say_so(make_hub: MakeHub) -> N
     levels = {"ant": "successes", "bee": "successes", "cat": "all"}
     hub = make_hub(start=False, levels=levels)
     with serving(hub, store_of(hub, Miser, "one")):
-        pools = {n: HubPool(hub.folder / n / "pool", hub.client(n)) for n in NAMES}
-        for name, pool in pools.items():
+        made = pools(hub)
+        for name, pool in made.items():
             pool.publish(0, name, rows(name, 0))
         with pytest.raises(HubRefused, match="'ant' publishes less than 'bee'"):
-            pools["ant"].close(0, [])
-        pools["bee"].close(0, [])
-        shown = [t.agent for t in pools["bee"].snapshot(0).rows if t.turns]
+            made["ant"].close(0, [])
+        made["bee"].close(0, [])
+        shown = [t.agent for t in made["bee"].snapshot(0).rows if t.turns]
         assert sorted(set(shown)) == ["ant", "bee"]  # cat publishes more than bee
 
 

@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 from cli_helpers import hacrl as command
 from cli_helpers import refused
+from hub_clients import MakeHub
 from hub_process import HubProcess
 from member_process import TEAM, MemberProcess, difference, mine, one_process, until
 
@@ -25,7 +26,6 @@ from hacrl.store.files import steps_in
 from hacrl.store.pool import Pool
 
 pytestmark = pytest.mark.hub
-MakeHub = Callable[..., HubProcess]
 MakeMember = Callable[..., MemberProcess]
 NO_EVALUATION = {"evaluation": {"problems": 0}, "checkpoint": {"every": 1}}
 NEXT_VERSION = """

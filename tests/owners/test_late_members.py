@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cli_helpers import hacrl as command
-from hub_process import HubProcess
+from hub_clients import MakeHub
 from member_process import TEAM, MemberProcess, mine, replay, until
 
 from hacrl.owners.signing import Key
@@ -14,7 +14,6 @@ from hacrl.store.journal import LearnerJournal
 from hacrl.store.pool import Pool
 
 pytestmark = pytest.mark.hub
-MakeHub = Callable[..., HubProcess]
 MakeMember = Callable[..., MemberProcess]
 QUICK = {**TEAM, "prompts_per_step": 4, "samples_per_prompt": 2, "max_response_tokens": 12}
 CHECKPOINTS = {"checkpoint": {"every": 2, "keep": 20}}

@@ -70,10 +70,8 @@ def algorithm(name: str = "hacpo", **settings):
     return make_algorithm(make_settings(name, **{**wide, **settings}))
 
 
-def learn(
-    p: Policy, samples: list[Sample], name: str = "hacpo", update: Update = UPDATE, **settings
-) -> UpdateReport:
-    return p.update(samples, algorithm(name, **settings).loss, update)
+def learn(p: Policy, samples: list[Sample], update: Update = UPDATE, **settings) -> UpdateReport:
+    return p.update(samples, algorithm(**settings).loss, update)
 
 
 def assert_equal_state(a: Policy, b: Policy) -> None:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from small_models import SMALL, model_of
+from small_models import SMALL, attends_to_nothing, model_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -82,9 +82,6 @@ def test_the_limit_follows_the_models_own_rounding(monkeypatch) -> None:
     monkeypatch.setattr(logprobs_module, "Packed", leaking)
     with pytest.warns(UserWarning, match="rows are padded"):
         assert not LogProbs(model, 1.0).packs
-
-    def attends_to_nothing(module, query, *_, **__):
-        return torch.zeros_like(query).transpose(1, 2), None
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attends_to_nothing)
     with pytest.warns(UserWarning, match=r"> 0\.15"):

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from small_models import ENDS, SMALL, model_of, plainly, same, some_requests
+from small_models import ENDS, SMALL, attends_to_nothing, model_of, plainly, same, some_requests
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -112,10 +112,6 @@ def test_a_window_that_only_the_mask_has_uses_transformers_cache() -> None:
     assert sampler.cache_kind == "transformers"
     assert trainer_error(model, asked, replies) < 2e-5
     assert not LogProbs(model, 1.0).packs
-
-
-def attends_to_nothing(module, query, *_, **__):
-    return torch.zeros_like(query).transpose(1, 2), None
 
 
 @torch.no_grad()

@@ -25,10 +25,10 @@ def shift(model: Any, by: float) -> None:
             parameter.add_(by * torch.randn(parameter.shape, generator=generator).sign())
 
 
-def engine_of(model: Any, rounding: float = 1e-6) -> Any:
+def engine_of(model: Any) -> Any:
     """Scores of an engine with these weights and a rounding error."""
     scores = Probe(model, "engine", None).score
-    return lambda rows: [[x + rounding for x in row] for row in scores(rows)]
+    return lambda rows: [[x + 1e-6 for x in row] for row in scores(rows)]
 
 
 def test_scores_are_log_probabilities_of_the_next_token(llama: Path) -> None:

@@ -6,19 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from problem_files import rows, task_of
 
 from hacrl.errors import UserError
-from hacrl.tasks import TaskConfig, make_task
-from hacrl.tasks.dataset import DatasetTask
-
-
-def task_of(folder: Path, data: list[Any], **settings: Any) -> DatasetTask:
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
-    return make_task(TaskConfig(kind="jsonl", train="train.jsonl", **settings), 0, folder)
-
-
-def rows(count: int) -> list[dict[str, Any]]:
-    return [{"id": f"r{i}", "question": f"{i} + 1?", "answer": str(i + 1)} for i in range(count)]
 
 
 def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:

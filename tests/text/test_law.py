@@ -98,11 +98,11 @@ PIECES = [
 ]  # fmt: skip
 
 
-def generated_texts(seed: int, markers: list[str], count: int = 2000) -> list[str]:
+def generated_texts(seed: int, markers: list[str]) -> list[str]:
     """Unicode, digits, white space, and the marker strings of both sides as plain text."""
     rng = random.Random(seed)
     texts = []
-    for _ in range(count):
+    for _ in range(2000):
         parts = rng.choices(PIECES, k=rng.randint(0, 8))
         if rng.random() < 0.3:
             parts.insert(rng.randint(0, len(parts)), rng.choice(markers))

@@ -73,7 +73,7 @@ def test_d4_an_edited_reward_in_the_pool_is_named_and_written_again(
     assert run.metric_rows() == whole.metric_rows()
 
 
-def test_d4_an_edited_snapshot_is_named_and_written_again(run: RunReader, whole: RunReader) -> None:
+def test_d4_an_edited_snapshot_is_named_and_written_again(run: RunReader) -> None:
     """Without the peer's batch the learner would have had other samples."""
     path = run.pool_path / "step-000001" / "snapshot.json"
     before = path.read_bytes()
@@ -143,9 +143,7 @@ def test_d8_truncated_replies_are_named_by_show(run: RunReader, whole: RunReader
 
 
 @pytest.mark.parametrize("name", ["times.jsonl", "notes.jsonl", "counts.json"])
-def test_d8_damaged_times_notes_and_counts_are_named(
-    name: str, run: RunReader, whole: RunReader
-) -> None:
+def test_d8_damaged_times_notes_and_counts_are_named(name: str, run: RunReader) -> None:
     """times.jsonl was a traceback. Deleting the file is the way out."""
     path = run.path / name
     path.write_bytes(path.read_bytes()[:-30] + b"\n" if path.exists() else b"[1]\n")

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from team import member
-from test_rivals import metrics, right, rows, snapshot, train
+from team import member, snapshots
+from test_rivals import metrics, right, rows, train
 
 SHARING = ["hacpo", "naive", "sgt", "graft", "f-tis", "overlap", "sapo", "luffy", "sft-success"]
 PAIR = (("wren", "w2"), ("w2", "wren"))
@@ -32,7 +32,7 @@ def test_only_these_replies_are_trained_on(tmp_path: Path, name: str, peers: str
         left = {k.rpartition("/")[2]: n for k, n in found.items() if k.startswith("samples/filter")}
         reason = {"successes": "failure", "failures": "success"}.get(peers, "not_failed")
         assert set(left) == {reason}
-        replies = sum(t.agent == peer for g in snapshot(run).groups for t in g.trajectories)
+        replies = sum(t.agent == peer for g in snapshots(run, 1)[0].groups for t in g.trajectories)
         counted = left[reason] + found[f"samples/kept/{peer}"] + found[f"samples/dropped/{peer}"]
         assert counted == replies == 48
 

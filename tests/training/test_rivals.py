@@ -4,12 +4,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from team import member, team
+from team import member, snapshots, team
 
 import hacrl
-from hacrl.store.pool import Pool
 from hacrl.store.rundir import RunDirectory
-from hacrl.types import Snapshot, Status
+from hacrl.types import Status
 
 
 def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> RunDirectory:
@@ -24,14 +23,10 @@ def train(path: Path, name: str, *members: dict[str, Any], **settings: Any) -> R
     return hacrl.train(team(*members, **{**tables, **settings}), path)
 
 
-def snapshot(run: RunDirectory) -> Snapshot:
-    return Pool(run.pool_path, read_only=True).snapshot(0)
-
-
 def right(run: RunDirectory) -> dict[str, dict[str, list[bool]]]:
     """problem -> agent -> which of its replies are right."""
     found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for group in snapshot(run).groups:
+    for group in snapshots(run, 1)[0].groups:
         for t in group.judged:
             found[group.problem_id][t.agent].append(t.verdict.status is Status.OK)
     return found
@@ -103,10 +98,12 @@ def test_graft_puts_the_peers_groups_last(tmp_path: Path) -> None:
 
 def test_f_tis_takes_the_tokens_of_its_own_vocabulary_as_they_are(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "f-tis", member("wren"), member("w2", "wren"), member("finch"))
-    carried = {t.agent: t.tokens.tokenizer for g in snapshot(run).groups for t in g.trajectories}
+    carried = {
+        t.agent: t.tokens.tokenizer for g in snapshots(run, 1)[0].groups for t in g.trajectories
+    }
     assert carried["wren"] == carried["w2"] != carried["finch"]
     plain = train(tmp_path / "plain", "graft", member("wren"), member("w2", "wren"))
-    assert {t.tokens for g in snapshot(plain).groups for t in g.trajectories} == {None}
+    assert {t.tokens for g in snapshots(plain, 1)[0].groups for t in g.trajectories} == {None}
     sources = {learner: {r["source"] for r in rows(run, learner)} for learner in carried}
     assert sources == {"wren": {"wren", "w2"}, "w2": {"wren", "w2"}, "finch": {"finch"}}
     wren, finch = metrics(run, "wren"), metrics(run, "finch")

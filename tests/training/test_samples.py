@@ -48,12 +48,10 @@ def peer(
     return make_row(agent, index=index, **fields)
 
 
-def own(
-    index: int, reply: tuple[int, ...], finish: Finish = Finish.STOP, problem: str = "q1"
-) -> Rollout:
+def own(index: int, reply: tuple[int, ...], problem: str = "q1") -> Rollout:
     prompt = renderer().prompt(PROBLEMS[problem].messages)
     logprobs = tuple(-0.1 * (n + 1) for n in range(len(reply)))
-    return Rollout(problem, index, 3, prompt, Completion("?", reply, logprobs, finish), RIGHT)
+    return Rollout(problem, index, 3, prompt, Completion("?", reply, logprobs, Finish.STOP), RIGHT)
 
 
 def own_row(rollout: Rollout, **other: object) -> Trajectory:

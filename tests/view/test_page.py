@@ -74,7 +74,7 @@ def test_a_run_and_its_keys(tab: Any, address: str) -> None:
     assert tab.locator("dialog").is_visible()
 
 
-def test_a_run_grows_on_the_page_while_it_trains(tab: Any, tmp_path: Path, runs: Path) -> None:
+def test_a_run_grows_on_the_page_while_it_trains(tab: Any, tmp_path: Path) -> None:
     """A process trains; the page shows its steps without being loaded again."""
     config = write(tmp_path / "team.toml", steps=400, evaluation={"problems": 0})
     training = start("-m", "hacrl", "train", config, "--run", tmp_path / "runs" / "live")
