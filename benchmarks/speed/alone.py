@@ -51,12 +51,7 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
     setting.log.say(f"step: building {case.shape}")
     ours = _own_step(setting, case, trace)
     free(setting.device)
-    theirs: TrlStep | None = None
-    if with_trl:
-        setting.log.say("step: TRL")
-        theirs = trl_step(
-            case.shape, trace, setting.device, updates=case.updates, per_device=case.per_device
-        )
+    theirs = _trl_step(setting, case, trace) if with_trl else None
     rows = setting.fields.get("sampler_rows", case.rows)
     floors = {
         "rollout": rollout_floor(ours.cost, trace, rows, setting.ceilings),
@@ -106,6 +101,13 @@ def step(setting: Setting, case: StepCase, *, with_trl: bool) -> None:
                 **agreement_of(ours.metrics),
             },
         )
+    )
+
+
+def _trl_step(setting: Setting, case: StepCase, trace: Trace) -> TrlStep:
+    setting.log.say("step: TRL")
+    return trl_step(
+        case.shape, trace, setting.device, updates=case.updates, per_device=case.per_device
     )
 
 

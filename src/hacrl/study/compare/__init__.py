@@ -21,7 +21,7 @@ from hacrl.store.files import write_config
 from hacrl.study.compare.benchmarks import check_data, evaluate_runs
 from hacrl.study.compare.finished import FinishedRuns
 from hacrl.study.compare.runner import Failed, train_runs
-from hacrl.study.compare.suite import Run, load_suite, make_runs
+from hacrl.study.compare.suite import Run, Suite, load_suite, make_runs
 from hacrl.tasks import TASKS, make_task
 
 if TYPE_CHECKING:
@@ -74,21 +74,34 @@ def compare(
     for run in runs:
         if run.finished:
             finished.add(run)
-    from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
-    from hacrl.study.compare.results import collect
-
     options = [] if out == default_folder(path) else ["--out", str(out)]
     options += ["--kept", str(kept)] if kept else []
-    results = collect(suite, runs, changes, options=options)
-    write_report(results, out)
-    if against:
-        results = collect(suite, runs, changes, against, options)
-        write_report(results, out, f"against/{against}")
+    results = _report(suite, runs, changes, out, against, options)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(wanted)} runs failed; {out / 'report.md'} covers the others. "
             f"{_text(failed)} The same command tries them again"
         )
+    return results
+
+
+def _report(
+    suite: Suite,
+    runs: Sequence[Run],
+    changes: Sequence[str],
+    out: Path,
+    against: str,
+    options: Sequence[str],
+) -> Results:
+    """Write the report, and with `against` a second one; returns the results of the last."""
+    from hacrl.study.compare.report import write_report  # jinja2 and matplotlib
+    from hacrl.study.compare.results import collect
+
+    results = collect(suite, runs, changes, options=options)
+    write_report(results, out)
+    if against:
+        results = collect(suite, runs, changes, against, options)
+        write_report(results, out, f"against/{against}")
     return results
 
 
