@@ -173,6 +173,9 @@ DIFFERENT = [
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(2,1)"),
     ("9:24", "3:8"),
     ("12345", "12,346"),
+    ("x", "-x", "x!", "|x|"),  # a letter is no word between signs
+    ("y=x", "y=-x"),
+    ("(a,b)", "(a,-b)"),
     ("42", r"\text{forty}", r"\frac{(}{)}"),
 ]
 
@@ -244,7 +247,7 @@ def test_nothing_heavy_in_the_trainer() -> None:
         "import sys\n"
         "from hacrl.verify import VerifierConfig, VerifierPool\n"
         "with VerifierPool(VerifierConfig(kind='math', workers=1)) as pool:\n"
-        "    assert pool.label == 'math/1'\n"
+        "    assert pool.label == 'math/2'\n"
         "print(sorted({'torch', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)))\n"
     )
     assert run_python(code).strip() == "[]"

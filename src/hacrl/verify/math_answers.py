@@ -25,6 +25,7 @@ from hacrl.verify.number import number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
+_OPERATION = re.compile(r"[-+!|/*^=<>]")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class MathVerifier:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: ClassVar[str] = "math"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     box_only: bool = False
@@ -69,8 +70,9 @@ class MathVerifier:
         if _squeeze(reference) == _squeeze(answer):
             return True
         words = latex.words(reference)
-        if words:
-            return words == latex.bare_words(answer)
+        if words:  # a letter may be a variable: x is not -x
+            operation = len(words) == 1 and _OPERATION.search(answer)
+            return words == latex.bare_words(answer) and not operation
         if (verdict := self._same_numbers(reference, answer)) is not None:
             return verdict
         if (time := latex.clock(reference)) is not None:
