@@ -13,6 +13,7 @@ _CHARACTERS = str.maketrans(
 _TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
 """One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
 _UPRIGHT = "mathrm|mathbf|mathit|mathsf|text(?:bf|it|rm|normal)?|mbox|bf|rm|boldsymbol"
+_ORDINAL = r"(?:\\text\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![A-Za-z]))"
 _NEW_ROW = "\ue000"  # placeholder for the double backslash of matrices during the rewrites
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -38,8 +39,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (rf"\\(?:{_UPRIGHT})\s*\{{", r"\\text{"),
         (r"\\text\{\s*([A-Za-z])\s*\}(?!\^)", r"\1"),  # one letter is a symbol, not a word
         (r"\s*\\text\{[\s,]*(?:and|or)\s*\}\s*|,?\s+(?:and|or)\s+", " , "),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])", ""),
-        (r"\^\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?", ""),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", ""),
+        (rf"\^\s*(?:{_ORDINAL}|\{{\s*{_ORDINAL}\s*\}})", ""),
         (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d++)(?!\.)", r"\1\\times 10^{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*({_TOKEN})", r"\\frac{\1}{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*\{{", r"\\frac{\1}{"),
