@@ -153,6 +153,14 @@ SAME = [
     ("9:24", r"9:24\text{ p.m.}"),
     ("1:4", "2:8"),
     (r"\frac{2}{3}", "0.666667", "0.666666"),
+    ("6", r"\text{6}", r"\mathbf{6}", r"\text{6 cm}", "6 cm²", "€6", "6¢"),
+    (r"\sqrt{12}", "√12", "2√3"),
+    ("x^{12}", "x¹²"),
+    (r"\frac{5}{2}", "2½"),
+    (r"\emptyset", r"\varnothing", "∅"),
+    (r"\langle 1,2 \rangle", "(1,2)", "⟨1, 2⟩"),
+    (r"50\%", "50", "50 percent", "0.5"),
+    ("0.5", r"50\text{ percent}", r"\frac{1}{2} = 0.5", r"\frac{1}{2}\text{ or }0.5"),
     (r"\frac{1}{2}", r"\\frac{1}{2}"),
 ]
 DIFFERENT = [
@@ -186,6 +194,8 @@ DIFFERENT = [
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(2,1)"),
     ("9:24", "3:8"),
     ("12345", "12,346"),
+    ("6", r"\text{7}", r"\text{7 cm}", "6 = 7", "6 or 7", "6²", "√6"),
+    (r"50\%", "5", "0.05"),
     ("x", "-x", "x!", "|x|"),  # a letter is no word between signs
     ("y=x", "y=-x"),
     ("(a,b)", "(a,-b)"),

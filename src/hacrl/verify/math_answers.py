@@ -90,7 +90,7 @@ class MathVerifier:
         if g.percent == a.percent:
             return _begins(g, a) or _begins(a, g) or self._near(g.number, a.number)
         # 8 and 8 % (a question that asks for percent), or 0.08 and 8 %
-        return (a.percent and self._near(g.number, a.number)) or self._near(_scaled(g), _scaled(a))
+        return self._near(g.number, a.number) or self._near(_scaled(g), _scaled(a))
 
     def _near(self, reference: Fraction, answer: Fraction) -> bool:
         return abs(reference - answer) <= Fraction(self.tolerance) * abs(reference)
@@ -109,6 +109,8 @@ class MathVerifier:
                 return self.same(right_side, rest)
         elif wanted and label:
             return False
+        if "=" not in reference and all(self.same(reference, side) for side in answer.split("=")):
+            return True  # 1/2 = 0.5
         return self._same_algebra(reference, answer)
 
     def _same_shapes(self, reference: str, answer: str) -> bool:
@@ -125,6 +127,8 @@ class MathVerifier:
         if set(kinds) == {"tuple", "list"} or set(kinds) == {"tuple", "matrix"}:
             flat = {"()", ""} | {f"{len(g.parts)}x1", f"1x{len(g.parts)}"}
             return {g.brackets, a.brackets} <= flat and self._same_rows(g.parts, a.parts)
+        if kinds == ("one", "list"):  # "1/2 or 0.5"
+            return all(self.same(reference, part) for part in a.parts)
         if "list" in kinds or "matrix" in kinds:
             return False
         return self._same_algebra(reference, answer)
@@ -169,7 +173,9 @@ def _begins(exact: latex.Value, decimal: latex.Value) -> bool:
 
 
 def _number_of_sentence(answer: str) -> str:
-    """The number of "18 eggs that she sells"; other answers unchanged."""
+    """The number of "18 eggs that she sells" and of "\\text{5 cm}"; other answers unchanged."""
+    if whole := re.fullmatch(r"\\text\{([^{}]*)\}", answer):
+        answer = latex.clean(whole[1])
     plain = re.sub(r"\\[A-Za-z]+(?:\s*\{[A-Za-z ]*\})?", " ", answer)
     if latex.value(answer) is None and re.search(r"[A-Za-z]{3}", plain):
         return next(number_texts(answer), answer)
