@@ -155,6 +155,10 @@ SAME = [
     (r"\frac{2}{3}", "0.666667", "0.666666"),
     ("6", r"\text{6}", r"\mathbf{6}", r"\text{6 cm}", "6 cm²", "€6", "6¢"),
     (r"\sqrt{12}", "√12", "2√3"),
+    ("12", "12cm²", "12cm^2"),
+    (r"\sqrt{2}", "1.414214", "1.41421356"),  # 1.41421356237...
+    ("1.414214", r"\sqrt{2}"),
+    (r"2\pi", "6.283185"),  # 6.28318530...
     ("x^{12}", "x¹²"),
     (r"\frac{5}{2}", "2½"),
     (r"\emptyset", r"\varnothing", "∅"),
@@ -196,6 +200,9 @@ DIFFERENT = [
     ("12345", "12,346"),
     ("6", r"\text{7}", r"\text{7 cm}", "6 = 7", "6 or 7", "6²", "√6"),
     (r"50\%", "5", "0.05"),
+    (r"\sqrt{2}", "1.414", "1.414215", "-1.414214"),
+    (r"\sqrt{-2}", "1.414214"),
+    ("i", "1.000000"),
     ("x", "-x", "x!", "|x|"),  # a letter is no word between signs
     ("y=x", "y=-x"),
     ("(a,b)", "(a,-b)"),
@@ -214,10 +221,20 @@ def test_close_but_different(reference: str, answer: str) -> None:
 
 
 def test_tolerance() -> None:
-    """|4.46e33 - 4.5e33| / 4.5e33 = 0.0089; |4.4 - 4.5| / 4.5 = 0.022."""
+    """|4.46e33 - 4.5e33| / 4.5e33 = 0.0089; |4.4 - 4.5| / 4.5 = 0.022; sqrt(3)/2 = 0.8660."""
     assert judge("4.5e33", "4.46e33").status is Status.WRONG
     assert judge("4.5e33", "4.46e33", tolerance=0.01).status is Status.OK
     assert judge("4.5e33", "4.4e33", tolerance=0.01).status is Status.WRONG
+    assert judge(r"\frac{\sqrt{3}}{2}", "0.866", tolerance=0.01).status is Status.OK
+    assert judge(r"\frac{\sqrt{3}}{2}", "0.9", tolerance=0.01).status is Status.WRONG
+
+
+def test_a_sentence_in_a_loop_is_wrong_in_time() -> None:
+    """2,500 times "The answer is " is one long answer."""
+    with VerifierPool(VerifierConfig(kind="math", workers=1, timeout=2.0)) as pool:
+        items = [(start * 2500, Problem("p", (), "5", "t")) for start in ("The answer is ", "(")]
+        items[1] = (rf"\boxed{{{items[1][0]}x{')' * 2500}}}", items[1][1])
+        assert [v.status for v in pool.judge_all(items)] == [Status.WRONG] * 2
 
 
 def test_statuses() -> None:

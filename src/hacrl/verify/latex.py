@@ -71,7 +71,7 @@ _UNIT_WORDS = (
 )
 _UNITS_AFTER = re.compile(
     rf"(?<=[\w}})%])(?:\s*\\text\{{[^{{}}]*\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
-    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b)+\s*$"
+    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b(?:\s*\^\s*\{{?-?\d\}}?)?)+\s*$"
 )
 _LETTER_UNIT = re.compile(r"(?<=[\d}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h)\s*(?:\^\s*\{?-?\d\}?)?$")
 

@@ -25,6 +25,8 @@ from hacrl.verify.number import number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
+_LONGEST = 2000
+"""Characters; algebra on longer answers, such as a sentence in a loop, takes longer than a call may."""
 _OPERATION = re.compile(r"[-+!|/*^=<>]")
 
 
@@ -63,6 +65,8 @@ class MathVerifier:
             return unparsed("the answer is empty")
         if not latex.words(reference) and _squeeze(reference) != _squeeze(answer):
             answer = _number_of_sentence(answer)
+        if len(answer) > _LONGEST + 2 * len(reference):
+            return wrong(found)
         return right(found) if self.same(reference, answer) else wrong(found)
 
     def same(self, reference: str, answer: str) -> bool:
@@ -85,6 +89,11 @@ class MathVerifier:
         """None if one of them is not a plain number."""
         g = latex.value(reference)
         a = latex.value(answer) or (latex.value(latex.without_letter_unit(answer)) if g else None)
+        if (g is None) != (a is None):  # sqrt(2) and 1.41421356
+            g, a = g or _evaluated(reference), a or _evaluated(answer)
+            if g and a and (_begins(g, a) or _begins(a, g) or self._near(g.number, a.number)):
+                return True
+            return None
         if g is None or a is None:
             return None
         if g.percent == a.percent:
@@ -156,6 +165,14 @@ class MathVerifier:
 
 def _squeeze(text: str) -> str:
     return "".join(text.split())
+
+
+def _evaluated(text: str) -> latex.Value | None:
+    """The value of a formula without variables, to 30 digits; None if it has no real value."""
+    from hacrl.verify import symbolic
+
+    number = symbolic.number(text)
+    return latex.Value(number) if number is not None else None
 
 
 def _scaled(value: latex.Value) -> Fraction:
