@@ -9,8 +9,9 @@ from fractions import Fraction
 _CHARACTERS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
      "≥": r"\ge ", "∪": r"\cup ", "°": "", "±": r"\pm ", "\u00a0": " ", "\u2009": " ", "∈": r"\in ",
-     "º": "", "€": "", "£": "", "¥": "", "¢": "", "∅": r"\emptyset ", "⟨": "(", "⟩": ")", "½": r"\frac{1}{2}",
-     "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"}
+     "º": "", "€": "", "£": "", "¥": "", "¢": "", "∅": r"\emptyset ", "⟨": "(", "⟩": ")",
+     "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+     "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"}
 )  # fmt: skip
 _RAISED = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _LOWERED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
