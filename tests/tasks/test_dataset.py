@@ -71,6 +71,27 @@ def test_gz_and_parquet_hold_the_same_problems_as_jsonl(tmp_path: Path) -> None:
         assert other.kept_out == plain.kept_out
 
 
+@pytest.mark.parametrize(("kind", "source"), [("parquet", "t/train.parquet"), ("hub", "t")])
+def test_short_floats_are_the_numbers_that_were_written(
+    kind: str, source: str, tmp_path: Path
+) -> None:
+    """0.1 with 32 bits is 0.10000000149011612 with 64, which is not the answer 1/10."""
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    answers = {"single": pyarrow.float32(), "half": pyarrow.float16(), "double": pyarrow.float64()}
+    columns: dict[str, Any] = {name: pyarrow.array([0.1], type_) for name, type_ in answers.items()}
+    (tmp_path / "t").mkdir()
+    pyarrow.parquet.write_table(
+        pyarrow.table({"question": ["q"], **columns}), tmp_path / "t/train.parquet"
+    )
+    for answer in answers:
+        config = {"kind": kind, "train": source, "columns": {"answer": answer}}
+        (problem,) = made(TaskConfig(**config, held_out_fraction=0), tmp_path).train
+        assert problem.answer == "0.1"
+
+
 def test_csv_holds_the_same_problems_and_ids_as_jsonl(tmp_path: Path) -> None:
     """Quotes, commas, line ends and a byte order mark; ids by content."""
     data = [

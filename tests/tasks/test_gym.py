@@ -96,6 +96,8 @@ def test_operands_that_may_be_swapped_are_the_same_problem() -> None:
         return operand_key("chain_sum", {"expression": expression})
 
     assert key("3 + 14") == key("14 + 3")
+    assert key("1 + 2 + 3") == key("3 + 1 + 2") == key("2 + (3 + 1)")
+    assert key("5 * 4 + 2 - 1") == key("2 + 4 * 5 - 1") != key("5 + 4 * 2 - 1")
     assert key("3 * 14") == operand_key("products", {"expression": "14 * 3"})
     assert len({key("3 + 14"), key("3 * 14"), key("3 - 14"), key("14 - 3")}) == 4
     assert operand_key("gcd", {"numbers": [8, 6]}) == operand_key("gcd", {"numbers": [6, 8]})

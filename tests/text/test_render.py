@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from small_tokenizers import ASK, FIXTURES, SMALL, decoded, small
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hacrl.errors import UserError
@@ -48,6 +48,20 @@ def test_control_strings_in_a_message_stay_text(name: str) -> None:
     assert [i for i in attacked if i in control] == [i for i in plain if i in control]
     if name != "narrow":  # which has no letter <
         assert decoded(r, attacked) == decoded(r, plain).replace("What is", f"What {end}is{end}")
+
+
+def test_a_tokenizer_without_control_tokens() -> None:
+    """A word vocabulary whose end token, the full stop, is an ordinary word (the generation config
+    names it). A character that stands for hidden control strings is text, too."""
+    words = {
+        word: i for i, word in enumerate(["?", "Question:", "Answer:", "is", "it", ".", "\uf8f0"])
+    }
+    backend = Tokenizer(models.WordLevel(words, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    r = Renderer(tokenizer, RenderSettings(template="plain"), end_ids=[5])
+    assert r.prompt((Message("user", "is it"),)) == (1, 3, 4, 2)
+    assert r.prompt((Message("user", "is \uf8f0"),)) == (1, 3, 6, 2)
 
 
 @pytest.mark.parametrize("name", ["bytes", "spaces"])

@@ -34,6 +34,17 @@ from hacrl.verify.latex import Shape, clean, shape, split, unlabel
         ("so $x = 2 + 3 = 5$ as wanted 1", "5"),
         (r"hence \[ y = 2x \] which", "2x"),
         ("we get 12 and then -1,300", "-1,300"),
+        ("each $2, so she makes $18.", "18"),  # two amounts, no formula
+        ("$720 + $270 = $990.00", "990.00"),
+        ("500*$.50=$250", "250"),
+        ("costs $5, so $x$ is $7$", "7"),
+        ("The answer is: \\[\n16\n\\]", "16"),
+        ("Answer: $$\n16\n$$ as 3 < 17", "16"),
+        ("The answer is 16\n$17$", "16"),
+        ("**Answer**: (3, 5)", "(3, 5)"),
+        ("The answers are $2$, $3$, and $4$.", "2, 3, 4"),
+        ("The answer is $5$, and $x=5$ is the only root.", "5"),
+        ("The answer is $13$. $$13 = 6 + 7.$$", "13"),
         ("I do not know", None),
         ("", None),
     ],
@@ -102,7 +113,9 @@ SAME = [
     (r"10\text{ cm}", "10"),
     ("18", "18 eggs a day"),
     (r"\$3.60", "3.60"),
-    (r"60^\circ", "60"),
+    (r"60^\circ", "60", r"\frac{180^\circ}{3}", r"{60^\circ}"),
+    (r"\sin{30^\circ}", r"\sin(30^{\circ})"),
+    ("5", r"5^{th}", r"{5^\text{th}}"),
     ("5", "x = 5"),
     ("x=5", "5"),
     ("f(x)=2 x", "2x"),
@@ -140,6 +153,18 @@ SAME = [
     ("9:24", r"9:24\text{ p.m.}"),
     ("1:4", "2:8"),
     (r"\frac{2}{3}", "0.666667", "0.666666"),
+    ("6", r"\text{6}", r"\mathbf{6}", r"\text{6 cm}", "6 cm²", "€6", "6¢"),
+    (r"\sqrt{12}", "√12", "2√3"),
+    ("12", "12cm²", "12cm^2"),
+    (r"\sqrt{2}", "1.414214", "1.41421356"),  # 1.41421356237...
+    ("1.414214", r"\sqrt{2}"),
+    (r"2\pi", "6.283185"),  # 6.28318530...
+    ("x^{12}", "x¹²"),
+    (r"\frac{5}{2}", "2½"),
+    (r"\emptyset", r"\varnothing", "∅"),
+    (r"\langle 1,2 \rangle", "(1,2)", "⟨1, 2⟩"),
+    (r"50\%", "50", "50 percent", "0.5"),
+    ("0.5", r"50\text{ percent}", r"\frac{1}{2} = 0.5", r"\frac{1}{2}\text{ or }0.5"),
     (r"\frac{1}{2}", r"\\frac{1}{2}"),
 ]
 DIFFERENT = [
@@ -173,6 +198,14 @@ DIFFERENT = [
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(2,1)"),
     ("9:24", "3:8"),
     ("12345", "12,346"),
+    ("6", r"\text{7}", r"\text{7 cm}", "6 = 7", "6 or 7", "6²", "√6"),
+    (r"50\%", "5", "0.05"),
+    (r"\sqrt{2}", "1.414", "1.414215", "-1.414214"),
+    (r"\sqrt{-2}", "1.414214"),
+    ("i", "1.000000"),
+    ("x", "-x", "x!", "|x|"),  # a letter is no word between signs
+    ("y=x", "y=-x"),
+    ("(a,b)", "(a,-b)"),
     ("42", r"\text{forty}", r"\frac{(}{)}"),
 ]
 
@@ -188,10 +221,20 @@ def test_close_but_different(reference: str, answer: str) -> None:
 
 
 def test_tolerance() -> None:
-    """|4.46e33 - 4.5e33| / 4.5e33 = 0.0089; |4.4 - 4.5| / 4.5 = 0.022."""
+    """|4.46e33 - 4.5e33| / 4.5e33 = 0.0089; |4.4 - 4.5| / 4.5 = 0.022; sqrt(3)/2 = 0.8660."""
     assert judge("4.5e33", "4.46e33").status is Status.WRONG
     assert judge("4.5e33", "4.46e33", tolerance=0.01).status is Status.OK
     assert judge("4.5e33", "4.4e33", tolerance=0.01).status is Status.WRONG
+    assert judge(r"\frac{\sqrt{3}}{2}", "0.866", tolerance=0.01).status is Status.OK
+    assert judge(r"\frac{\sqrt{3}}{2}", "0.9", tolerance=0.01).status is Status.WRONG
+
+
+def test_a_sentence_in_a_loop_is_wrong_in_time() -> None:
+    """2,500 times "The answer is " is one long answer."""
+    with VerifierPool(VerifierConfig(kind="math", workers=1, timeout=2.0)) as pool:
+        items = [(start * 2500, Problem("p", (), "5", "t")) for start in ("The answer is ", "(")]
+        items[1] = (rf"\boxed{{{items[1][0]}x{')' * 2500}}}", items[1][1])
+        assert [v.status for v in pool.judge_all(items)] == [Status.WRONG] * 2
 
 
 def test_statuses() -> None:
@@ -244,7 +287,7 @@ def test_nothing_heavy_in_the_trainer() -> None:
         "import sys\n"
         "from hacrl.verify import VerifierConfig, VerifierPool\n"
         "with VerifierPool(VerifierConfig(kind='math', workers=1)) as pool:\n"
-        "    assert pool.label == 'math/1'\n"
+        "    assert pool.label == 'math/2'\n"
         "print(sorted({'torch', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)))\n"
     )
     assert run_python(code).strip() == "[]"

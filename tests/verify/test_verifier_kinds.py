@@ -116,20 +116,26 @@ def test_number_is_quick_on_hostile_text(text: str) -> None:
         (r"\boxed{\textbf{D}}", "D"),
         (r"\boxed{B. Paris}", "B"),
         (r"\boxed{A} no, \boxed{E}", "E"),
-        ("The answer is (B), not (C).", "B"),  # rule 2 before rule 4
+        ("The answer is (B), not (C).", "B"),  # rule 2 before rule 5
         ("Answer: c", "C"),
-        ("I choose option D because A is false", "D"),
+        ("I choose option D because A is false", "D"),  # rule 3
+        ("The answer is C. Option A is wrong, and so is option D.", "C"),  # rule 2 before rule 3
+        ("The answer is option C", "C"),
+        ("**Answer**: C. A and B are wrong.", "C"),
+        ("The answer is 'C'. A is not.", "C"),
+        ("The answer is “C”, not A.", "C"),
+        ("answer: C's value", None),
         ("the answer is **E**", "E"),
         ("To answer a question like this, look at the map. (C)", "C"),  # an article
         ("The best choice is a balanced diet, so (C).", "C"),
         ("The answer is A because it is", "A"),
         ("answer: a", "A"),
-        ("Some thoughts about C.\nB", "B"),  # rule 3
+        ("Some thoughts about C.\nB", "B"),  # rule 4
         ("**D**", "D"),
-        ("A. Rome\nlater: (C)", "C"),  # rule 4 before rule 5
-        ("(A) or rather (C)", "C"),  # rule 4
-        ("B) Paris, and E is wrong", "B"),  # rule 5 before rule 6
-        ("It must be D then", "D"),  # rule 6
+        ("A. Rome\nlater: (C)", "C"),  # rule 5 before rule 6
+        ("(A) or rather (C)", "C"),  # rule 5
+        ("B) Paris, and E is wrong", "B"),  # rule 6 before rule 7
+        ("It must be D then", "D"),  # rule 7
         ("A dog barks", None),  # an article
         ("So A", "A"),
         ("Because I say so", None),
@@ -145,6 +151,11 @@ def test_choice(reply: str, letter: str | None) -> None:
     else:
         assert verdict.detail == letter
         assert verdict.status is (Status.OK if letter == "B" else Status.WRONG)
+
+
+def test_choice_is_quick_on_white_space() -> None:
+    """A search that tries every split of the run among its parts would take minutes."""
+    assert judge("choice", "The answer is" + "\n" * 4000, "B").status is Status.UNPARSED
 
 
 def test_choice_letters() -> None:

@@ -22,6 +22,7 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_SIGNS = {ast.Sub: "-", ast.Div: "/"}
 
 
 def answer_is_right(dataset: str, metadata: Mapping[str, Any], answer: str) -> bool | None:
@@ -57,10 +58,25 @@ def operand_key(dataset: str, metadata: Mapping[str, Any]) -> str | None:
         tree = ast.parse(metadata["expression"].strip(), mode="eval").body
     except SyntaxError:
         return None
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Mult):
-        sides = sorted((ast.unparse(tree.left), ast.unparse(tree.right)))
-        return f" {'+' if isinstance(tree.op, ast.Add) else '*'} ".join(sides)
-    return ast.unparse(tree)
+    return _ordered(tree)
+
+
+def _ordered(node: ast.expr) -> str:
+    """The expression with the terms of every sum and the factors of every product in order."""
+    match node:
+        case ast.BinOp(op=ast.Add() | ast.Mult() as op):
+            sign = " + " if isinstance(op, ast.Add) else " * "
+            return sign.join(sorted(map(_ordered, _operands(node, type(op)))))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            return f"{_ordered(left)} {_SIGNS[type(op)]} {_ordered(right)}"
+    return ast.unparse(node)
+
+
+def _operands(node: ast.expr, op: type[ast.operator]) -> list[ast.expr]:
+    """The operands of a chain of one operation: 1 + 2 + 3 has three."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, op):
+        return _operands(node.left, op) + _operands(node.right, op)
+    return [node]
 
 
 def _value(node: ast.expr) -> Fraction:

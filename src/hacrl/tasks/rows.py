@@ -65,7 +65,11 @@ def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
         raise UserError(
             f"task.train = {name!r} (subset {subset!r}, split {split!r}) cannot be loaded: {error}"
         ) from error
-    rows = [Row(f"{name}, {split} row {i}", i, dict(values)) for i, values in enumerate(data)]
+    short = {column: str(getattr(kind, "dtype", "")) for column, kind in data.features.items()}
+    rows = [
+        Row(f"{name}, {split} row {i}", i, _as_written(dict(values), short))
+        for i, values in enumerate(data)
+    ]
     if not rows:
         raise UserError(f"{name}: the split {split!r} is empty")
     return rows
@@ -171,4 +175,25 @@ def _parquet(path: Path) -> list[Row]:
         table = pyarrow.parquet.read_table(path)
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
-    return [Row(f"{path}, row {i}", i, values) for i, values in enumerate(table.to_pylist())]
+    names = {"float": "float32", "halffloat": "float16"}
+    short = {field.name: names.get(str(field.type), "") for field in table.schema}
+    return [
+        Row(f"{path}, row {i}", i, _as_written(values, short))
+        for i, values in enumerate(table.to_pylist())
+    ]
+
+
+def _as_written(values: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+    """The row with its short floats as they were written: a 0.1 of 32 bits comes from the file as
+    0.10000000149011612."""
+    if not {"float16", "float32"} & set(types.values()):
+        return values
+    import numpy as np
+
+    narrow = {"float16": np.float16, "float32": np.float32}
+    return {
+        name: float(str(narrow[types[name]](value)))
+        if types.get(name) in narrow and isinstance(value, float)
+        else value
+        for name, value in values.items()
+    }

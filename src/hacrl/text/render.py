@@ -145,7 +145,7 @@ class Renderer:
         self._coder = LiteralCoder(self._backend, control)
         self._markers = {self._added[i].content: i for i in control if i in self._added}
         longest_first = sorted(self._markers, key=len, reverse=True)
-        self._marker_pattern = re.compile("|".join(map(re.escape, longest_first)) or "$^")
+        self._marker_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._hidden_pattern = re.compile(f"{self._marker_pattern.pattern}|{_OPEN}")
         if self._marker_pattern.search(self.settings.reply_start):
             raise UserError(
@@ -213,7 +213,7 @@ class Renderer:
         ids: Sequence[int] = self._coder.encode(text)
         # Some tokenizers add a space only at the start of a text, others after every control
         # token: test with a letter.
-        marker = next(iter(self._markers))
+        marker = next(iter(self._markers), "")
         if not first and self._encode(marker + "x")[1:] != tuple(self._coder.encode("x")):
             ids = self._coder.encode_behind([text], "a")[0] or ids
         if self._coder.control.isdisjoint(ids) or len(text) == 1:

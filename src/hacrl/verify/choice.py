@@ -2,13 +2,14 @@
 
 The letter of a reply is found by the first rule that matches; within a rule the last match counts:
     1. \\boxed{B}, also \\boxed{\\text{(B)}} and \\boxed{B. Paris}
-    2. "answer is B", "answer: (B)", "option B", "choice B"
-    3. a line that is only a letter: "B", "(B)", "B.", "**B**"
-    4. a letter in brackets: (B)
-    5. the beginning of the reply: "B) Paris", "B. Paris"
-    6. a capital letter that stands alone, but not "A" before a lower-case word (an article)
-Lower-case letters count in rules 1 to 5, but not "a" before a lower-case word in rule 2 ("to answer a
-question"). A reply without a letter is UNPARSED.
+    2. "answer is B", "answer: (B)", "**Answer**: B"
+    3. "option B", "choice B"
+    4. a line that is only a letter: "B", "(B)", "B.", "**B**"
+    5. a letter in brackets: (B)
+    6. the beginning of the reply: "B) Paris", "B. Paris"
+    7. a capital letter that stands alone, but not "A" before a lower-case word (an article)
+Lower-case letters count in rules 1 to 6, but not "a" before a lower-case word in rules 2 and 3 ("to
+answer a question"). A reply without a letter is UNPARSED.
 """
 
 import re
@@ -22,7 +23,8 @@ from hacrl.verify.extract import last_box
 from hacrl.verify.number import last
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
-_WRAP = r"[\s*_(\[{$]*(?:\\(?:text|mathrm|mathbf|textbf)\s*\{)?[\s*(]*"
+# Possessive (*+): a search in a long run of white space would take minutes.
+_WRAP = r"[\s*_(\[{$`“‘'\"]*+(?:\\(?:text|mathrm|mathbf|textbf)\s*\{)?[\s*(]*+"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ChoiceVerifier:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: ClassVar[str] = "choice"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     letters: Annotated[str, Field(pattern="^[A-Z]+$")] = "ABCDE"
@@ -45,16 +47,17 @@ class ChoiceVerifier:
         reference = re.match(rf"{_WRAP}{letter}(?![A-Za-z])", problem.answer)
         if reference is None:
             return failed(f"the reference answer {problem.answer!r} is none of {self.letters}")
-        chosen = self._find(reply, letter + "(?![A-Za-z'])")
+        chosen = self._find(reply, letter + "(?!'?[A-Za-z])")
         if chosen is None:
             return unparsed("no letter in the reply")
         return (right if chosen == reference[1].upper() else wrong)(chosen)
 
     def _find(self, reply: str, letter: str) -> str | None:
         found = re.match(_WRAP + letter, last_box(reply) or "")
-        said = r"\b(?i:answer|option|choice)(?:\s+(?i:is)|\s*:|\s*=)?\s*:?"
+        said = rf"(?:\s+(?i:is)|\**\s*:|\s*=)?\s*+:?{_WRAP}(?!a\s+[a-z]){letter}"
         for pattern, flags in (
-            (rf"{said}{_WRAP}(?!a\s+[a-z]){letter}", 0),
+            (rf"\b(?i:answer){said}", 0),
+            (rf"\b(?i:option|choice){said}", 0),
             (rf"^[\s*(\[]*{letter}[\s*)\].:]*$", re.MULTILINE),
             (rf"\(\s*{letter}\s*\)", 0),
             (rf"\A[\s*]*{letter}[*).:]+\s", 0),

@@ -2,7 +2,8 @@
 
 The first rule that finds something decides:
     1. the last complete \\boxed{...} (or \\fbox); boxes joined by commas, "and" or "or" are one list
-    2. the text after the last "answer is", "answer:", "answer =" or "####", to the end of its line
+    2. the text after the last "answer is", "answer:", "answer =" or "####", to the end of its line;
+       a formula that begins there is read to its end
     3. the last formula between dollars, \\( \\) or \\[ \\], from its last equals sign on
     4. the last number
 """
@@ -14,11 +15,14 @@ from hacrl.verify.number import last, number_texts
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
 _STATED = re.compile(
-    r"(?:\banswers?(?:\s+is|\s+are|\s*:|\s*=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE
+    r"(?:\banswers?(?:\s+is|\s+are|\**\s*:|\s*=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE
 )
+# A dollar before a digit closes nothing: "costs $2, so $18" has two amounts and no formula.
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:[^$\\\n]|\\.)+)\$", re.DOTALL
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:[^$\\\n]|\\.)+)\$(?!\.?\d)",
+    re.DOTALL,
 )
+_LISTED = re.compile(r"\0(?:\s*(?:,|,?\s+and)\s*\0)+")  # formulas (as zeros) joined into a list
 _SENTENCE_END = re.compile(r"\.(?:\s|\**$)")
 
 
@@ -69,9 +73,12 @@ def _stated(reply: str) -> str | None:
     if found is None:
         return None
     line = found.group(1)
-    formula = _FORMULA.search(line)
+    if _LISTED.fullmatch(_FORMULA.sub("\0", line).strip(" *.")):  # "answers are $2$ and $3$."
+        return ", ".join(map(_inner, _FORMULA.finditer(line)))
+    formula = _FORMULA.search(reply, found.start(1))  # its end may be on a later line
+    start = formula.start() - found.start(1) if formula else len(line)
     # "answer is $5$ apples": the formula; "answer is 5, or $x=5$ in symbols": not the formula
-    if formula and len(line[: formula.start()].strip(" *(")) < 3:
+    if formula and start < len(line) and len(line[:start].strip(" *(")) < 3:
         return _inner(formula)
     return _SENTENCE_END.split(line)[0].strip(" *") or None
 

@@ -8,11 +8,17 @@ from fractions import Fraction
 
 _CHARACTERS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
-     "≥": r"\ge ", "∪": r"\cup ", "°": "", "±": r"\pm ", "\u00a0": " ", "\u2009": " ", "∈": r"\in "}
+     "≥": r"\ge ", "∪": r"\cup ", "°": "", "±": r"\pm ", "\u00a0": " ", "\u2009": " ", "∈": r"\in ",
+     "º": "", "€": "", "£": "", "¥": "", "¢": "", "∅": r"\emptyset ", "⟨": "(", "⟩": ")",
+     "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+     "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"}
 )  # fmt: skip
+_RAISED = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_LOWERED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _TOKEN = r"[0-9a-z]|\\(?!frac|sqrt)[A-Za-z]+"
 """One token is one argument: \\frac12 is 1/2, \\frac\\pi 2 is pi/2."""
 _UPRIGHT = "mathrm|mathbf|mathit|mathsf|text(?:bf|it|rm|normal)?|mbox|bf|rm|boldsymbol"
+_ORDINAL = r"(?:\\text\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![A-Za-z]))"
 _NEW_ROW = "\ue000"  # placeholder for the double backslash of matrices during the rewrites
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -24,6 +30,10 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
             r"\\\1",
         ),
         (r"(?<![\\A-Za-z{])(?:np\.|math\.)?pi(?![A-Za-z])", r"\\pi "),
+        (r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2\3}"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"^\s*\\approx|\\phantom\s*(?:\{[^{}]*\}|.)", " "),
         (r"\\\$|(?<!\\)\$|\\\(|\\\)|\\\[|\\\]|\*\*", " "),
         (r"(?<=\d)\\[,;:! ](?=\d{3}(?!\d))|(?<=\d)\{,\}(?=\d)|\\!", ""),  # thousands
@@ -36,10 +46,12 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
         (rf"\\(?:{_UPRIGHT})\s*\{{", r"\\text{"),
-        (r"\\text\{\s*([A-Za-z])\s*\}(?!\^)", r"\1"),  # one letter is a symbol, not a word
+        # one letter is a symbol, not a word
+        (r"\\text\{\s*([A-Za-z]|[+-]?\d[\d,]*(?:\.\d+)?)\s*\}(?!\^)", r"\1"),
+        (r"(?<=\d)\s*(?:\\text\{\s*percent\s*\}|percent(?![A-Za-z]))", r"\\%"),
         (r"\s*\\text\{[\s,]*(?:and|or)\s*\}\s*|,?\s+(?:and|or)\s+", " , "),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])", ""),
-        (r"\^\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?", ""),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", ""),
+        (rf"\^\s*(?:{_ORDINAL}|\{{\s*{_ORDINAL}\s*\}})", ""),
         (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d++)(?!\.)", r"\1\\times 10^{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*({_TOKEN})", r"\\frac{\1}{\2}"),
         (rf"\\frac\s*({_TOKEN})\s*\{{", r"\\frac{\1}{"),
@@ -60,7 +72,7 @@ _UNIT_WORDS = (
 )
 _UNITS_AFTER = re.compile(
     rf"(?<=[\w}})%])(?:\s*\\text\{{[^{{}}]*\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
-    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b)+\s*$"
+    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b(?:\s*\^\s*\{{?-?\d\}}?)?)+\s*$"
 )
 _LETTER_UNIT = re.compile(r"(?<=[\d}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h)\s*(?:\^\s*\{?-?\d\}?)?$")
 
@@ -71,6 +83,7 @@ def clean(answer: str) -> str:
     Example: clean("$\\\\dfrac12\\\\text{ cm}^2$.") == "\\\\frac{1}{2}"
     """
     text = answer.translate(_CHARACTERS)
+    text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_LOWERED)}}}", text)
     if "begin{" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # doubled, as in source code
     text = text.replace("\\\\", _NEW_ROW)

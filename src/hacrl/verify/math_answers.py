@@ -25,6 +25,9 @@ from hacrl.verify.number import number_texts
 from hacrl.verify.protocol import failed, right, unparsed, wrong
 
 _ENOUGH_DIGITS = 6
+_LONGEST = 2000
+"""Characters; algebra on longer answers, such as a sentence in a loop, takes longer than a call may."""
+_OPERATION = re.compile(r"[-+!|/*^=<>]")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class MathVerifier:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: ClassVar[str] = "math"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     box_only: bool = False
@@ -62,6 +65,8 @@ class MathVerifier:
             return unparsed("the answer is empty")
         if not latex.words(reference) and _squeeze(reference) != _squeeze(answer):
             answer = _number_of_sentence(answer)
+        if len(answer) > _LONGEST + 2 * len(reference):
+            return wrong(found)
         return right(found) if self.same(reference, answer) else wrong(found)
 
     def same(self, reference: str, answer: str) -> bool:
@@ -69,8 +74,9 @@ class MathVerifier:
         if _squeeze(reference) == _squeeze(answer):
             return True
         words = latex.words(reference)
-        if words:
-            return words == latex.bare_words(answer)
+        if words:  # a letter may be a variable: x is not -x
+            operation = len(words) == 1 and _OPERATION.search(answer)
+            return words == latex.bare_words(answer) and not operation
         if (verdict := self._same_numbers(reference, answer)) is not None:
             return verdict
         if (time := latex.clock(reference)) is not None:
@@ -83,12 +89,17 @@ class MathVerifier:
         """None if one of them is not a plain number."""
         g = latex.value(reference)
         a = latex.value(answer) or (latex.value(latex.without_letter_unit(answer)) if g else None)
+        if (g is None) != (a is None):  # sqrt(2) and 1.41421356
+            g, a = g or _evaluated(reference), a or _evaluated(answer)
+            if g and a and (_begins(g, a) or _begins(a, g) or self._near(g.number, a.number)):
+                return True
+            return None
         if g is None or a is None:
             return None
         if g.percent == a.percent:
             return _begins(g, a) or _begins(a, g) or self._near(g.number, a.number)
         # 8 and 8 % (a question that asks for percent), or 0.08 and 8 %
-        return (a.percent and self._near(g.number, a.number)) or self._near(_scaled(g), _scaled(a))
+        return self._near(g.number, a.number) or self._near(_scaled(g), _scaled(a))
 
     def _near(self, reference: Fraction, answer: Fraction) -> bool:
         return abs(reference - answer) <= Fraction(self.tolerance) * abs(reference)
@@ -107,6 +118,8 @@ class MathVerifier:
                 return self.same(right_side, rest)
         elif wanted and label:
             return False
+        if "=" not in reference and all(self.same(reference, side) for side in answer.split("=")):
+            return True  # 1/2 = 0.5
         return self._same_algebra(reference, answer)
 
     def _same_shapes(self, reference: str, answer: str) -> bool:
@@ -123,6 +136,8 @@ class MathVerifier:
         if set(kinds) == {"tuple", "list"} or set(kinds) == {"tuple", "matrix"}:
             flat = {"()", ""} | {f"{len(g.parts)}x1", f"1x{len(g.parts)}"}
             return {g.brackets, a.brackets} <= flat and self._same_rows(g.parts, a.parts)
+        if kinds == ("one", "list"):  # "1/2 or 0.5"
+            return all(self.same(reference, part) for part in a.parts)
         if "list" in kinds or "matrix" in kinds:
             return False
         return self._same_algebra(reference, answer)
@@ -152,6 +167,14 @@ def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
+def _evaluated(text: str) -> latex.Value | None:
+    """The value of a formula without variables, to 30 digits; None if it has no real value."""
+    from hacrl.verify import symbolic
+
+    number = symbolic.number(text)
+    return latex.Value(number) if number is not None else None
+
+
 def _scaled(value: latex.Value) -> Fraction:
     return value.number / 100 if value.percent else value.number
 
@@ -167,7 +190,9 @@ def _begins(exact: latex.Value, decimal: latex.Value) -> bool:
 
 
 def _number_of_sentence(answer: str) -> str:
-    """The number of "18 eggs that she sells"; other answers unchanged."""
+    """The number of "18 eggs that she sells" and of "\\text{5 cm}"; other answers unchanged."""
+    if whole := re.fullmatch(r"\\text\{([^{}]*)\}", answer):
+        answer = latex.clean(whole[1])
     plain = re.sub(r"\\[A-Za-z]+(?:\s*\{[A-Za-z ]*\})?", " ", answer)
     if latex.value(answer) is None and re.search(r"[A-Za-z]{3}", plain):
         return next(number_texts(answer), answer)

@@ -11,6 +11,7 @@ limit applies.
 import itertools
 import logging
 import re
+from fractions import Fraction
 from typing import Any
 
 from hacrl.errors import UserError
@@ -81,6 +82,15 @@ def equal(reference: str, answer: str) -> bool:
 def readable(reference: str) -> bool:
     """Whether a cleaned reference answer can be parsed."""
     return _read(_distinct_symbols(reference, "")[0]) is not None
+
+
+def number(text: str) -> Fraction | None:
+    """The value of a cleaned answer without variables; None if it is not real or has none."""
+    tree = _read(_distinct_symbols(text)[0])
+    if not isinstance(tree, sympy.Expr) or tree.free_symbols:
+        return None
+    parts = _value(tree, {})
+    return Fraction(str(parts[0])) if parts and not parts[1] else None
 
 
 def _distinct_symbols(*texts: str) -> list[str]:
