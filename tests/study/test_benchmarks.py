@@ -16,7 +16,7 @@ from hacrl.errors import UserError
 from hacrl.policy.policy import Policy
 from hacrl.replies import count
 from hacrl.statistics import estimate_scores
-from hacrl.store.rows import RowLog, read_rows
+from hacrl.store.rows import RowLog, read_object, read_rows, write_object
 from hacrl.study.benchmarks.catalogue import (
     MATH7,
     Benchmark,
@@ -178,6 +178,21 @@ def test_finished_benchmarks_are_not_run_again(done: tuple[Summary, Path], data:
     with pytest.raises(UserError, match="max_response_tokens is 24 there and 25 here"):
         evaluate_benchmarks(agents, SUMS, data, out, other)
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("re*.json*")}
+
+
+def test_results_of_another_version_of_the_verifier_are_refused(
+    done: tuple[Summary, Path], data: Path, tmp_path: Path
+) -> None:
+    """A result of an older version, and one from before versions were stored."""
+    out = tmp_path / "out"
+    shutil.copytree(done[1], out)
+    path = out / "easy" / "wren" / "settings.json"
+    settings = read_object(path, "")
+    [version] = settings.pop("verifier_versions")
+    for stored in ({**settings, "verifier_versions": ["0"]}, settings):
+        write_object(path, stored, indent=2)
+        with pytest.raises(UserError, match=f"verifier_versions.*{version}"):
+            evaluate_benchmarks([never("wren"), never("finch")], SUMS, data, out, SETTINGS)
 
 
 def test_other_weights_of_rewards_are_refused(data: Path, tmp_path: Path) -> None:

@@ -146,6 +146,12 @@ def code_digests(config: VerifierConfig) -> dict[Path, str]:
     return {file: sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
+def builtin_versions(config: VerifierConfig) -> list[str]:
+    """The versions of the built-in verifiers in a config."""
+    kinds = [table.kind for table in config.rewards or (config,)]
+    return [str(vars(VERIFIERS[kind])["version"]) for kind in kinds if kind in VERIFIERS]
+
+
 def judging_options(config: VerifierConfig) -> str:
     """The options of a verifier that decide on verdicts, as JSON, with the defaults of built-in kinds. A
     function's path is left out: the verifier's name has it without the folder."""

@@ -31,6 +31,7 @@ from hacrl.study.evaluation import Candidate
 from hacrl.training.evaluate import ask
 from hacrl.types import Problem
 from hacrl.verify import VerifierPool
+from hacrl.verify.settings import builtin_versions
 
 CHUNK_ROUNDS = 4  # replies are written to disk after this many times the agent's sampler_rows
 
@@ -118,6 +119,7 @@ def _job(
         "seed": settings.seed,
         "verifier": settings.verifier.kind,
         "verifier_options": settings.verifier.options,
+        "verifier_versions": builtin_versions(settings.verifier),
     }
     if rewards := settings.verifier.rewards:
         wanted["verifier_rewards"] = [reward.model_dump() for reward in rewards]
