@@ -191,7 +191,7 @@ def evaluate(
         overrides = {**_reward_settings(reward, used), **overrides}
     results, _ = evaluate_held_out(
         str(target),
-        _as_arguments(overrides),
+        overrides,
         config=path,
         agent=agent,
         step=step,
@@ -304,6 +304,10 @@ def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
     """Settings as on the command line, e.g. ["steps=3"]."""
     from hacrl.study.templates import toml
 
+    if unset := [key for key, value in overrides.items() if value is None]:
+        raise UserError(
+            f"{unset[0]} = None: a comparison cannot unset a key; leave it out of its base"
+        )
     return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 
