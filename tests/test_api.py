@@ -168,6 +168,18 @@ def test_a_function_and_the_runtime_of_the_overrides(tmp_path: Path) -> None:
     assert list(found["problems"]) == [3, 3]
 
 
+def test_a_function_with_a_range_of_rewards(tmp_path: Path) -> None:
+    """As docs/python.md writes it. The verifier of the config, which has no such option, is replaced."""
+    made = hacrl.train(
+        team(member("wren"), steps=1, evaluation={"problems": 0}, algorithm={"name": "gspo"}),
+        tmp_path / "run",
+        reward=lambda completion: (-1) ** len(completion),
+        **{"verifier.options.reward_range": [-1, 1]},
+    )
+    replies = [t for g in Pool(made.pool_path, read_only=True).snapshot(0).groups for t in g.judged]
+    assert [t.reward for t in replies] == [(-1) ** len(t.text) for t in replies]
+
+
 def test_an_evaluation_takes_any_value(tmp_path: Path) -> None:
     """None unsets a key: without the system message the start of the run is the plain model. One token
     was the limit of an evaluation."""

@@ -129,9 +129,9 @@ def train(
         if isinstance(config, dict):  # the function takes the place of a verifier
             config = {"verifier": {"kind": "exact"}, **config}
         config, name = read_config(config)
+        overrides = {**_reward_settings(reward, config), **overrides}
         _check_local(change_config(config, overrides))
         run = run or free_name(Path("runs") / name)
-        overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
         return Run(start(config, run, overrides, observer=shown, hooks=HOOKS).path)
 
@@ -160,8 +160,8 @@ def resume(
         raise TypeError("give overrides or keyword arguments, not both")
     if reward is not None:
         old = RunDirectory.open(Path(run)).config()
-        _check_local(change_config(old, settings))
         settings = {**_reward_settings(reward, old), **settings}
+        _check_local(change_config(old, settings))
     with _shown(observer, callbacks) as shown:
         return Run(resume_run(Path(run), overrides or settings, shown, HOOKS, accept_changed).path)
 
