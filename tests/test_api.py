@@ -77,6 +77,15 @@ def test_a_run_shows_itself(run: hacrl.Run) -> None:
         hacrl.Run(run.path.parent)
 
 
+def test_a_run_stays_the_same_in_another_folder(
+    run: hacrl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path.parent)
+    again = hacrl.Run("run")
+    monkeypatch.chdir(tmp_path)
+    assert again.metric_rows() == run.metric_rows() != []
+
+
 def test_without_pandas(run: hacrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     for table in (run.metrics, run.samples, run.evaluate):

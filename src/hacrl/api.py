@@ -40,7 +40,7 @@ class Run(RunDirectory):
 
     def __init__(self, path: str | Path) -> None:
         RunDirectory.open(Path(path))  # an error if it is not a run
-        super().__init__(Path(path))
+        super().__init__(Path(path).absolute())  # a notebook may change its folder
 
     def __repr__(self) -> str:
         found = self.summary()
