@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 from team import member, team
 
 import hacrl
+from hacrl.config import dump_config, parse_config
 from hacrl.errors import UserError
 from hacrl.importing import give_function
 from hacrl.store.pool import Pool
@@ -74,6 +75,15 @@ def test_a_run_shows_itself(run: hacrl.Run) -> None:
     assert len(again.plot().axes) == 2
     with pytest.raises(UserError, match="not a run directory"):
         hacrl.Run(run.path.parent)
+
+
+def test_a_run_stays_the_same_in_another_folder(
+    run: hacrl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path.parent)
+    again = hacrl.Run("run")
+    monkeypatch.chdir(tmp_path)
+    assert again.metric_rows() == run.metric_rows() != []
 
 
 def test_without_pandas(run: hacrl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +175,35 @@ def test_a_function_and_the_runtime_of_the_overrides(tmp_path: Path) -> None:
     made.config_path.write_text(text.replace('kind = "local"', 'kind = "ray"'))
     found = made.evaluate(reward=points, **{"evaluation.problems": 3})
     assert list(found["problems"]) == [3, 3]
+
+
+def test_a_function_with_a_range_of_rewards(tmp_path: Path) -> None:
+    """As docs/python.md writes it. The verifier of the config, which has no such option, is replaced."""
+    made = hacrl.train(
+        team(member("wren"), steps=1, evaluation={"problems": 0}, algorithm={"name": "gspo"}),
+        tmp_path / "run",
+        reward=lambda completion: (-1) ** len(completion),
+        **{"verifier.options.reward_range": [-1, 1]},
+    )
+    replies = [t for g in Pool(made.pool_path, read_only=True).snapshot(0).groups for t in g.judged]
+    assert [t.reward for t in replies] == [(-1) ** len(t.text) for t in replies]
+
+
+def test_an_evaluation_takes_any_value(tmp_path: Path) -> None:
+    """None unsets a key: without the system message the start of the run is the plain model. One token
+    was the limit of an evaluation."""
+    settings = {"steps": 1, "evaluation": {"problems": 4, "max_response_tokens": 1}}
+    plain = parse_config(team(member("wren"), **settings))
+    (tmp_path / "plain.toml").write_text(dump_config(plain))
+    made = hacrl.train(team(member("wren", system="Be brief."), **settings), tmp_path / "run")
+    made.evaluate(step=0, out=tmp_path / "a", **{"agents.wren.system": None})
+    hacrl.evaluate("pocket:wren", tmp_path / "plain.toml", out=tmp_path / "b")
+    one, other = (tmp_path / name / "held_out/wren/replies.jsonl" for name in "ab")
+    assert one.read_text() == other.read_text()
+    rewards = [{"kind": "number", "weight": 0.5}, {"kind": "exact"}]
+    changes = {"verifier.kind": "sum", "verifier.options": {}, "verifier.rewards": rewards}
+    found = made.evaluate(**{"evaluation.max_response_tokens": None}, **changes)
+    assert found["reply_tokens"][0] > 1 and "reward/exact" in found
 
 
 def test_a_member_of_a_team_across_owners_does_not_train_alone(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_overrides(path: Path) -> None:
     assert [agent.lora.rank for agent in config.agents] == [4, 8]
 
 
+def test_an_agent_whose_name_has_dots(path: Path) -> None:
+    names = ["agents.0.name=qwen2.5", "agents.1.name=qwen2"]
+    changes = ["agents.qwen2.5.learning_rate=0.5", "agents.qwen2.lora.rank=4"]
+    one, other = load_config(path, [*names, *changes]).agents
+    assert (one.learning_rate, one.lora) == (0.5, None)
+    assert other.learning_rate != 0.5 and other.lora is not None and other.lora.rank == 4
+    with pytest.raises(UserError, match=r"agents\.0\.5: unknown key"):
+        load_config(path, ["agents.0.name=qwen2", "agents.qwen2.5.learning_rate=0.5"])
+
+
 def test_what_is_written_reads_back_as_the_same(path: Path, tmp_path: Path) -> None:
     config = load_config(path, ["agents.0.lora.rank=4", "algorithm.alpha=3"])
     (tmp_path / "again.toml").write_text(dump_config(config))
@@ -117,6 +127,25 @@ def test_paths_are_relative_to_the_file_or_begin_at_home(
             ["agents.0.lora: must be a table, e.g. { key = value } (given: True)"],
         ),
         ('agents={name="a"}', ["agents: must be a list of tables: write [[agents]]"]),
+        (
+            'verifier.rewards={kind="number"}',
+            ["verifier.rewards: must be a list of tables: write [[verifier.rewards]]"],
+        ),
+        (
+            "task.operations=[add,sub]",
+            [
+                'task.operations: Input should be a valid list, e.g. ["a", "b"] (given: ',
+                "[add,sub]",
+            ],
+        ),
+        ("task.operations.0=sub", ["task.operations: Input should be a valid list, e.g."]),
+        (
+            "agents.0.model=~nobody_here/m",
+            [
+                "agents.wren.model = '~nobody_here/m'",
+                "there is no user ~nobody_here; write ./~nobod",
+            ],
+        ),
         ("agents.0.betas=[0.9]", ["agents.0.betas.1: missing; add it"]),
         ("agents.0.lora.alpha=0", ["agents.0.lora.alpha: Input should be greater than 0"]),
         ("agents.0.name=snapshot.json", ["'snapshot.json' is a file of the pool"]),

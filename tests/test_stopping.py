@@ -73,6 +73,31 @@ def test_a_signal_stops_at_the_next_check(number: int) -> None:
     check()
 
 
+@pytest.mark.parametrize("place", range(1, 8))
+def test_a_signal_while_a_block_ends_is_not_lost(place: int) -> None:
+    """The signal comes before the n-th line that `stoppable` executes after the block."""
+    lines, ended = 0, False
+
+    def trace(frame: Any, event: str, value: Any) -> Any:
+        nonlocal lines
+        if event == "line" and ended and frame.f_code.co_name == "stoppable":
+            lines += 1
+            if lines == place:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before, handler = sys.gettrace(), signal.getsignal(signal.SIGTERM)
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt), stoppable():
+            ended = True
+    finally:
+        sys.settrace(before)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    with stoppable():
+        assert signal.getsignal(signal.SIGTERM) != handler  # the next block has its own again
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -40,7 +40,7 @@ class Run(RunDirectory):
 
     def __init__(self, path: str | Path) -> None:
         RunDirectory.open(Path(path))  # an error if it is not a run
-        super().__init__(Path(path))
+        super().__init__(Path(path).absolute())  # a notebook may change its folder
 
     def __repr__(self) -> str:
         found = self.summary()
@@ -129,9 +129,9 @@ def train(
         if isinstance(config, dict):  # the function takes the place of a verifier
             config = {"verifier": {"kind": "exact"}, **config}
         config, name = read_config(config)
+        overrides = {**_reward_settings(reward, config), **overrides}
         _check_local(change_config(config, overrides))
         run = run or free_name(Path("runs") / name)
-        overrides = {**_reward_settings(reward, config), **overrides}
     with _shown(observer, callbacks) as shown:
         return Run(start(config, run, overrides, observer=shown, hooks=HOOKS).path)
 
@@ -160,8 +160,8 @@ def resume(
         raise TypeError("give overrides or keyword arguments, not both")
     if reward is not None:
         old = RunDirectory.open(Path(run)).config()
-        _check_local(change_config(old, settings))
         settings = {**_reward_settings(reward, old), **settings}
+        _check_local(change_config(old, settings))
     with _shown(observer, callbacks) as shown:
         return Run(resume_run(Path(run), overrides or settings, shown, HOOKS, accept_changed).path)
 
@@ -191,7 +191,7 @@ def evaluate(
         overrides = {**_reward_settings(reward, used), **overrides}
     results, _ = evaluate_held_out(
         str(target),
-        _as_arguments(overrides),
+        overrides,
         config=path,
         agent=agent,
         step=step,
@@ -304,6 +304,10 @@ def _as_arguments(overrides: Mapping[str, Any]) -> list[str]:
     """Settings as on the command line, e.g. ["steps=3"]."""
     from hacrl.study.templates import toml
 
+    if unset := [key for key, value in overrides.items() if value is None]:
+        raise UserError(
+            f"{unset[0]} = None: a comparison cannot unset a key; leave it out of its base"
+        )
     return [f"{key}={toml(value)}" for key, value in overrides.items()]
 
 

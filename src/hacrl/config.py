@@ -6,7 +6,6 @@ run stores its resolved config, with absolute paths, which can be run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -290,9 +289,9 @@ class Config(Table):
 # ---------------------------------------------------------------- reading and writing
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply overrides (`key=value`, or `+arm` for a file of them in arms/), and
-    resolve paths against the file's folder."""
+def load_config(path: Path, overrides: Overrides = ()) -> Config:
+    """Read a TOML file, apply overrides (`key=value`, or `+arm` for a file of them in arms/; or a
+    mapping), and resolve paths against the file's folder."""
     tree = read_toml(path)
     apply_overrides(tree, overrides, path.parent)
     return parse_config(tree, str(path), path.parent, overrides)

@@ -111,22 +111,32 @@ def import_tables(tree: dict[str, Any]) -> list[tuple[dict[str, str], str]]:
 def resolve_paths(config: Config, base: Path) -> Config:
     """Make paths absolute that are relative to the config file."""
 
-    def absolute(value: str | None) -> str | None:
+    def expanded(value: str, field: str) -> Path:
+        try:
+            return base / Path(value).expanduser()
+        except RuntimeError as error:
+            user = value.partition("/")[0]
+            reason = f"there is no user {user}; write ./{value} for a folder of this name"
+            raise UserError(f"{field} = {value!r}: {reason}") from error
+
+    def absolute(value: str | None, field: str) -> str | None:
         if not value or value.startswith("pocket:"):
             return value
-        path = base / Path(value).expanduser()
+        path = expanded(value, field)
         is_path = path.exists() or value.startswith(("/", "./", "../", "~"))
         return str(path.resolve()) if is_path else value  # else: a hub name
 
     agents = [
-        a.model_copy(update={"model": absolute(a.model), "replay": absolute(a.replay)})
+        a.model_copy(
+            update={k: absolute(getattr(a, k), f"agents.{a.name}.{k}") for k in ("model", "replay")}
+        )
         for a in config.agents
     ]
     task = config.task.model_copy(
         update={
-            field: absolute(value)
+            field: absolute(value, f"task.{field}")
             if config.task.kind == "hub"
-            else str((base / Path(value).expanduser()).resolve())
+            else str(expanded(value, f"task.{field}").resolve())
             for field in ("train", "held_out", "exclude")
             if isinstance(value := getattr(config.task, field, None), str)
         }
@@ -191,7 +201,7 @@ def set_key(tree: dict[str, Any], override: str) -> None:
 
 
 def _set(node: Any, path: list[str], value: Any, override: str) -> None:
-    part, *rest = path
+    part, *rest = _one_name(node, path) if isinstance(node, list) else path
     if isinstance(node, list):
         places = range(len(node)) if part == "*" else [_position(node, part, override)]
         for place in places:
@@ -218,6 +228,14 @@ def _arm(override: str, folder: Path) -> Path:
         )
         raise UserError(f"override {override!r}: there is no file {path}; {known}")
     return path
+
+
+def _one_name(items: list[Any], path: list[str]) -> list[str]:
+    """The path with its first parts joined if they are the name of an agent with dots: qwen2.5."""
+    names = {item.get("name") for item in items if isinstance(item, dict)}
+    whole = (n for n in range(len(path), 1, -1) if ".".join(path[:n]) in names)
+    end = next(whole, 1)
+    return [".".join(path[:end]), *path[end:]]
 
 
 def _position(items: list[Any], part: str, override: str) -> int:
@@ -270,8 +288,10 @@ def explain(error: ValidationError, table: type[BaseModel], tree: Any) -> str:
         given = item["input"]
         if item["type"] == "model_type":
             message = "must be a table, e.g. { key = value }"
-        elif item["type"] == "list_type" and isinstance(given, dict):
-            message = f"must be a list of tables: write [[{where}]]"
+        elif item["type"] in ("list_type", "tuple_type"):
+            message = 'Input should be a valid list, e.g. ["a", "b"]'
+            if isinstance(given, dict) and not any(key.isdecimal() for key in given):
+                message = f"must be a list of tables: write [[{where}]]"
         if item["type"] == "extra_forbidden":
             message, known = _unknown_key(item["loc"], table, tree)
             if known and known not in listed:  # list the keys of a table once

@@ -30,8 +30,12 @@ _previous: dict[int, Any] = {}  # handlers that `stoppable` has replaced
 
 def check() -> None:
     """Raise KeyboardInterrupt or `Terminated` if the run is to stop. Cheap: it reads one variable."""
-    if _received:
-        raise Terminated if _received == signal.SIGTERM else KeyboardInterrupt
+    _raise_for(_received)
+
+
+def _raise_for(number: int) -> None:
+    if number:
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
@@ -51,12 +55,13 @@ def stoppable() -> Iterator[None]:
                 _previous[number] = handler
                 signal.signal(number, _receive)
         yield
-        check()
     finally:
-        for number, handler in _previous.items():
-            signal.signal(number, handler)
+        handlers = [*reversed(_previous.items())]  # that of Ctrl-C, which raises, is the last one
         _previous.clear()
-        _received = 0
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        last, _received = _received, 0
+    _raise_for(last)  # after the handlers are restored, so that no signal is lost
 
 
 def remember_ctrl_c() -> None:
@@ -82,7 +87,9 @@ def _receive(number: int, frame: object) -> None:
     global _received
     _received = _received or number
     # A second Ctrl-C must not end a notebook or an interactive session.
-    signal.signal(number, _previous[number] if hasattr(sys, "ps1") else signal.SIG_DFL)
+    signal.signal(
+        number, _previous.get(number, signal.SIG_DFL) if hasattr(sys, "ps1") else signal.SIG_DFL
+    )
 
 
 def start_python(

@@ -1,6 +1,13 @@
 """Run directories: the reader on hand-written files, one writer, a layout of this version."""
 
+import fcntl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -118,6 +125,60 @@ def test_a_directory_in_use_is_not_taken(tmp_path: Path) -> None:
         assert not (run.path / ".tmp-left-behind").exists()
         with pytest.raises(UserError, match="another process"), run.locked():
             pass
+
+
+@contextmanager
+def repeated(code: str, path: Path) -> Iterator[None]:
+    """Meanwhile another process runs the code on the run `run` again and again."""
+    begun = path.parent / "begun"
+    program = f"""
+from pathlib import Path
+from hacrl.store.rundir import RunDirectory
+run = RunDirectory(Path({str(path)!r}))
+Path({str(begun)!r}).touch()
+while True:
+    {code}
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as other:
+        try:
+            while not begun.exists():
+                assert other.poll() is None
+                time.sleep(0.01)
+            yield
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_who_looks_at_a_run_does_not_keep_others_from_it(tmp_path: Path) -> None:
+    """`hacrl view` asks whether a run is running, and shares its lock for that moment."""
+    run = make_run(tmp_path / "run")
+    with open(run.path / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        release = Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN))
+        release.start()
+        with run.locked():
+            assert RunReader(run.path).running()
+        release.join()
+
+
+def test_a_directory_that_another_process_takes_at_the_same_time(tmp_path: Path) -> None:
+    """The other one has its lock and has written nothing yet."""
+    path = tmp_path / "run"
+    path.mkdir()
+    with RunDirectory(path).locked(), pytest.raises(UserError, match="another process is working"):
+        make_run(path)
+    assert [file.name for file in path.iterdir()] == [".lock"]
+    assert make_run(path).config_path.is_file()
+
+
+def test_a_run_is_read_while_a_resume_removes_its_counts(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.add_metrics([{"kind": "train", "step": 0, "agent": "a"}])
+    with repeated("run._write_counts(); (run.path / 'counts.json').unlink()", run.path):
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            assert len(RunReader(run.path).metric_rows()) == 1
 
 
 def test_rewinding_keeps_what_was_measured_before(tmp_path: Path) -> None:

@@ -230,7 +230,12 @@ class RunReader:
     def _counts(self) -> dict[str, int]:
         """File name -> number of rows that the file has at least, from counts.json."""
         path = self.path / "counts.json"
-        return read_object(path, "Delete the file to go on without it") if path.is_file() else {}
+        try:
+            return read_object(path, "Delete the file to go on without it")
+        except UserError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            return {}  # none yet, or a resume has removed it just now
 
     def _read(self, name: str) -> list[Row]:
         """Rows of a file that grows."""

@@ -28,6 +28,7 @@ import os
 import platform
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,9 @@ from hacrl.types import Sample
 
 Row = Mapping[str, Any]
 
+LOCK_TRIES, LOCK_WAIT = 10, 0.05
+"""`RunReader.running` holds the lock for a moment: the lock is tried again after so many seconds."""
+
 
 class RunDirectory(RunReader):
     """A run directory opened for writing; everything that reads is in `RunReader`."""
@@ -54,7 +58,18 @@ class RunDirectory(RunReader):
     def create(cls, path: Path, config: Config) -> RunDirectory:
         """Start a new run; a UserError if the directory holds a run or other files."""
         run = cls(path)
-        if run.config_path.exists():
+        run._check_new()
+        path.mkdir(parents=True, exist_ok=True)
+        with run.locked():
+            run._check_new()  # another process may have started one since
+            write_object(run.path / "environment.json", environment(config), indent=2)
+            run.set_config(config)
+        return run
+
+    def _check_new(self) -> None:
+        """Raise a UserError if the directory holds a run or other files."""
+        path = self.path
+        if self.config_path.exists():
             raise UserError(
                 f"{path} holds a run already. Continue it with `hacrl resume {path}`, choose another "
                 "directory with --run, or delete this one."
@@ -64,10 +79,6 @@ class RunDirectory(RunReader):
                 f"{path} is not empty and is not a run. Choose a new directory with --run: a run "
                 "needs a directory of its own."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        write_object(run.path / "environment.json", environment(config), indent=2)
-        run.set_config(config)
-        return run
 
     def forget_if_not_begun(self) -> None:
         """Remove the directory, which `create` made, if nothing has been sampled yet."""
@@ -95,12 +106,16 @@ class RunDirectory(RunReader):
         """Hold the run's lock, so that one process writes it, and remove what a kill left behind. The
         lock ends with the process."""
         with open(self.path / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(
-                    f"another process is working on {self.path}. Wait for it, or stop it first."
-                ) from error
+            for tries_left in reversed(range(LOCK_TRIES)):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if not tries_left:
+                        raise UserError(
+                            f"another process is working on {self.path}. Wait for it, or stop it first."
+                        ) from error
+                time.sleep(LOCK_WAIT)
             sweep(self.path)
             yield
 

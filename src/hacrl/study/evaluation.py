@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from hacrl.config import AgentConfig, Config, change_config, load_config
-from hacrl.config_file import explain, set_key
+from hacrl.config_file import Overrides, explain, set_key
 from hacrl.errors import UserError
 from hacrl.fingerprint import problems_changed
 from hacrl.policy.policy import Policy
@@ -166,7 +166,7 @@ def find_candidates(
     return [candidate_of_model(target, settings)]
 
 
-def config_of(target: str, config: Path | None, overrides: Sequence[str]) -> Config:
+def config_of(target: str, config: Path | None, overrides: Overrides) -> Config:
     """The given config, or that of the run, with overrides. Paths in overrides start at the folder of
     the given config; for a run at the current folder, as in `hacrl resume`."""
     if config:
@@ -176,7 +176,7 @@ def config_of(target: str, config: Path | None, overrides: Sequence[str]) -> Con
 
 def evaluate_held_out(
     target: str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     config: Path | None = None,
     agent: str | None = None,
