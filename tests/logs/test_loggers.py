@@ -15,6 +15,7 @@ from team import member, rows, team
 import hacrl
 from hacrl.config import parse_config
 from hacrl.logs.loggers import ALIASES, COLUMNS, _markdown, numbers, wandb_id
+from hacrl.logs.observer import Observer
 from hacrl.store.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,3 +153,29 @@ def test_names_of_trl(aliases: list[str]) -> None:
     assert numbers({"kind": "evaluation", "step": 3, **values}, config) == values
     text = (ROOT / "docs" / "logging.md").read_text()
     assert all(f"`{ours}` | `{theirs}`" in text for ours, theirs in ALIASES.items())
+
+
+def test_a_logger_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    """A file stands where TensorBoard needs a folder; the next resume logs again."""
+
+    notes: list[str] = []
+
+    class Notes(Observer):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    log = {"tensorboard": True}
+    config = team(member("wren"), member("finch"), steps=1, log=log, evaluation={"problems": 0})
+    run = hacrl.train(config, tmp_path / "run")
+    folder, away = run.path / "tensorboard" / "wren", tmp_path / "away"
+    folder.rename(away)
+    folder.write_text("")
+    hacrl.resume(run.path, steps=2, observer=Notes())
+    assert [row["step"] for row in rows(run, "wren", "train")] == [0, 1]
+    [note] = [text for text in notes if "log." in text]
+    assert note.startswith("log.tensorboard failed and is off until the run is resumed (")
+    folder.unlink()
+    away.rename(folder)
+    before = len(list(folder.iterdir()))
+    hacrl.resume(run.path, steps=3)
+    assert len(list(folder.iterdir())) == before + 1

@@ -32,6 +32,8 @@ ALIASES = {
 
 
 class Logger(Protocol):
+    name: str  # its key in the table [log]
+
     def log(self, row: Row, replies: Sequence[Row]) -> None:
         """Take a metrics row. `replies` are some of an evaluation, for a table."""
 

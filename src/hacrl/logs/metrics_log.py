@@ -5,9 +5,11 @@ so that equal runs have equal files. Only a straggler's rows are written out of 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from hacrl.config import Config
+from hacrl.errors import first_line
 from hacrl.logs.loggers import Logger, open_loggers, some_replies
 from hacrl.logs.observer import Observer
 from hacrl.store.rundir import RunDirectory
@@ -45,8 +47,8 @@ class MetricsLog:
         self._known = {(row["kind"], row["step"], row["agent"]) for row in self.run.metric_rows()}
 
     def close(self) -> None:
-        for logger in self.loggers:
-            logger.close()
+        for logger in [*self.loggers]:
+            self._try(logger, logger.close)
 
     def expect(self, kind: str, step: int, names: Iterable[str]) -> None:
         """Announce the next rows. Rows that a resumed run has already are not expected again."""
@@ -90,8 +92,19 @@ class MetricsLog:
         self.run.add_metrics(rows)
         for row in rows if self.loggers else ():
             replies = some_replies(self.run, row, self._table_rows)
-            for logger in self.loggers:
-                logger.log(row, replies)
+            for logger in [*self.loggers]:
+                self._try(logger, partial(logger.log, row, replies))
         for watch in self.watches:
             for warning in watch.look(rows):
                 self.observer.note(warning)
+
+    def _try(self, logger: Logger, work: Callable[[], None]) -> None:
+        """Switch off a logger that fails: it must not end a run. metrics.jsonl has every row."""
+        try:
+            work()
+        except Exception as error:  # a full disk, a lost connection, an error of the package
+            self.loggers.remove(logger)
+            self.observer.note(
+                f"log.{logger.name} failed and is off until the run is resumed ({first_line(error)}). "
+                "Training continues; metrics.jsonl has every row."
+            )
