@@ -154,6 +154,7 @@ def test_the_config_of_the_readme_is_valid() -> None:
     [(_, text)] = blocks(ROOT / "README.md", "toml")
     config = parse_config(tomllib.loads(text))
     for agent in config.agents:
+        assert agent.learning_rate == 2e-4  # at the default, 1e-6, tiny models do not learn
         if agent.learns:
             plan_of(config, agent, make_algorithm(config.algorithm))
 

@@ -231,6 +231,14 @@ def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     assert "agent wren" in err
 
 
+def test_doctor_without_the_models(tmp_path: Path) -> None:
+    """A name with one slash may be a hub name or a folder that is missing. There is no empty table."""
+    models = [f"agents.{name}.model=models/{name}" for name in ("wren", "finch", "heron")]
+    out, _ = accepted("doctor", ROOT / "configs/pocket.toml", *models)
+    assert "models/wren is no folder here; the run downloads the model of this name" in out
+    assert "memory of each agent" not in out
+
+
 def test_doctor_reads_the_data_once(tmp_path: Path) -> None:
     """The checks of the task, the verifier and three agents share one task."""
     path, opened = tmp_path / "problems.jsonl", tmp_path / "opened"

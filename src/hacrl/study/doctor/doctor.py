@@ -205,7 +205,7 @@ def _agent(config: Config, agent: AgentConfig, open_task: OpenTask) -> str:
     device = choose_device(agent.device or config.runtime.device)
     source = model_source(agent.model, agent.name)
     if not Path(source).is_dir():
-        return f"{source} is a hub name; the model is downloaded when the run starts"
+        return f"{source} is no folder here; the run downloads the model of this name from the hub"
     if not any(Path(source).glob("*.safetensors")):
         raise UserError(f"{source} has no safetensors weights; save the model with save_pretrained")
     renderer, context = make_renderer(agent, source)
@@ -307,7 +307,7 @@ def agent_need(config: Config, agent: AgentConfig) -> Need | None:
 
 
 def _print_memory(console: Console, config: Config) -> None:
-    """Print parameters and memory of every agent whose model is here."""
+    """Print parameters and memory of every agent whose model is here, if there is one."""
     caption = (
         "estimates for sequences of maximum length\n"
         "optimizer: master weights, moments and start weights"
@@ -319,4 +319,5 @@ def _print_memory(console: Console, config: Config) -> None:
             memory = (need.weights, need.offloadable, need.learning, need.cache)
             sizes = (size_text(x) if x else "-" for x in memory)
             table.add_row(agent.name, f"{need.parameters:,}", *sizes)
-    console.print(table)
+    if table.row_count:
+        console.print(table)
