@@ -108,9 +108,10 @@ def test_other_layouts_are_refused_by_name(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=r"layout 9.*reads layout 3"):
             RunDirectory.open(run.path)
-    path.write_text('{"layout": 3, "check": "0123456789ab"}\n')
-    with pytest.raises(UserError, match=r"environment\.json.*check value.*copy it from a run"):
-        RunDirectory.open(run.path)
+    for key in ("check", "chebk"):  # a wrong check value, a damaged key
+        path.write_text(f'{{"layout": 3, "{key}": "0123456789ab"}}\n')
+        with pytest.raises(UserError, match=r"environment\.json.*copy it from a run"):
+            RunDirectory.open(run.path)
     path.write_text('{"torch": "2"}\n')  # hacrl 0.1
     with pytest.raises(UserError, match=r"written by hacrl 0\.1\.x.*commit 177e5d4"):
         RunDirectory.open(run.path)

@@ -72,7 +72,8 @@ class RunReader:
         data = path.read_bytes()
         if b'"check"' not in data and data.endswith(b"}\n"):  # of an older layout
             with suppress(ValueError):
-                return dict(json.loads(data))
+                if (found := dict(json.loads(data))).get("layout") != LAYOUT:
+                    return found
         way = "Restore it from a backup, or copy it from a run of the same version on the same machine"
         return read_object(path, way)
 
