@@ -44,7 +44,8 @@ from hacrl.types import Sample
 Row = Mapping[str, Any]
 
 LOCK_TRIES, LOCK_WAIT = 10, 0.05
-"""`RunReader.running` holds the lock for a moment: the lock is tried again after so many seconds."""
+"""How often the lock is tried, and the seconds between two tries: a reader holds it for a moment
+(`RunReader.running`)."""
 
 
 class RunDirectory(RunReader):

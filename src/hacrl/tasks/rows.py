@@ -65,9 +65,9 @@ def hub_rows(name: str, subset: str | None, split: str) -> list[Row]:
         raise UserError(
             f"task.train = {name!r} (subset {subset!r}, split {split!r}) cannot be loaded: {error}"
         ) from error
-    short = {column: str(getattr(kind, "dtype", "")) for column, kind in data.features.items()}
+    types = {column: str(getattr(kind, "dtype", "")) for column, kind in data.features.items()}
     rows = [
-        Row(f"{name}, {split} row {i}", i, _as_written(dict(values), short))
+        Row(f"{name}, {split} row {i}", i, _as_written(dict(values), types))
         for i, values in enumerate(data)
     ]
     if not rows:
@@ -176,9 +176,9 @@ def _parquet(path: Path) -> list[Row]:
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from error
     names = {"float": "float32", "halffloat": "float16"}
-    short = {field.name: names.get(str(field.type), "") for field in table.schema}
+    types = {field.name: names.get(str(field.type), "") for field in table.schema}
     return [
-        Row(f"{path}, row {i}", i, _as_written(values, short))
+        Row(f"{path}, row {i}", i, _as_written(values, types))
         for i, values in enumerate(table.to_pylist())
     ]
 

@@ -70,11 +70,13 @@ _UNIT_WORDS = (
     "radians?|dollars?|cents?|euros?|percent|percentage|points?|people|students?|ways?|times|"
     "per|each|Hz|eV|keV|MeV|erg|ergs|Joules?|Watts?|Kelvin|pc|kpc|Mpc|AU"
 )
+_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"  # of a unit: cm^2
 _UNITS_AFTER = re.compile(
-    rf"(?<=[\w}})%])(?:\s*\\text\{{[^{{}}]*\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
-    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z])(?:\s*\^\s*\{{?-?\d\}}?)?|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b(?:\s*\^\s*\{{?-?\d\}}?)?)+\s*$"
+    rf"(?<=[\w}})%])(?:\s*\\text\{{[^{{}}]*\}}{_POWER}"
+    rf"|\s+(?:{_UNIT_WORDS})(?![A-Za-z]){_POWER}"
+    rf"|(?<=\d)(?:cm|mm|km|kg|ft|mph)\b{_POWER})+\s*$"
 )
-_LETTER_UNIT = re.compile(r"(?<=[\d}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h)\s*(?:\^\s*\{?-?\d\}?)?$")
+_LETTER_UNIT = re.compile(rf"(?<=[\d}}])\s+(?:[mgshLNJWVAKCFT]|m/s|km/h){_POWER}\s*$")
 
 
 def clean(answer: str) -> str:

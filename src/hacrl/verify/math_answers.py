@@ -118,7 +118,8 @@ class MathVerifier:
                 return self.same(right_side, rest)
         elif wanted and label:
             return False
-        if "=" not in reference and all(self.same(reference, side) for side in answer.split("=")):
+        sides = answer.split("=")
+        if len(sides) > 1 and "=" not in reference and all(self.same(reference, s) for s in sides):
             return True  # 1/2 = 0.5
         return self._same_algebra(reference, answer)
 
